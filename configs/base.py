@@ -1,0 +1,87 @@
+"""The paper's base model on WMT14 English-German (table 2; table 3, row "base").
+
+    python train.py --config=configs/base.py
+
+In the paper: 8 P100 for 12 hours, 27.3 BLEU on newstest2014, perplexity 4.92 and 25.8 BLEU on newstest2013.
+Every field of every config is here, with the paper's value unless it says otherwise.
+"""
+
+from ml_collections import ConfigDict
+
+
+def get_config() -> ConfigDict:
+    config = ConfigDict()
+    config.name = "base"  # names the working directory, runs/<name>, unless --workdir is given
+    config.seed = 0  # of the run: initial parameters, dropout, order of the data
+    config.steps = 100_000
+    config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
+    config.label_smoothing = 0.1
+    config.deterministic = False  # on a GPU: bit-for-bit repeatable, slower; a CPU always is
+
+    config.model = ConfigDict()
+    config.model.num_layers = 6  # N, of the encoder and of the decoder
+    config.model.d_model = 512
+    config.model.d_ff = 2048
+    config.model.num_heads = 8  # h
+    config.model.d_k = 64
+    config.model.d_v = 64
+    config.model.dropout = 0.1  # on each sub-layer's output, and on embeddings plus positions
+    config.model.positions = "sinusoidal"  # or "learned" (row E), or "sinusoidal_concatenated" (released code)
+    config.model.max_length = 512  # learned positions; sinusoids have no limit
+    # Not in the paper's text, but in its released code or in later work:
+    config.model.attention_dropout = 0.0  # on attention weights
+    config.model.ffn_dropout = 0.0  # inside the feed-forward
+    config.model.pre_norm = False  # LayerNorm before each sub-layer instead of after
+    config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
+    config.model.attention_bias = False  # biases on the attention projections
+    config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, softmax and loss stay float32
+
+    config.data = ConfigDict()
+    config.data.source = "tfds"  # or "folder": text files <split>.<language>; or "numbers": number words
+    config.data.name = "wmt14_translate/de-en"  # for tfds
+    config.data.path = ""  # for folder
+    config.data.num_pairs = 30_000  # for numbers: training pairs
+    config.data.source_language = "en"
+    config.data.target_language = "de"
+    config.data.vocab_size = 37_000  # word-pieces shared by both languages
+    config.data.tokenizer_sample = 2_000_000  # pairs that the tokenizer is trained on, at most
+    config.data.max_length = 256  # tokens; longer pairs are left out of training
+    config.data.tokens_per_batch = 25_000  # slots a side, at most
+    config.data.num_buckets = 12  # batch shapes, at most
+    config.data.rows_multiple_of = 8  # rows divide by it, and so among devices and accumulation steps
+    config.data.seed = 0  # of the data: tokenizer sample, generated numbers, order of shapes
+    config.data.cache_dir = ""  # tokenised text; empty: the user's cache directory
+
+    config.optimizer = ConfigDict()  # Adam
+    config.optimizer.factor = 1.0  # times the paper's learning rate
+    config.optimizer.warmup_steps = 4000
+    config.optimizer.b1 = 0.9
+    config.optimizer.b2 = 0.98
+    config.optimizer.eps = 1e-9
+    config.optimizer.clip_norm = 0.0  # of the whole gradient; 0: off
+
+    config.parallel = ConfigDict()
+    config.parallel.mode = "jit"  # over a mesh of devices, or "pmap"
+    config.parallel.num_devices = 0  # 0: all there are
+
+    config.decode = ConfigDict()
+    config.decode.beam_size = 4
+    config.decode.alpha = 0.6  # length penalty
+    config.decode.max_extra_length = 50  # output tokens beyond the input's
+    config.decode.max_input_length = 256  # tokens; longer inputs are cut, with a warning
+    config.decode.batch_size = 64  # sentences at a time
+
+    config.eval = ConfigDict()
+    config.eval.every = 5_000  # steps; 0: at the end only
+    config.eval.sentences = 0  # of the validation split that are translated during training; 0: all
+    config.eval.average = 1  # checkpoints averaged for evaluations during training
+    config.eval.final_average = 5  # and at the end; table 3 uses none (1), big 20
+    config.eval.test = True  # score the test split at the end
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 1_500  # steps: 10 minutes of the paper's base model
+    config.checkpoint.keep = 5  # the latest; the best by validation BLEU stays too
+
+    config.log = ConfigDict()
+    config.log.every = 100  # steps
+    return config

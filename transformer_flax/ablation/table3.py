@@ -1,0 +1,109 @@
+"""Table 3: each row as a function of a base config, with the paper's results beside it."""
+
+import dataclasses
+import difflib
+from fractions import Fraction
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from transformer_flax.errors import UserError
+
+PAPER_BASE = {
+    "steps": 100_000,
+    "model.num_layers": 6,
+    "model.d_model": 512,
+    "model.d_ff": 2048,
+    "model.num_heads": 8,
+    "model.d_k": 64,
+    "model.d_v": 64,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row: what it changes of the paper's base model, and what the paper measured on newstest2013."""
+
+    name: str
+    changes: dict[str, Any]
+    perplexity: float  # per word-piece
+    bleu: float
+    parameters: int | None = None  # in millions, as published
+
+
+def _row(name: str, perplexity: float, bleu: float, parameters: int | None = None, **changes) -> Row:
+    top_level = ("steps", "label_smoothing")
+    changes = {field if field in top_level else f"model.{field}": value for field, value in changes.items()}
+    return Row(name, changes, perplexity, bleu, parameters)
+
+
+ROWS = {
+    row.name: row
+    for row in (
+        _row("base", 4.92, 25.8, 65),
+        _row("A-h1", 5.29, 24.9, num_heads=1, d_k=512, d_v=512),
+        _row("A-h4", 5.00, 25.5, num_heads=4, d_k=128, d_v=128),
+        _row("A-h16", 4.91, 25.8, num_heads=16, d_k=32, d_v=32),
+        _row("A-h32", 5.01, 25.4, num_heads=32, d_k=16, d_v=16),
+        _row("B-dk16", 5.16, 25.1, 58, d_k=16),
+        _row("B-dk32", 5.01, 25.4, 60, d_k=32),
+        _row("C-N2", 6.11, 23.7, 36, num_layers=2),
+        _row("C-N4", 5.19, 25.3, 50, num_layers=4),
+        _row("C-N8", 4.88, 25.5, 80, num_layers=8),
+        _row("C-d256", 5.75, 24.5, 28, d_model=256, d_k=32, d_v=32),
+        _row("C-d1024", 4.66, 26.0, 168, d_model=1024, d_k=128, d_v=128),
+        _row("C-ff1024", 5.12, 25.4, 53, d_ff=1024),
+        _row("C-ff4096", 4.75, 26.2, 90, d_ff=4096),
+        _row("D-drop0.0", 5.77, 24.6, dropout=0.0),
+        _row("D-drop0.2", 4.95, 25.5, dropout=0.2),
+        _row("D-ls0.0", 4.67, 25.3, label_smoothing=0.0),
+        _row("D-ls0.2", 5.47, 25.7, label_smoothing=0.2),
+        _row("E", 4.92, 25.7, positions="learned"),
+        _row("big", 4.33, 26.4, 213, steps=300_000, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3),
+    )
+}
+
+
+def find(name: str) -> Row:
+    """The row of that name.
+
+    Raises:
+      UserError: there is none; names those that are near.
+    """
+    if name not in ROWS:
+        near = difflib.get_close_matches(name, ROWS, n=3, cutoff=0.3)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise UserError(f"table 3 has no row {name!r}{hint}; its rows are {', '.join(ROWS)}")
+    return ROWS[name]
+
+
+def apply(row: Row, base: ConfigDict) -> ConfigDict:
+    """The row on a base config, which stays as it is.
+
+    Sizes and steps scale by the paper's ratio of the row to its base, so that a row means the same on a smaller one;
+    dropout, label smoothing and positions are absolute. On the paper's base this gives the paper's values.
+
+    Raises:
+      UserError: a size of the base does not divide, naming the field.
+    """
+    config = base.copy_and_resolve_references()
+    changes = {}
+    for field, value in row.changes.items():
+        if field in PAPER_BASE:
+            ratio = Fraction(value, PAPER_BASE[field])
+            scaled = ratio * _get(config, field)
+            if scaled.denominator != 1:
+                raise UserError(
+                    f"row {row.name} takes {ratio} of config.{field}, which is {_get(config, field)}: not a whole "
+                    f"number; use a base whose {field} is a multiple of {ratio.denominator}"
+                )
+            value = int(scaled)
+        changes[field] = value
+    config.update_from_flattened_dict(changes)
+    return config
+
+
+def _get(config: ConfigDict, field: str) -> Any:
+    for name in field.split("."):
+        config = config[name]
+    return config

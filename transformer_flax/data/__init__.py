@@ -1,0 +1,1 @@
+"""Text in, batches of integers out. Knows nothing of the model."""

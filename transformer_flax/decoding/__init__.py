@@ -1,0 +1,1 @@
+"""From a model to text, and from text to a score."""

@@ -1,0 +1,52 @@
+"""What a Transformer is made of: one row of table 3."""
+
+import dataclasses
+
+from transformer_flax.errors import UserError
+
+POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and choices of the model, in the paper's symbols; `configs/base.py` explains each.
+
+    Raises:
+      UserError: a value that no Transformer can have, named as the config field it comes from.
+    """
+
+    vocab_size: int  # V
+    num_layers: int  # N
+    d_model: int
+    d_ff: int
+    num_heads: int  # h
+    d_k: int
+    d_v: int
+    dropout: float
+    positions: str
+    max_length: int
+    attention_dropout: float
+    ffn_dropout: float
+    pre_norm: bool
+    tie_embeddings: bool
+    attention_bias: bool
+    dtype: str
+
+    def __post_init__(self):
+        for name in ("vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"):
+            _require(self, name, lambda v: type(v) is int and v >= 1, "a whole number of at least 1")
+        for name in ("dropout", "attention_dropout", "ffn_dropout"):
+            _require(self, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
+        for name in ("pre_norm", "tie_embeddings", "attention_bias"):
+            _require(self, name, lambda v: type(v) is bool, "True or False")
+        _require(self, "positions", lambda v: v in POSITIONS, f"one of {', '.join(POSITIONS)}")
+        _require(self, "dtype", lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}")
+        if self.positions != "learned":
+            _require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
+
+
+def _require(config, name, is_valid, requirement):
+    value = getattr(config, name)
+    if not is_valid(value):
+        raise UserError(f"config.model.{name} is {value!r}; it must be {requirement}")

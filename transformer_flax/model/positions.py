@@ -1,0 +1,44 @@
+"""Where in the sentence a word stands (section 3.5)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_flax.errors import UserError
+from transformer_flax.model.config import TransformerConfig
+
+
+def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.ndarray:
+    """The paper's sinusoids, float32 [length, d_model]:
+
+        PE(pos, 2i)   = sin(pos / 10000^(2i / d_model))
+        PE(pos, 2i+1) = cos(pos / 10000^(2i / d_model))
+
+    With `concatenated`, the authors' released code instead: all sines, then all cosines, with the exponent
+    i / (d_model/2 - 1). It is no mere permutation: its longest timescale is 10000, the paper's is below that.
+    """
+    half = d_model // 2
+    exponent = np.arange(half) / max(half - 1, 1) if concatenated else np.arange(half) * 2 / d_model
+    angle = np.arange(length)[:, None] / 10000.0**exponent
+    pair = np.stack([np.sin(angle), np.cos(angle)], axis=-2 if concatenated else -1)
+    return pair.reshape(length, d_model).astype(np.float32)
+
+
+class Positions(nn.Module):
+    """The encodings of positions 0 .. length - 1, [length, d_model]: sinusoids, or learned (table 3, row E)."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, length: int) -> jax.Array:
+        c = self.config
+        if c.positions != "learned":
+            return jnp.asarray(sinusoids(length, c.d_model, concatenated=c.positions == "sinusoidal_concatenated"))
+        if length > c.max_length:
+            raise UserError(
+                f"a sequence of {length} positions is longer than the {c.max_length} that were learned; "
+                "shorten it, or train with a larger config.model.max_length"
+            )
+        table = self.param("table", nn.initializers.normal(c.d_model**-0.5), (c.max_length, c.d_model))
+        return table[:length]

@@ -1,0 +1,200 @@
+"""The Transformer (section 3), to be read beside the paper's figure 1.
+
+Letters of shapes: B batch, S source positions, T target positions, K hypotheses of a search, L longest output,
+V vocabulary.
+"""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_flax.model.attention import MultiHeadAttention, causal_mask, padding_mask
+from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.dropout import Dropout
+from transformer_flax.model.positions import Positions
+from transformer_flax.special_tokens import BEGIN_ID
+
+LAYER_NORM_EPSILON = 1e-6
+
+
+def shift_right(target: jax.Array) -> jax.Array:
+    """The decoder's input [B, T]: the target one position later, behind the begin symbol (section 3.1)."""
+    return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BEGIN_ID)
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation 2."""
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        c = self.config
+        dense = functools.partial(nn.Dense, dtype=c.dtype, kernel_init=nn.initializers.xavier_uniform())
+        hidden = Dropout(c.ffn_dropout)(nn.relu(dense(c.d_ff, name="w_1")(x)))
+        return dense(c.d_model, name="w_2")(hidden)
+
+
+def layer_norm(config: TransformerConfig, **kwargs) -> nn.LayerNorm:
+    # The plain variance: the fast one, E[x^2] - E[x]^2, cancels where activations are large beside their spread.
+    return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, dtype=config.dtype, use_fast_variance=False, **kwargs)
+
+
+class AddAndNorm(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))), the residual connection around every sub-layer (sections 3.1 and 5.4).
+
+    With `pre_norm`, x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code.
+    """
+
+    config: TransformerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, sublayer) -> jax.Array:
+        norm = layer_norm(self.config, name="norm")
+        dropout = Dropout(self.config.dropout)
+        if self.config.pre_norm:
+            return x + dropout(sublayer(norm(x)))
+        return norm(x + dropout(sublayer(x)))
+
+
+class EncoderLayer(nn.Module):
+    """Figure 1, left: self-attention, then feed-forward."""
+
+    config: TransformerConfig
+
+    def setup(self):
+        self.self_attention = MultiHeadAttention(self.config)
+        self.feed_forward = FeedForward(self.config)
+        self.after_self_attention = AddAndNorm(self.config)
+        self.after_feed_forward = AddAndNorm(self.config)
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        x = self.after_self_attention(x, lambda x: self.self_attention(x, x, mask))
+        return self.after_feed_forward(x, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Figure 1, right: masked self-attention, attention to the encoder's output, feed-forward."""
+
+    config: TransformerConfig
+
+    def setup(self):
+        self.self_attention = MultiHeadAttention(self.config)
+        self.cross_attention = MultiHeadAttention(self.config)
+        self.feed_forward = FeedForward(self.config)
+        self.after_self_attention = AddAndNorm(self.config)
+        self.after_cross_attention = AddAndNorm(self.config)
+        self.after_feed_forward = AddAndNorm(self.config)
+
+    def __call__(self, y: jax.Array, mask: jax.Array, memory: jax.Array, memory_mask: jax.Array) -> jax.Array:
+        y = self.after_self_attention(y, lambda y: self.self_attention(y, y, mask))
+        y = self.after_cross_attention(y, lambda y: self.cross_attention(y, memory, memory_mask))
+        return self.after_feed_forward(y, self.feed_forward)
+
+    def begin(self, memory: jax.Array, hypotheses: int, length: int) -> None:
+        self.cross_attention.remember(memory)
+        self.self_attention.begin(memory.shape[0], hypotheses, length)
+
+    def step(self, y: jax.Array, position: jax.Array, memory_mask: jax.Array) -> jax.Array:
+        y = self.after_self_attention(y, lambda y: self.self_attention.step(y, position))
+        y = self.after_cross_attention(y, lambda y: self.cross_attention.recall(y, memory_mask))
+        return self.after_feed_forward(y, self.feed_forward)
+
+
+class Transformer(nn.Module):
+    """The whole model: token ids in, next-token logits out. Dropout is active when a "dropout" key is given."""
+
+    config: TransformerConfig
+
+    def setup(self):
+        c = self.config
+        embedding = functools.partial(
+            nn.Embed, c.vocab_size, c.d_model, dtype=c.dtype, embedding_init=nn.initializers.normal(c.d_model**-0.5)
+        )
+        if c.tie_embeddings:  # section 3.4: one matrix embeds both languages and gives the logits
+            self.embedding = self.source_embedding = self.target_embedding = self.output_embedding = embedding()
+        else:
+            self.source_embedding, self.target_embedding, self.output_embedding = (embedding() for _ in range(3))
+        self.positions = Positions(c)
+        self.embedding_dropout = Dropout(c.dropout)
+        self.encoder = [EncoderLayer(c) for _ in range(c.num_layers)]
+        self.decoder = [DecoderLayer(c) for _ in range(c.num_layers)]
+        if c.pre_norm:  # the residual stream was never normalised: do it once at the end of each stack
+            self.encoder_norm = layer_norm(c)
+            self.decoder_norm = layer_norm(c)
+
+    def __call__(self, source: jax.Array, target: jax.Array) -> jax.Array:
+        """source [B, S], target [B, T] -> logits [B, T, V] in float32; those at t see the target before t only."""
+        return self.decode(target, self.encode(source), padding_mask(source))
+
+    def encode(self, source: jax.Array) -> jax.Array:
+        """source [B, S] -> [B, S, d_model]."""
+        mask = padding_mask(source)
+        x = self._embed(self.source_embedding, source, self.positions(source.shape[1]))
+        for layer in self.encoder:
+            x = layer(x, mask)
+        return self.encoder_norm(x) if self.config.pre_norm else x
+
+    def decode(self, target: jax.Array, memory: jax.Array, memory_mask: jax.Array) -> jax.Array:
+        """target [B, T], memory [B, S, d_model] -> logits [B, T, V]."""
+        length = target.shape[1]
+        mask = causal_mask(length)  # keeps out padding too, which stands behind all that has a loss
+        y = self._embed(self.target_embedding, shift_right(target), self.positions(length))
+        for layer in self.decoder:
+            y = layer(y, mask, memory, memory_mask)
+        return self._logits(y)
+
+    def begin(self, source: jax.Array, hypotheses: int, length: int) -> None:
+        """Encodes source [B, S] and makes room for K hypotheses of at most L tokens for each sentence.
+
+        Fills the collections "memory" (one per sentence) and "cache" (leaves [B, K, ...], one per hypothesis).
+        """
+        memory = self.encode(source)
+        self.put_variable("memory", "mask", padding_mask(source))
+        for layer in self.decoder:
+            layer.begin(memory, hypotheses, length)
+        self.put_variable("memory", "positions", self.positions(length))
+
+    def step(self, tokens: jax.Array, position: jax.Array) -> jax.Array:
+        """One more token for each hypothesis: tokens [B, K] at `position` -> logits [B, K, V] of the next."""
+        encoding = self.get_variable("memory", "positions")[position]
+        y = self._embed(self.target_embedding, tokens, encoding)
+        for layer in self.decoder:
+            y = layer.step(y, position, self.get_variable("memory", "mask"))
+        return self._logits(y)
+
+    def _embed(self, embedding: nn.Embed, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        x = embedding(tokens) * self.config.d_model**0.5 + positions.astype(self.config.dtype)
+        return self.embedding_dropout(x)
+
+    def _logits(self, y: jax.Array) -> jax.Array:
+        y = self.decoder_norm(y) if self.config.pre_norm else y
+        embedding = self.output_embedding.embedding.astype(y.dtype)
+        return jnp.einsum("...d,vd->...v", y, embedding, preferred_element_type=jnp.float32)
+
+
+def init_params(config: TransformerConfig, key: jax.Array) -> dict:
+    """Fresh float32 parameters of `Transformer(config)`."""
+    tokens = jnp.ones((1, 2), jnp.int32)
+    return Transformer(config).init(key, tokens, tokens)["params"]
+
+
+def attention_maps(config: TransformerConfig, params: dict, source: jax.Array, target: jax.Array) -> dict:
+    """The attention weights of one teacher-forced pass over source [B, S] and target [B, T], in float32.
+
+    Returns:
+      {"encoder": [N, B, H, S, S], "decoder": [N, B, H, T, T], "cross": [N, B, H, T, S]}, layer by layer.
+    """
+    _, sown = Transformer(config).apply({"params": params}, source, target, mutable=["intermediates"])
+    weights = sown["intermediates"]
+
+    def stack(side, attention):
+        return jnp.stack([weights[f"{side}_{n}"][attention]["weights"][0] for n in range(config.num_layers)])
+
+    return {
+        "encoder": stack("encoder", "self_attention"),
+        "decoder": stack("decoder", "self_attention"),
+        "cross": stack("decoder", "cross_attention"),
+    }

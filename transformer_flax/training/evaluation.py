@@ -1,0 +1,100 @@
+"""How good parameters are on a split: loss and perplexity of the references, BLEU of real translations."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from transformer_flax.data.batches import Batches
+from transformer_flax.data.corpus import Corpus
+from transformer_flax.data.pairs import Pairs
+from transformer_flax.decoding.bleu import score
+from transformer_flax.decoding.translator import Translator
+from transformer_flax.training.metrics import Meter
+from transformer_flax.training.parallel import Parallel
+from transformer_flax.training.progress import Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Of some parameters on a split."""
+
+    scalars: dict[str, float]  # loss, perplexity, accuracy, bleu, exact_match
+    signature: str  # of the BLEU
+    sources: list[str]
+    references: list[str]
+    translations: list[str]
+
+
+class Evaluator:
+    """Measures parameters on a split, of which every sentence counts.
+
+    Args:
+      name: of the split.
+      pairs, corpus: the split.
+      config: of the run.
+      eval_step: compiled, `(params, batch) -> (sums, counts)`.
+      parallel: places batches for it.
+      translator: given the parameters at each call.
+      progress: for bars, and for what was cut.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pairs: Pairs,
+        corpus: Corpus,
+        config: ConfigDict,
+        *,
+        eval_step: Callable,
+        parallel: Parallel,
+        translator: Translator,
+        progress: Progress,
+    ):
+        self._name, self._eval_step, self._parallel = name, eval_step, parallel
+        self._translator, self._progress = translator, progress
+        limit = config.decode.max_input_length
+        self._batches = Batches(
+            corpus,
+            np.arange(len(corpus)),
+            max_length=limit,
+            tokens_per_batch=max(config.data.tokens_per_batch, limit * config.data.rows_multiple_of),
+            num_buckets=config.data.num_buckets,
+            rows_multiple_of=config.data.rows_multiple_of,
+            data_seed=0,
+            seed=0,
+        )
+        too_long = int((np.maximum(corpus.source.lengths, corpus.target.lengths) > limit).sum())
+        if too_long:
+            progress.say(f"{too_long:,} {name} pairs are measured up to their first {limit} tokens")
+        self._pairs = pairs
+
+    def __call__(self, params: Any, *, max_sentences: int = 0) -> Evaluation:
+        """Evaluates parameters.
+
+        Args:
+          params: as `Parallel.unreplicate` gives them, or on the host.
+          max_sentences: how many of the first sentences are translated; 0: all.
+        """
+        meter = Meter()
+        replicated = self._parallel.replicate(params)
+        with self._progress.bar(f"{self._name} loss") as update:
+            for k in range(self._batches.batches_per_epoch):
+                sums, counts = self._eval_step(replicated, self._parallel.shard(self._batches[k]))
+                meter.add(*self._parallel.unreplicate((sums, counts)))
+                update(k + 1, self._batches.batches_per_epoch)
+        examples = [self._pairs[i] for i in range(min(max_sentences or len(self._pairs), len(self._pairs)))]
+        sources, references = ([example[side] for example in examples] for side in (0, 1))
+        self._translator.params = params
+        with self._progress.bar(f"{self._name} translations") as update:
+            translations = self._translator.translate(sources, progress=update)
+        scores = score(translations, references)
+        return Evaluation(
+            {**meter.means(), "bleu": scores.bleu, "exact_match": scores.exact_match},
+            scores.signature,
+            sources,
+            references,
+            translations,
+        )

@@ -1,0 +1,128 @@
+"""From a config to everything that training needs, checked before any of it takes long."""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from transformer_flax.data.batches import Batches, select_training_pairs
+from transformer_flax.data.corpus import Corpus, load_corpus
+from transformer_flax.data.pairs import Pairs, load_pairs
+from transformer_flax.data.tokenizer import Tokenizer, sample_texts
+from transformer_flax.errors import UserError
+from transformer_flax.model.config import TransformerConfig
+from transformer_flax.training.progress import Progress
+from transformer_flax.training.workdir import Workdir
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """The text of a run, as pairs and as integers, by split."""
+
+    tokenizer: Tokenizer
+    pairs: dict[str, Pairs]
+    corpora: dict[str, Corpus]
+    train: Batches
+
+
+def check(config: ConfigDict) -> None:
+    """Checks what the rooms that use it do not check for themselves.
+
+    Raises:
+      UserError: naming the field.
+    """
+
+    def require(name: str, is_valid: bool, requirement: str) -> None:
+        if not is_valid:
+            section = config
+            for part in name.split("."):
+                section = section[part]
+            raise UserError(f"config.{name} is {section!r}; it must be {requirement}")
+
+    _refuse_none(config, "config")
+    for name in ("steps", "accumulation_steps"):
+        require(name, config[name] >= 1, "at least 1")
+    require("label_smoothing", 0 <= config.label_smoothing < 1, "from 0 to below 1")
+    for section, names in {
+        "data": ("tokenizer_sample", "tokens_per_batch", "num_buckets", "rows_multiple_of"),
+        "decode": ("beam_size", "batch_size"),
+        "eval": ("average", "final_average"),
+        "checkpoint": ("every", "keep"),
+        "log": ("every",),
+    }.items():
+        for name in names:
+            require(f"{section}.{name}", config[section][name] >= 1, "at least 1")
+    require("data.max_length", config.data.max_length >= 2, "at least 2: a token and the end symbol")
+    require("decode.max_input_length", config.decode.max_input_length >= 2, "at least 2: a token and the end symbol")
+    for name in ("decode.max_extra_length", "eval.every", "eval.sentences"):
+        section, field = name.split(".")
+        require(name, config[section][field] >= 0, "at least 0")
+    require(
+        "checkpoint.keep",
+        config.checkpoint.keep >= max(config.eval.average, config.eval.final_average),
+        "at least config.eval.average and config.eval.final_average: what is averaged must be kept",
+    )
+    if config.model.positions == "learned":
+        longest = max(config.data.max_length, config.decode.max_input_length + config.decode.max_extra_length)
+        require(
+            "model.max_length",
+            config.model.max_length >= longest,
+            f"at least {longest} with learned positions: config.data.max_length, and config.decode.max_input_length + "
+            "max_extra_length",
+        )
+
+
+def _refuse_none(section: ConfigDict, name: str) -> None:
+    for field, value in section.items():
+        if value is None:
+            raise UserError(f"{name}.{field} is None; give it a value (configs/base.py says which)")
+        if isinstance(value, ConfigDict):
+            _refuse_none(value, f"{name}.{field}")
+
+
+def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Data:
+    """Reads the text, claims the working directory for it, and makes tokenizer, corpora and batches.
+
+    Raises:
+      UserError: about the text, or because the working directory holds another run.
+    """
+    splits = ["train", "valid", *(["test"] if config.eval.test else [])]
+    pairs = {split: load_pairs(config.data, split) for split in splits}
+    if not len(pairs["train"]):
+        raise UserError("the training split is empty")
+    workdir.claim(config, {split: pairs[split].fingerprint for split in splits})
+
+    if workdir.tokenizer_file.exists():
+        tokenizer = workdir.load_tokenizer()
+    else:
+        progress.say("training the tokenizer")
+        texts = sample_texts(pairs["train"], config.data.tokenizer_sample, config.data.seed)
+        tokenizer = Tokenizer.train(texts, config.data.vocab_size)
+        workdir.save_tokenizer(tokenizer)
+
+    corpora = {}
+    for split in splits:
+        with progress.bar(f"tokenising {split}") as update:
+            corpora[split] = load_corpus(pairs[split], tokenizer, config.data.cache_dir, progress=update)
+    selection = select_training_pairs(corpora["train"], config.data.max_length)
+    for reason, count in selection.dropped.items():
+        if count:
+            progress.say(f"left out of training: {count:,} of {len(corpora['train']):,} pairs with {reason}")
+    train = Batches(
+        corpora["train"],
+        selection.indices,
+        tokens_per_batch=config.data.tokens_per_batch,
+        num_buckets=config.data.num_buckets,
+        rows_multiple_of=config.data.rows_multiple_of,
+        data_seed=config.data.seed,
+        seed=config.seed,
+    )
+    sizes = ", ".join(f"{len(corpora[split]):,} {split}" for split in splits)
+    progress.say(
+        f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "
+        + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
+    )
+    return Data(tokenizer, pairs, corpora, train)
+
+
+def model_config(config: ConfigDict, vocab_size: int) -> TransformerConfig:
+    return TransformerConfig(vocab_size=vocab_size, **config.model)

@@ -1,0 +1,57 @@
+"""What a run tells while it goes on: lines for a log, and bars where somebody watches."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import rich.console
+import rich.progress
+import rich.table
+
+
+class Progress:
+    """A context in which lines are printed, above the bars if the output is a terminal."""
+
+    def __init__(self):
+        self._console = rich.console.Console(highlight=False, soft_wrap=True)
+        self._bars = rich.progress.Progress(
+            rich.progress.TextColumn("{task.description}"),
+            rich.progress.BarColumn(),
+            rich.progress.MofNCompleteColumn(),
+            rich.progress.TimeRemainingColumn(),
+            rich.progress.TextColumn("{task.fields[note]}"),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+
+    def __enter__(self) -> "Progress":
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._bars.stop()
+
+    def say(self, text: str) -> None:
+        """Prints a line as it is."""
+        self._console.print(text, markup=False)
+
+    def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
+        table = rich.table.Table(*columns, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        self._console.print(table)
+
+    @contextlib.contextmanager
+    def bar(self, description: str, start: int = 0) -> Iterator[Callable[..., None]]:
+        """A bar that lasts as long as the context; yields `update(done, of, note="")`."""
+        task = self._bars.add_task(description, total=None, completed=start, note="")
+        try:
+            yield lambda done, of, note="": self._bars.update(task, completed=done, total=of, note=note)
+        finally:
+            self._bars.remove_task(task)
+
+
+def duration(seconds: float) -> str:
+    """75 -> "1:15", 3675 -> "1:01:15"."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

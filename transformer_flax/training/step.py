@@ -1,0 +1,113 @@
+"""One update, pure: `train_step(state, batch) -> (state, metrics)`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+
+from transformer_flax.training.loss import LossFn, Sums
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """All that training carries from step to step; what is random is a function of (seed, step)."""
+
+    step: jax.Array  # int32 [], updates made so far
+    seed: jax.Array  # uint32 []
+    params: Any
+    opt_state: Any
+
+    @classmethod
+    def create(cls, seed: int, params: Any, optimizer: optax.GradientTransformation) -> "TrainState":
+        return cls(jnp.int32(0), jnp.uint32(seed), params, optimizer.init(params))
+
+
+class Metrics(flax.struct.PyTreeNode):
+    """Sums over all tokens of an update with their counts, to be divided when they are read."""
+
+    sums: Sums
+    counts: Sums
+    grad_norm: jax.Array
+
+
+def init_key(seed: int) -> jax.Array:
+    """The key of a run's initial parameters."""
+    return jax.random.fold_in(jax.random.key(seed), 0)
+
+
+def dropout_key(state: TrainState) -> jax.Array:
+    """The key of everything random in the update that `state` is about to make."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(state.seed), 1), state.step)
+
+
+def sum_gradients(
+    loss_fn: LossFn, params: Any, batch: Any, key: jax.Array, accumulation_steps: int
+) -> tuple[Any, Sums, Sums]:
+    """The gradient of the summed loss, with the sums and counts, over `accumulation_steps` micro-batches.
+
+    Micro-batch i takes every accumulation_steps-th row from row i, so that rows stay on the device they are on.
+    """
+
+    def gradient(micro_batch, key):
+        def loss(params):
+            sums, counts = loss_fn(params, micro_batch, key)
+            return sums["loss"], (sums, counts)
+
+        grads, (sums, counts) = jax.grad(loss, has_aux=True)(params)
+        return grads, sums, counts
+
+    if accumulation_steps == 1:
+        return gradient(batch, key)
+    micro_batches = jax.tree.map(lambda x: x.reshape(-1, accumulation_steps, *x.shape[1:]).swapaxes(0, 1), batch)
+
+    def add(total, i_and_micro_batch):
+        i, micro_batch = i_and_micro_batch
+        return jax.tree.map(jnp.add, total, gradient(micro_batch, jax.random.fold_in(key, i))), None
+
+    first = jax.tree.map(lambda x: x[0], micro_batches)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, first, key))
+    return jax.lax.scan(add, zeros, (jnp.arange(accumulation_steps), micro_batches))[0]
+
+
+def make_train_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    *,
+    accumulation_steps: int = 1,
+    axis_name: str | None = None,
+) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
+    """Makes the update: sums before ratios, so that devices and micro-batches do not change it.
+
+    Args:
+      loss_fn: `(params, batch, key) -> (sums, counts)`, of which sums["loss"] / counts["loss"] is minimised.
+      optimizer: of optax.
+      accumulation_steps: micro-batches per update; must divide the rows of a batch.
+      axis_name: the mapped axis of devices under pmap, over which to sum; None under jit, where a batch is global.
+    """
+
+    def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
+        key = dropout_key(state)
+        if axis_name is not None:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
+        grads, sums, counts = sum_gradients(loss_fn, state.params, batch, key, accumulation_steps)
+        if axis_name is not None:
+            grads, sums, counts = jax.lax.psum((grads, sums, counts), axis_name)
+        grads = jax.tree.map(lambda g: g / counts["loss"], grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
+        return new_state, Metrics(sums, counts, optax.global_norm(grads))
+
+    return train_step
+
+
+def make_eval_step(loss_fn: LossFn, *, axis_name: str | None = None) -> Callable[[Any, Any], tuple[Sums, Sums]]:
+    """`eval_step(params, batch) -> (sums, counts)`, without dropout."""
+
+    def eval_step(params: Any, batch: Any) -> tuple[Sums, Sums]:
+        sums, counts = loss_fn(params, batch, None)
+        return (sums, counts) if axis_name is None else jax.lax.psum((sums, counts), axis_name)
+
+    return eval_step
