@@ -1,17 +1,17 @@
 """What all commands share: flags, and errors that speak to the user."""
 
-import difflib
 import logging
 import sys
 from collections.abc import Callable
 
-from absl import app, flags
+from absl import app
 
 from transformer_flax.errors import UserError
 
 
 def run(main: Callable[[], None], usage: str) -> None:
     """Parses the flags and calls `main`; what the user can mend is told in one message, with status 2."""
+
     def parse(argv):
         try:
             return app.parse_flags_with_usage(argv)

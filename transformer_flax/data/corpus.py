@@ -96,7 +96,7 @@ def _tokenize(pairs: Pairs, tokenizer: Tokenizer, progress: Callable[[int, int],
     lengths: tuple[list, list] = ([], [])
     for start in range(0, len(pairs), CHUNK):
         stop = min(start + CHUNK, len(pairs))
-        for side, texts in enumerate(zip(*(pairs[i] for i in range(start, stop)))):
+        for side, texts in enumerate(zip(*(pairs[i] for i in range(start, stop)), strict=False)):
             for sentence in tokenizer.encode(texts):
                 sentence.append(END_ID)
                 ids[side].append(np.array(sentence, np.int32))

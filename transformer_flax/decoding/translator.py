@@ -61,7 +61,7 @@ class Translator:
           lines: sentences.
           progress: called with (lines done, of all lines).
         """
-        encoded = [ids + [END_ID] for ids in self.tokenizer.encode(lines)]
+        encoded = [[*ids, END_ID] for ids in self.tokenizer.encode(lines)]
         if cut := sum(len(ids) > self.max_input_length for ids in encoded):
             logger.warning("%d of %d lines were cut to %d tokens", cut, len(lines), self.max_input_length)
             encoded = [ids if len(ids) <= self.max_input_length else self._cut(ids) for ids in encoded]
@@ -84,7 +84,7 @@ class Translator:
         return translations
 
     def _cut(self, ids: list[int]) -> list[int]:
-        return ids[: self.max_input_length - 1] + [END_ID]
+        return [*ids[: self.max_input_length - 1], END_ID]
 
     def _search_batch(self, params, source):
         self.compilations += 1  # runs while tracing only, which is once for every shape

@@ -65,9 +65,7 @@ class Trainer:
 
         model = Transformer(model_config(config, data.tokenizer.vocab_size))
         optimizer = make_optimizer(config.optimizer, config.model.d_model)
-        self._schedule = paper_schedule(
-            config.model.d_model, config.optimizer.warmup_steps, config.optimizer.factor
-        )
+        self._schedule = paper_schedule(config.model.d_model, config.optimizer.warmup_steps, config.optimizer.factor)
         loss_fn = translation_loss(model, config.label_smoothing)
         axis_name = parallel.axis_name
         train_step = make_train_step(
@@ -150,7 +148,9 @@ class Trainer:
             return self._parallel.replicate(self._fresh), 0
         step = int(restored.step)
         if step > self._config.steps:
-            raise UserError(f"{self._workdir.path} is at step {step:,} already, past config.steps={self._config.steps:,}")
+            raise UserError(
+                f"{self._workdir.path} is at step {step:,} already, past config.steps={self._config.steps:,}"
+            )
         self._progress.say(f"resuming from step {step:,} in {self._workdir.path}")
         return self._parallel.replicate(restored), step
 
@@ -204,7 +204,9 @@ class Trainer:
                 self._progress.say(f"step {step:>7,} {split}: {scalars}")
         shown = evaluations["valid"]
         for i in np.linspace(0, len(shown.sources) - 1, min(SAMPLES, len(shown.sources)), dtype=int):
-            self._progress.say(f"    {shown.sources[i]}\n      = {shown.translations[i]}\n     (= {shown.references[i]})")
+            self._progress.say(
+                f"    {shown.sources[i]}\n      = {shown.translations[i]}\n     (= {shown.references[i]})"
+            )
         return evaluations
 
     def _report(self, evaluations: dict[str, Evaluation]) -> None:

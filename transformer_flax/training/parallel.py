@@ -93,9 +93,7 @@ class Pmap:
         )
 
     def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
-        return jax.pmap(
-            function, axis_name=AXIS, devices=self.devices, donate_argnums=(0,) if donate_state else ()
-        )
+        return jax.pmap(function, axis_name=AXIS, devices=self.devices, donate_argnums=(0,) if donate_state else ())
 
 
 def make_parallel(config, rows_multiple_of: int, accumulation_steps: int) -> Parallel:

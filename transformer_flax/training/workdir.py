@@ -1,6 +1,6 @@
 """What a working directory looks like. Nobody else knows.
 
-    config.json   tokenizer.json   checkpoints/<step>/   metrics.jsonl   events.*   translations/<step>.txt
+config.json   tokenizer.json   checkpoints/<step>/   metrics.jsonl   events.*   translations/<step>.txt
 """
 
 import json
