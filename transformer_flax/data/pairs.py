@@ -86,9 +86,10 @@ def _read_lines(file: pathlib.Path) -> list[str]:
     lines = []
     with OPENERS.get(file.suffix, open)(file, "rb") as stream:
         try:
-            for number, line in enumerate(stream, start=1):
+            for line in stream:
                 lines.append(line.rstrip(b"\r\n").decode())
         except UnicodeDecodeError as error:
+            number = len(lines) + 1
             raise UserError(f"{file}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
         except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
             raise UserError(f"{file} is damaged after line {len(lines):,}: {error}") from error

@@ -74,5 +74,5 @@ def sample_texts(pairs: Pairs, max_pairs: int, seed: int) -> Iterator[str]:
     indices = np.arange(len(pairs))
     if len(indices) > max_pairs:
         indices = np.sort(np.random.default_rng(seed).choice(indices, max_pairs, replace=False))
-    for index in indices:
+    for index in indices.tolist():
         yield from pairs[index]

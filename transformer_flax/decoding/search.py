@@ -3,7 +3,7 @@
 A model is a function `step(tokens [B, K], position, cache) -> (logits [B, K, V], cache)`: given the last token of each
 hypothesis, which stands at `position` (0 for the begin symbol), the logits of the next one. The leaves of its cache are
 [B, K, ...] and follow their hypotheses. Every hypothesis is closed by the end symbol, at the latest where its limit
-forces it, so every score is that of a complete sentence; the end symbol counts in |Y|.
+forces it, so every score is that of a complete sentence; the end symbol counts in |Y|. Padding and the begin symbol are never put out.
 
 Letters of shapes: B batch, K beam, L longest output, V vocabulary.
 """
@@ -32,11 +32,13 @@ def length_penalty(length: jax.Array | float, alpha: float) -> jax.Array | float
 
 
 def _next_log_probs(step: Step, tokens, position, cache, limits):
-    """log P of each next token [B, K, V], where at the limit [B] of a sentence none but the end symbol is allowed."""
+    """log P of each next token [B, K, V]; -inf for what no sentence holds, and at its limit [B] for all but the end."""
     logits, cache = step(tokens, position, cache)
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    must_end = (position + 1 >= limits)[:, None, None] & (jnp.arange(log_probs.shape[-1]) != END_ID)
-    return jnp.where(must_end, -jnp.inf, log_probs), cache
+    ids = jnp.arange(log_probs.shape[-1])
+    at_limit = (position + 1 >= limits)[:, None, None]
+    allowed = jnp.where(at_limit, ids == END_ID, (ids != PAD_ID) & (ids != BEGIN_ID))
+    return jnp.where(allowed, log_probs, -jnp.inf), cache
 
 
 def greedy_search(step: Step, cache: Any, limits: jax.Array, *, max_length: int, alpha: float) -> Hypotheses:

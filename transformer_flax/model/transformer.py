@@ -5,6 +5,7 @@ V vocabulary.
 """
 
 import functools
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -175,20 +176,22 @@ class Transformer(nn.Module):
         return jnp.einsum("...d,vd->...v", y, embedding, preferred_element_type=jnp.float32)
 
 
-def init_params(config: TransformerConfig, key: jax.Array) -> dict:
+def init_params(config: TransformerConfig, key: jax.Array) -> Any:
     """Fresh float32 parameters of `Transformer(config)`."""
     tokens = jnp.ones((1, 2), jnp.int32)
     return Transformer(config).init(key, tokens, tokens)["params"]
 
 
-def attention_maps(config: TransformerConfig, params: dict, source: jax.Array, target: jax.Array) -> dict:
+def attention_maps(
+    config: TransformerConfig, params: Any, source: jax.Array, target: jax.Array
+) -> dict[str, jax.Array]:
     """The attention weights of one teacher-forced pass over source [B, S] and target [B, T], in float32.
 
     Returns:
       {"encoder": [N, B, H, S, S], "decoder": [N, B, H, T, T], "cross": [N, B, H, T, S]}, layer by layer.
     """
     _, sown = Transformer(config).apply({"params": params}, source, target, mutable=["intermediates"])
-    weights = sown["intermediates"]
+    weights: Any = sown["intermediates"]
 
     def stack(side, attention):
         return jnp.stack([weights[f"{side}_{n}"][attention]["weights"][0] for n in range(config.num_layers)])

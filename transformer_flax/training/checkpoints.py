@@ -10,7 +10,8 @@ from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.training.step import TrainState
 
-_policies = ocp.training.preservation_policies
+_training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for
+_policies = _training.preservation_policies
 
 
 class Checkpoints:
@@ -26,9 +27,9 @@ class Checkpoints:
         best = _policies.BestN(
             get_metric_fn=lambda metrics: metrics["bleu"], n=1, keep_checkpoints_without_metrics=False
         )
-        self._checkpointer = ocp.training.Checkpointer(
+        self._checkpointer = _training.Checkpointer(
             directory.resolve(),
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+            save_decision_policy=_training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=_policies.AnyPreservationPolicy([latest, best]),
             cleanup_tmp_directories=True,
         )
@@ -40,10 +41,8 @@ class Checkpoints:
         state = jax.tree.map(jnp.copy, state)
         self._checkpointer.save_checkpointables_async(int(state.step), {"state": state}, metrics=metrics)
 
-    def restore(self, like: TrainState, step: int | None = None) -> TrainState | None:
-        """The state of a step, or the latest, on the devices of `like`; None where there is none."""
-        if self._checkpointer.latest is None:
-            return None
+    def restore(self, like: TrainState, step: int) -> TrainState:
+        """The state of a step, on the devices of `like`."""
         abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
         return self._checkpointer.load_checkpointables(step, {"state": abstract})["state"]
 

@@ -143,16 +143,16 @@ class Trainer:
 
     def _restore(self) -> tuple[TrainState, int]:
         """The state to go on from, on all devices, and its step."""
-        restored = self._checkpoints.restore(self._fresh)
-        if restored is None:
+        steps = self._checkpoints.steps()
+        if not steps:
             return self._parallel.replicate(self._fresh), 0
-        step = int(restored.step)
+        step = steps[-1]
         if step > self._config.steps:
             raise UserError(
                 f"{self._workdir.path} is at step {step:,} already, past config.steps={self._config.steps:,}"
             )
         self._progress.say(f"resuming from step {step:,} in {self._workdir.path}")
-        return self._parallel.replicate(restored), step
+        return self._parallel.replicate(self._checkpoints.restore(self._fresh, step)), step
 
     def _read(self, metrics: Metrics | None, step: int, meter: Meter) -> None:
         if metrics is None:

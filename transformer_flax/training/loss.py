@@ -52,7 +52,7 @@ def translation_loss(model: nn.Module, label_smoothing: float) -> LossFn:
 
     def loss_fn(params, batch, key):
         rngs = None if key is None else {"dropout": key}
-        logits = model.apply({"params": params}, batch["source"], batch["target"], rngs=rngs)
+        logits: Any = model.apply({"params": params}, batch["source"], batch["target"], rngs=rngs)
         loss, nll = smoothed_cross_entropy(logits, batch["target"], label_smoothing)
         real = batch["target"] != PAD_ID
         correct = jnp.argmax(logits, axis=-1) == batch["target"]

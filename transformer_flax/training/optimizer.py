@@ -1,5 +1,7 @@
 """Adam and the paper's learning rate (section 5.3)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,10 +9,10 @@ import optax
 from transformer_flax.errors import UserError
 
 
-def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> optax.Schedule:
+def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Callable[[jax.typing.ArrayLike], jax.Array]:
     """lrate = factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), equation 3; step counts from 1."""
 
-    def learning_rate(count: jax.Array | int) -> jax.Array:
+    def learning_rate(count: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32) + 1  # optax counts from 0
         return factor * d_model**-0.5 * jnp.minimum(step**-0.5, step * warmup_steps**-1.5)
 

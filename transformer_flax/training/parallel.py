@@ -17,8 +17,12 @@ MODES = ("jit", "pmap")
 class Parallel(Protocol):
     """Places a train state and batches on devices and compiles a step for them."""
 
-    axis_name: str | None  # what the step must sum over by itself
     num_devices: int
+
+    @property
+    def axis_name(self) -> str | None:
+        """What the step must sum over by itself."""
+        ...
 
     def replicate(self, tree: Any) -> Any:
         """Puts a copy of a tree of host or device arrays on every device."""
