@@ -13,6 +13,8 @@ from transformer_flax.model.config import TransformerConfig
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # for configs/, which is not part of the package
 
+# Most of the time of the tests is compilation, of programs that run once.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
 # To XLA, fake CPU devices are real ones: shardings, collectives and deadlocks come out.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")

@@ -98,7 +98,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
-        return new_state, Metrics(sums, counts, optax.global_norm(grads))
+        return new_state, Metrics(sums, counts, optax.tree.norm(grads))
 
     return train_step
 

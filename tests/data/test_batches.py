@@ -1,0 +1,319 @@
+import collections
+import itertools
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data.make import corpus_of
+from transformer_flax.data.batches import Batches, bucket_edges, select_training_pairs
+from transformer_flax.errors import UserError
+from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
+
+law = settings(deadline=None, max_examples=60)
+
+
+@st.composite
+def cases(draw):
+    """A corpus, some of its pairs, and arguments that suit it."""
+    lengths = draw(st.lists(st.tuples(st.integers(2, 20), st.integers(2, 20)), min_size=1, max_size=60))
+    corpus = corpus_of(*zip(*lengths, strict=True))
+    indices = np.array(sorted(draw(st.sets(st.sampled_from(range(len(lengths))), min_size=1))))
+    longest = max(max(lengths[i]) for i in indices)
+    multiple = draw(st.integers(1, 4))
+    smallest = longest * multiple
+    return {
+        "corpus": corpus,
+        "indices": indices,
+        "tokens_per_batch": draw(st.integers(smallest, 4 * smallest)),
+        "num_buckets": draw(st.integers(1, 6)),
+        "rows_multiple_of": multiple,
+        "data_seed": draw(st.integers(0, 9)),
+        "seed": draw(st.integers(0, 9)),
+    }
+
+
+def make(**fields) -> Batches:
+    """200 pairs of 2 to 30 tokens, in a few hundred tokens a batch."""
+    rng = np.random.default_rng(0)
+    case = {
+        "corpus": corpus_of(rng.integers(2, 31, 200), rng.integers(2, 31, 200)),
+        "indices": np.arange(200),
+        "tokens_per_batch": 300,
+        "num_buckets": 4,
+        "rows_multiple_of": 2,
+        "data_seed": 0,
+        "seed": 0,
+    }
+    return Batches(**(case | fields))
+
+
+def epoch(batches: Batches, number: int = 0) -> list:
+    n = batches.batches_per_epoch
+    return [batches[k] for k in range(number * n, (number + 1) * n)]
+
+
+def pairs_in(batch) -> list[int]:
+    """The pairs of a batch, row by row, by the ids that corpus_of gives them."""
+    first = batch["source"][:, 0]
+    return (first[first != PAD_ID] - NUM_SPECIAL).tolist()
+
+
+def shapes_of(batches) -> list[tuple[int, int]]:
+    return [batch["source"].shape for batch in batches]
+
+
+def assert_same(some: list, others: list) -> None:
+    for batch, other in zip(some, others, strict=True):
+        np.testing.assert_array_equal(batch["source"], other["source"])
+        np.testing.assert_array_equal(batch["target"], other["target"])
+
+
+# Edges
+
+
+def slots(lengths, edges) -> int:
+    return sum(min(edge for edge in edges if edge >= length) for length in lengths)
+
+
+def fewest_slots(lengths, num_buckets: int) -> int:
+    """By trying all choices of edges."""
+    *others, longest = sorted(set(lengths))
+    choices = itertools.chain.from_iterable(itertools.combinations(others, n) for n in range(num_buckets))
+    return min(slots(lengths, (*choice, longest)) for choice in choices)
+
+
+@settings(deadline=None)
+@given(
+    histogram=st.dictionaries(st.integers(1, 40), st.integers(1, 30), min_size=1, max_size=9),
+    num_buckets=st.integers(1, 10),
+)
+def test_no_choice_of_edges_pads_less(histogram, num_buckets):
+    lengths = np.repeat(list(histogram), list(histogram.values()))
+    edges = bucket_edges(lengths, num_buckets)
+    assert 1 <= len(edges) <= num_buckets
+    assert edges.tolist() == sorted(set(edges.tolist()))
+    assert edges[-1] == max(histogram)
+    assert slots(lengths.tolist(), edges.tolist()) == fewest_slots(lengths.tolist(), num_buckets)
+
+
+def test_enough_buckets_leave_no_padding():
+    assert bucket_edges(np.array([7, 3, 3, 12, 7]), 3).tolist() == [3, 7, 12]
+    assert bucket_edges(np.array([7, 3, 3, 12, 7]), 100).tolist() == [3, 7, 12]
+
+
+# What a batch holds
+
+
+@law
+@given(cases())
+def test_every_epoch_shows_every_pair_once(case):
+    batches = Batches(**case)
+    for number in range(3):
+        shown = [pair for batch in epoch(batches, number) for pair in pairs_in(batch)]
+        assert sorted(shown) == case["indices"].tolist()
+
+
+@law
+@given(cases())
+def test_a_row_is_a_whole_pair_or_empty(case):
+    corpus = case["corpus"]
+    for batch in epoch(Batches(**case)):
+        pairs = pairs_in(batch)
+        for side in ("source", "target"):
+            expected = np.zeros_like(batch[side])
+            sentences = getattr(corpus, side)
+            for row, pair in enumerate(pairs):
+                expected[row, : sentences.lengths[pair]] = NUM_SPECIAL + pair
+                expected[row, sentences.lengths[pair] - 1] = END_ID
+            np.testing.assert_array_equal(batch[side], expected)
+            assert batch[side].dtype == np.int32
+
+
+@law
+@given(cases())
+def test_a_batch_has_room_for_its_tokens_and_rows_that_divide(case):
+    for batch in epoch(Batches(**case)):
+        rows, length = batch["source"].shape
+        assert batch["target"].shape == (rows, length)
+        assert rows > 0
+        assert rows % case["rows_multiple_of"] == 0
+        assert rows * length <= case["tokens_per_batch"]
+
+
+@law
+@given(cases())
+def test_a_batch_has_as_many_rows_as_fit(case):
+    for rows, length in Batches(**case).shapes:
+        assert (rows + case["rows_multiple_of"]) * length > case["tokens_per_batch"]
+
+
+@law
+@given(cases())
+def test_at_most_one_batch_of_an_epoch_is_not_full(case):
+    batches = Batches(**case)
+    for number in range(2):
+        empty_rows = [len(batch["source"]) - len(pairs_in(batch)) for batch in epoch(batches, number)]
+        assert sum(empty > 0 for empty in empty_rows) <= 1
+        assert all(pairs_in(batch) for batch in epoch(batches, number))
+
+
+@law
+@given(cases())
+def test_fewer_than_one_batch_of_a_bucket_moves_up(case):
+    batches = Batches(**case)
+    lengths = np.maximum(case["corpus"].source.lengths, case["corpus"].target.lengths)
+    widths = {pair: batch["source"].shape[1] for batch in epoch(batches) for pair in pairs_in(batch)}
+    for rows, edge in zip(batches.rows, batches.edges, strict=True):
+        assert sum(lengths[pair] <= edge < width for pair, width in widths.items()) < rows
+
+
+# Shapes
+
+
+@law
+@given(cases())
+def test_there_are_at_most_num_buckets_shapes(case):
+    batches = Batches(**case)
+    seen = {shape for number in range(2) for shape in shapes_of(epoch(batches, number))}
+    assert seen == set(batches.shapes)
+    assert len(batches.shapes) == len(seen) <= case["num_buckets"]
+
+
+@law
+@given(cases(), st.integers(10, 10**6))
+def test_shapes_do_not_depend_on_the_seed(case, other_seed):
+    one, other = Batches(**case), Batches(**case | {"seed": other_seed})
+    assert one.batches_per_epoch == other.batches_per_epoch
+    for number in range(2):
+        assert shapes_of(epoch(one, number)) == shapes_of(epoch(other, number))
+
+
+@law
+@given(cases())
+def test_every_epoch_has_the_same_shapes(case):
+    batches = Batches(**case)
+    counts = [collections.Counter(shapes_of(epoch(batches, number))) for number in range(3)]
+    assert counts[0] == counts[1] == counts[2]
+
+
+def test_the_order_of_shapes_changes_with_epoch_and_data_seed():
+    order, other = (shapes_of(epoch(make(data_seed=data_seed))) for data_seed in (0, 1))
+    assert order != other
+    assert order != shapes_of(epoch(make(), 1))
+    assert order != sorted(order, key=order.index)  # shapes are mixed, not one after the other
+
+
+# A batch is a function of its number
+
+
+@law
+@given(cases(), st.data())
+def test_a_batch_does_not_depend_on_what_was_asked_for_before(case, data):
+    whole = Batches(**case)
+    n = 4 * whole.batches_per_epoch
+    forward = [whole[k] for k in range(n)]
+    order = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
+    fresh = Batches(**case)
+    assert_same([fresh[k] for k in order], [forward[k] for k in order])
+    assert_same([whole[k] for k in order], [forward[k] for k in order])
+
+
+def test_a_batch_that_is_changed_by_its_user_is_not_changed_for_the_next():
+    batches = make()
+    batches[3]["source"][:] = 0
+    assert_same([batches[3]], [make()[3]])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_another_seed_fills_the_batches_with_other_pairs(number):
+    one, other = epoch(make(seed=0), number), epoch(make(seed=1), number)
+    assert all(set(pairs_in(batch)) != set(pairs_in(peer)) for batch, peer in zip(one, other, strict=True))
+
+
+def test_every_epoch_has_another_order():
+    batches = make()
+    orders = [tuple(pair for batch in epoch(batches, number) for pair in pairs_in(batch)) for number in range(4)]
+    assert len(set(orders)) == 4
+
+
+def test_every_epoch_groups_the_pairs_anew():
+    batches = make(num_buckets=1, tokens_per_batch=30 * 20)  # ten batches of twenty pairs, all of one shape
+    groups = [{frozenset(pairs_in(batch)) for batch in epoch(batches, number)} for number in range(2)]
+    assert len(groups[0]) == len(groups[1]) == 10
+    assert not groups[0] & groups[1]
+
+
+def test_the_order_of_pairs_within_a_bucket_is_not_that_of_the_corpus():
+    [batch] = epoch(make(indices=np.arange(20), num_buckets=1, tokens_per_batch=30 * 20))
+    assert pairs_in(batch) != sorted(pairs_in(batch))
+
+
+# Cutting and leaving out
+
+
+@pytest.mark.parametrize("max_length", [1, 5, 29, 30, 100])
+def test_max_length_cuts_and_drops_nothing(max_length):
+    batches, corpus = make(max_length=max_length), make().corpus
+    shown = []
+    for batch in epoch(batches):
+        pairs = pairs_in(batch)
+        shown += pairs
+        for side in ("source", "target"):
+            width = batch[side].shape[1]
+            assert width <= max_length
+            for row, pair in zip(batch[side], pairs, strict=False):
+                length = getattr(corpus, side).lengths[pair]
+                assert width >= min(length, max_length)
+                whole = [NUM_SPECIAL + pair] * (length - 1) + [END_ID] + [PAD_ID] * 100
+                assert row.tolist() == whole[:width]
+    assert sorted(shown) == list(range(200))
+
+
+def test_selection_keeps_pairs_up_to_the_longest_and_counts_the_others():
+    source, target = [5, 5, 6, 1, 2, 1, 9, 1], [5, 2, 5, 5, 1, 1, 9, 9]
+    selection = select_training_pairs(corpus_of(source, target), max_length=5)
+    assert selection.indices.tolist() == [0, 1]
+    # The last pair is empty and too long: it counts once.
+    assert selection.dropped == {"an empty side": 4, "more than 5 tokens": 2}
+
+
+@law
+@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), max_size=40), st.integers(2, 12))
+def test_every_pair_is_selected_or_counted(lengths, max_length):
+    source, target = zip(*lengths, strict=True) if lengths else ((), ())
+    selection = select_training_pairs(corpus_of(source, target), max_length)
+    assert len(selection.indices) + sum(selection.dropped.values()) == len(lengths)
+    kept = [i for i, sides in enumerate(lengths) if min(sides) > 1 and max(sides) <= max_length]
+    assert selection.indices.tolist() == kept
+
+
+def test_pairs_that_are_not_selected_are_never_shown():
+    corpus = make().corpus
+    selection = select_training_pairs(corpus, max_length=20)
+    batches = make(corpus=corpus, indices=selection.indices)
+    shown = {pair for number in range(2) for batch in epoch(batches, number) for pair in pairs_in(batch)}
+    assert shown == set(selection.indices.tolist())
+    assert max(length for _, length in batches.shapes) <= 20
+
+
+# Refusals
+
+
+def test_too_few_tokens_a_batch_are_refused_with_a_number_that_does():
+    with pytest.raises(
+        UserError, match=r"config\.data\.tokens_per_batch is 239\b.*config\.data\.max_length"
+    ) as refusal:
+        make(tokens_per_batch=239, rows_multiple_of=8)
+    assert "config.data.rows_multiple_of" in str(refusal.value)
+    enough = int(re.search(r"at least (\d+)", str(refusal.value)).group(1))
+    make(tokens_per_batch=enough, rows_multiple_of=8)
+    with pytest.raises(UserError, match="tokens_per_batch"):
+        make(tokens_per_batch=enough - 1, rows_multiple_of=8)
+
+
+def test_no_pairs_are_refused():
+    with pytest.raises(UserError, match="no sentence pairs"):
+        make(indices=np.empty(0, np.int64))

@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+
+from tests.data.make import data_config
+from transformer_flax.data.numbers import ALWAYS_TRAINED, HELD_OUT, LIMIT, NumberPairs, split_numbers
+from transformer_flax.errors import UserError
+
+SPLITS = ("train", "valid", "test")
+
+
+def numbers_config(**fields):
+    return data_config(**{"source": "numbers", "num_pairs": 2_000, **fields})
+
+
+def digit_shares(numbers: np.ndarray) -> np.ndarray:
+    """The share of numbers of 1, 2 .. 6 digits."""
+    return np.bincount([len(str(n)) for n in numbers.tolist()], minlength=7)[1:] / len(numbers)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_all_small_numbers_are_trained_on(seed):
+    assert set(range(ALWAYS_TRAINED)) <= set(split_numbers("train", ALWAYS_TRAINED, seed).tolist())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_number_is_in_two_splits(seed):
+    train, valid, test = (set(split_numbers(split, 20_000, seed).tolist()) for split in SPLITS)
+    assert len(valid) == len(test) == HELD_OUT
+    assert not train & valid
+    assert not train & test
+    assert not valid & test
+
+
+@pytest.mark.parametrize("num_pairs", [1_000, 1_001, 100_000])
+def test_train_has_the_number_of_pairs_asked_for(num_pairs):
+    numbers = split_numbers("train", num_pairs, seed=0)
+    assert len(numbers) == num_pairs
+    assert numbers.min() == 0
+    assert numbers.max() < LIMIT
+
+
+@pytest.mark.parametrize("split", SPLITS[1:])
+def test_held_out_numbers_do_not_depend_on_how_many_are_trained_on(split):
+    np.testing.assert_array_equal(split_numbers(split, 1_000, 0), split_numbers(split, 5_000, 0))
+
+
+def test_every_number_of_digits_is_equally_likely_in_train():
+    draws = split_numbers("train", 20_000, seed=0)[ALWAYS_TRAINED:]
+    # 4 digits lose one in fourteen to the other splits; the standard deviation of a share is 0.003.
+    np.testing.assert_allclose(digit_shares(draws), 1 / 6, atol=0.025)
+    assert set(range(10)) <= set(draws.tolist())
+
+
+@pytest.mark.parametrize("split", SPLITS[1:])
+def test_every_number_of_digits_from_four_up_is_equally_likely_when_held_out(split):
+    shares = digit_shares(split_numbers(split, 2_000, seed=0))
+    np.testing.assert_allclose(shares, [0, 0, 0, 1 / 3, 1 / 3, 1 / 3], atol=0.08)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_seed_rules_the_numbers(split):
+    first, again, other = (split_numbers(split, 2_000, seed) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(np.unique(first), np.unique(other))
+
+
+@pytest.mark.parametrize(
+    ("number", "language", "words"),
+    [
+        (0, "en", "zero"),
+        (21, "en", "twenty-one"),
+        (21, "de", "einundzwanzig"),
+        (21, "fr", "vingt et un"),
+        (999, "de", "neunhundertneunundneunzig"),
+    ],
+)
+def test_numbers_are_spelt_in_their_language(number, language, words):
+    as_source = NumberPairs(numbers_config(source_language=language), "train")
+    as_target = NumberPairs(numbers_config(target_language=language), "train")
+    assert as_source[number][0] == words
+    assert as_target[number][1] == words
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_both_sides_spell_the_same_number(split):
+    pairs = NumberPairs(numbers_config(target_language="en"), split)
+    assert len(pairs) == len(pairs.numbers)
+    assert all(source == target for source, target in (pairs[i] for i in range(0, len(pairs), 50)))
+
+
+@pytest.mark.parametrize("num_pairs", [-1, 0, 999, 100_001])
+def test_a_number_of_pairs_out_of_range_is_refused(num_pairs):
+    with pytest.raises(UserError, match=rf"config\.data\.num_pairs is {num_pairs}\b.*1,000 to 100,000"):
+        NumberPairs(numbers_config(num_pairs=num_pairs), "train")
+
+
+@pytest.mark.parametrize("side", ["source_language", "target_language"])
+def test_an_unknown_language_is_refused_before_any_pair_is_read(side):
+    with pytest.raises(UserError, match="'xx'"):
+        NumberPairs(numbers_config(**{side: "xx"}), "train")
+
+
+def test_equal_pairs_have_equal_fingerprints():
+    assert NumberPairs(numbers_config(), "train").fingerprint == NumberPairs(numbers_config(), "train").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("fields", "split"),
+    [
+        ({"seed": 1}, "valid"),
+        ({}, "test"),
+        ({"target_language": "fr"}, "valid"),
+        ({"source_language": "fr"}, "valid"),
+        ({"source_language": "de", "target_language": "en"}, "valid"),
+    ],
+)
+def test_the_fingerprint_changes_with_seed_split_and_languages(fields, split):
+    plain = NumberPairs(numbers_config(), "valid")
+    assert NumberPairs(numbers_config(**fields), split).fingerprint != plain.fingerprint
+
+
+def test_the_fingerprint_of_train_changes_with_the_number_of_pairs():
+    some, more = (NumberPairs(numbers_config(num_pairs=n), "train").fingerprint for n in (2_000, 2_001))
+    assert some != more

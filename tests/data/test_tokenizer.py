@@ -1,0 +1,201 @@
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.data.make import ListPairs
+from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, sample_texts
+from transformer_flax.errors import UserError
+from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
+
+# "haus" and "house" each stand in one language only, "winter" in both.
+PAIRS = ListPairs(
+    (f"the house number {n} in winter, isn't it", f"das haus nummer {n} im winter, nicht wahr") for n in range(40)
+)
+TEXTS = [text for pair in PAIRS for text in pair]
+VOCAB_SIZE = 320
+LITERALS = ["<pad>", "<begin>", "<end>"]
+# Words of the training text and markers among arbitrary text, so that merges and markers meet it.
+texts = st.one_of(
+    st.text(),
+    st.lists(st.sampled_from([*LITERALS, "house", "haus", " ", "  ", "\n", "\t", "é", "it's", "12"])).map("".join),
+)
+law = settings(deadline=None)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(TEXTS, VOCAB_SIZE)
+
+
+@pytest.fixture(scope="module")
+def loaded(tokenizer, tmp_path_factory) -> Tokenizer:
+    """The same after a rest on disk."""
+    file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    file.write_text(tokenizer.to_json(), encoding="utf-8")
+    return Tokenizer.load(file)
+
+
+@law
+@given(texts)
+@example("")
+@example(" ")
+@example("  house ")
+@example("<end>")
+@example(" <pad><begin> <end>\n")
+@example("\x00\r\n\t\x85\u2028\ufeff")
+@example("e\u0301 é ﬁ Å ㎞")  # a Unicode normalisation would change these
+@example("🏴󠁧󠁢󠁷󠁬󠁳󠁿 \U0010ffff")
+def test_decoding_an_encoding_gives_the_text(tokenizer, text):
+    [ids] = tokenizer.encode([text])
+    assert tokenizer.decode(ids) == text
+
+
+@law
+@given(texts)
+@example("<pad><begin><end>")
+@example(" <pad> <begin> <end> ")
+def test_text_is_never_a_special_token(tokenizer, loaded, text):
+    for some in (tokenizer, loaded):
+        [ids] = some.encode([text])
+        assert all(NUM_SPECIAL <= i < some.vocab_size for i in ids)
+
+
+@law
+@given(texts)
+@example("<end>")
+def test_a_loaded_tokenizer_is_the_one_that_was_saved(tokenizer, loaded, text):
+    [ids] = loaded.encode([text])
+    assert [ids] == tokenizer.encode([text])
+    assert loaded.decode(ids) == text
+
+
+@law
+@given(st.lists(texts, max_size=5))
+def test_a_text_is_encoded_alike_in_any_company(tokenizer, batch):
+    assert tokenizer.encode(batch) == [tokenizer.encode([text])[0] for text in batch]
+
+
+def test_saving_what_was_loaded_gives_the_same_file(tokenizer, loaded):
+    assert loaded.to_json() == tokenizer.to_json()
+    assert loaded.vocab_size == tokenizer.vocab_size
+
+
+def test_only_an_empty_text_has_no_ids(tokenizer):
+    assert tokenizer.encode(["", " ", "\n"])[0] == []
+    assert all(tokenizer.encode([" ", "\n", "\x00"]))
+
+
+def test_special_tokens_are_left_out_of_the_text(tokenizer):
+    [ids] = tokenizer.encode(["the house"])
+    assert tokenizer.decode(np.array([BEGIN_ID, *ids, END_ID, PAD_ID, PAD_ID], np.int32)) == "the house"
+
+
+def test_half_a_character_becomes_a_replacement_character(tokenizer):
+    [ids] = tokenizer.encode(["house 🜁"])
+    assert tokenizer.decode(ids[:-1]) == "house \ufffd"
+
+
+@pytest.mark.parametrize("word", ["house", "haus", "winter", "unheard-of", "Straße", "12", "🜁"])
+def test_a_word_has_the_same_pieces_at_the_start_and_within(tokenizer, word):
+    [alone, before, whole] = tokenizer.encode([word, "the", f"the {word}"])
+    assert before + alone == whole
+
+
+def test_both_languages_share_one_vocabulary():
+    tokenizer = Tokenizer.train(sample_texts(PAIRS, len(PAIRS), seed=0), 400)
+    # Frequent words of either side are one piece each.
+    assert [len(ids) for ids in tokenizer.encode(["house", "haus", "winter"])] == [1, 1, 1]
+
+
+def test_the_vocabulary_is_as_large_as_asked_for_where_the_texts_suffice(tokenizer):
+    assert tokenizer.vocab_size == VOCAB_SIZE
+    assert Tokenizer.train(["one"], 5_000).vocab_size < 5_000
+
+
+def test_training_twice_gives_the_same_file(tokenizer):
+    assert Tokenizer.train(iter(TEXTS), VOCAB_SIZE).to_json() == tokenizer.to_json()
+
+
+def test_training_in_another_process_without_threads_gives_the_same_file(tokenizer):
+    program = """if True:
+        import sys
+        from transformer_flax.data.tokenizer import Tokenizer
+        sys.stdout.reconfigure(encoding="utf-8")
+        print(Tokenizer.train(sys.stdin.read().splitlines(), int(sys.argv[1])).to_json(), end="")
+        """
+    root = pathlib.Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "5"}
+    there = subprocess.run(
+        [sys.executable, "-c", program, str(VOCAB_SIZE)],
+        input="\n".join(TEXTS),
+        env=environment,
+        capture_output=True,
+        check=True,
+        encoding="utf-8",
+    )
+    assert there.stdout == tokenizer.to_json()
+
+
+def test_the_smallest_vocabulary_is_every_byte_and_the_special_tokens():
+    assert SMALLEST_VOCABULARY == 256 + NUM_SPECIAL
+    tokenizer = Tokenizer.train(TEXTS, SMALLEST_VOCABULARY)
+    assert tokenizer.vocab_size == SMALLEST_VOCABULARY
+    every_two_byte_character = "".join(map(chr, range(0x800)))
+    assert tokenizer.decode(tokenizer.encode([every_two_byte_character])[0]) == every_two_byte_character
+
+
+@pytest.mark.parametrize("vocab_size", [-1, 0, SMALLEST_VOCABULARY - 1])
+def test_a_vocabulary_without_room_for_every_byte_is_refused(vocab_size):
+    with pytest.raises(UserError, match=rf"config\.data\.vocab_size is {vocab_size};.* at least {SMALLEST_VOCABULARY}"):
+        Tokenizer.train(TEXTS, vocab_size)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"version": "1.0"}', "[1, 2]"], ids=["empty", "cut", "other", "list"])
+def test_a_broken_file_is_refused_by_its_name(tmp_path, content):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.load(file)
+
+
+def test_half_a_file_is_refused_by_its_name(tokenizer, tmp_path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(tokenizer.to_json()[: len(tokenizer.to_json()) // 2], encoding="utf-8")
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot be read"):
+        Tokenizer.load(file)
+
+
+def test_a_missing_file_is_refused_by_its_name(tmp_path):
+    with pytest.raises(UserError, match=r"nowhere\.json cannot be read"):
+        Tokenizer.load(tmp_path / "nowhere.json")
+
+
+def sampled_pairs(max_pairs, seed=0):
+    sample = list(sample_texts(PAIRS, max_pairs, seed))
+    return list(zip(sample[::2], sample[1::2], strict=True))
+
+
+def test_a_sample_is_of_whole_pairs_and_none_twice():
+    sample = sampled_pairs(15)
+    assert len(set(sample)) == len(sample) == 15
+    assert set(sample) <= set(PAIRS)
+
+
+@pytest.mark.parametrize("max_pairs", [len(PAIRS), 10**9])
+def test_a_sample_as_large_as_the_pairs_is_all_of_them(max_pairs):
+    assert sampled_pairs(max_pairs) == PAIRS
+
+
+def test_the_seed_rules_the_sample():
+    assert sampled_pairs(15, seed=0) == sampled_pairs(15, seed=0)
+    assert sampled_pairs(15, seed=0) != sampled_pairs(15, seed=1)
+
+
+def test_a_sample_is_drawn_from_all_the_pairs():
+    assert {pair for seed in range(20) for pair in sampled_pairs(15, seed)} == set(PAIRS)

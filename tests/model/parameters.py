@@ -1,0 +1,33 @@
+"""Parameters for tests, in which nothing is zero or one, as biases and LayerNorms are at first: all must count."""
+
+import functools
+
+import jax
+import numpy as np
+
+from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.transformer import init_params
+
+
+@functools.cache
+def random_params(config: TransformerConfig) -> dict:
+    """Random float32 parameters of `Transformer(config)`, sized so that activations stay near one."""
+    rng = np.random.default_rng(0)
+
+    def fill(path, shape):
+        noise = rng.normal(size=shape.shape).astype(np.float32)
+        match path[-1].key:
+            case "scale":
+                return 1 + 0.3 * noise
+            case "bias":
+                return 0.3 * noise
+            case "kernel":
+                # The output projection of attention joins two axes, heads and d_v; all others start from one.
+                fan_in = np.prod(shape.shape[:2]) if path[-2].key == "output" else shape.shape[0]
+                return noise / np.sqrt(fan_in).astype(np.float32)
+            case "embedding" | "table":
+                return noise * np.float32(config.d_model**-0.5)
+        raise AssertionError(f"no value for the parameter {path}")
+
+    shapes = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    return jax.tree_util.tree_map_with_path(fill, shapes)

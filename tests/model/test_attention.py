@@ -1,0 +1,120 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conftest import TINY
+from transformer_flax.model.attention import MultiHeadAttention, attention_weights, causal_mask, padding_mask
+
+B, Q, M = 2, 4, 5
+CONFIGS = {"paper": TINY, "attention_bias": dataclasses.replace(TINY, attention_bias=True)}
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+X, MEMORY = normal(0, B, Q, TINY.d_model), normal(1, B, M, TINY.d_model)
+# Sentence 0 has 3 keys; the others are padding. Sentence 1 has all.
+MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], bool)[:, None, None, :]
+
+
+def attention_params(config):
+    depths = {"query": config.d_k, "key": config.d_k, "value": config.d_v}
+    params = {
+        name: {"kernel": normal(n, config.d_model, config.num_heads, depth) / 4}
+        for n, (name, depth) in enumerate(depths.items())
+    }
+    params["output"] = {"kernel": normal(3, config.num_heads, config.d_v, config.d_model) / 4}
+    if config.attention_bias:
+        for n, (name, depth) in enumerate(depths.items()):
+            params[name]["bias"] = normal(4 + n, config.num_heads, depth)
+        params["output"]["bias"] = normal(7, config.d_model)
+    return params
+
+
+def attend(x, memory, mask, config=TINY):
+    return MultiHeadAttention(config).apply({"params": attention_params(config)}, x, memory, mask)
+
+
+def test_padding_mask_is_over_keys():
+    np.testing.assert_array_equal(padding_mask(jnp.array([[5, 2, 0], [4, 6, 2]])), [[[[1, 1, 0]]], [[[1, 1, 1]]]])
+
+
+def test_causal_mask_lets_a_position_see_itself_and_what_is_before():
+    np.testing.assert_array_equal(causal_mask(3), [[[[1, 0, 0], [1, 1, 0], [1, 1, 1]]]])
+
+
+def test_weights_are_the_softmax_worked_out_by_hand():
+    # d_k 4: the products 2 ln 3, 0 and 2 ln 5 over sqrt(4) are ln 3, 0 and ln 5, with exponentials 3, 1 and 5.
+    query = jnp.array([2.0, 0, 0, 0]).reshape(1, 1, 1, 4)
+    key = jnp.array([[np.log(3), 7, 7, 7], [0, 7, 7, 7], [np.log(5), 7, 7, 7]]).reshape(1, 3, 1, 4)
+    everything, not_the_last = jnp.array([True, True, True]), jnp.array([True, True, False])
+    np.testing.assert_allclose(attention_weights(query, key, everything)[0, 0, 0], [3 / 9, 1 / 9, 5 / 9], rtol=1e-6)
+    np.testing.assert_allclose(attention_weights(query, key, not_the_last)[0, 0, 0], [3 / 4, 1 / 4, 0], rtol=1e-6)
+
+
+def test_weights_sum_to_one_and_are_exactly_zero_where_masked():
+    mask = causal_mask(M) & MASK
+    # Products of hundreds: a mask of moderate size, such as -1e4 or -1e-9, would let something through.
+    query, key = 30 * normal(2, B, M, 3, 4), 30 * normal(3, B, M, 3, 4)
+    weights = attention_weights(query, key, mask)
+    assert weights.shape == (B, 3, M, M)
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+    assert (np.asarray(weights)[~np.broadcast_to(mask, weights.shape)] == 0).all()
+
+
+def test_weights_are_float32_whatever_their_inputs_are():
+    query, key = normal(2, B, Q, 3, 4), normal(3, B, M, 3, 4)
+    weights = attention_weights(query.astype(jnp.bfloat16), key.astype(jnp.bfloat16), MASK)
+    assert weights.dtype == jnp.float32
+    # Eight bits of a bfloat16 could not make them sum to one as closely.
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_heads_attend_each_on_its_own(config):
+    # A plain loop over sentences, heads and queries, which cannot mix heads with positions or features.
+    p = attention_params(config)
+    bias = {name: part.get("bias", 0 * part["kernel"][0]) for name, part in p.items()}
+    expected = np.zeros((B, Q, config.d_model))
+    for b in range(B):
+        keys = MEMORY[b][MASK[b, 0, 0]]
+        for q in range(Q):
+            heads = []
+            for h in range(config.num_heads):
+                query = X[b, q] @ p["query"]["kernel"][:, h] + bias["query"][..., h, :]
+                key = keys @ p["key"]["kernel"][:, h] + bias["key"][..., h, :]
+                value = keys @ p["value"]["kernel"][:, h] + bias["value"][..., h, :]
+                scores = np.exp(key @ query / np.sqrt(config.d_k))
+                heads.append(scores / scores.sum() @ value)
+                assert heads[-1].shape == (config.d_v,)
+            output = p["output"]["kernel"].reshape(config.num_heads * config.d_v, config.d_model)
+            expected[b, q] = np.concatenate(heads) @ output + p["output"].get("bias", 0)
+    np.testing.assert_allclose(attend(X, MEMORY, MASK, config), expected, atol=1e-5)
+
+
+def test_masked_memory_is_never_seen():
+    changed = MEMORY.copy()
+    changed[0, 3:] = 1e6
+    np.testing.assert_array_equal(attend(X, MEMORY, MASK), attend(X, changed, MASK))
+
+
+def test_row_with_nothing_to_attend_to_gives_zeros_and_finite_gradients():
+    mask = MASK.copy()
+    mask[0] = False
+
+    def loss(params, x, memory):
+        y = MultiHeadAttention(TINY).apply({"params": params}, x, memory, mask)
+        return (y**2).sum(), y
+
+    gradients, y = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(attention_params(TINY), X, MEMORY)
+    np.testing.assert_array_equal(y[0], 0)
+    assert np.abs(y[1]).min() > 0
+    for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
+        assert np.isfinite(gradient).all(), path
+        assert np.abs(gradient).max() > 0, path
+    np.testing.assert_array_equal(gradients[1][0], 0)
+    np.testing.assert_array_equal(gradients[2][0], 0)

@@ -1,0 +1,93 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conftest import TINY
+from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.special_tokens import PAD_ID
+from transformer_flax.training.loss import perplexity, smoothed_cross_entropy, translation_loss
+
+LOGITS = np.random.default_rng(0).normal(size=(3, 11)).astype(np.float32) * 3
+TARGET = np.array([3, 10, 2])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
+def test_smoothing_is_the_cross_entropy_against_an_explicit_distribution(smoothing):
+    log_p = LOGITS - np.log(np.exp(LOGITS.astype(np.float64)).sum(-1, keepdims=True))
+    for row, target in enumerate(TARGET):
+        q = np.full(11, smoothing / 10)  # over the 10 ids that are not padding
+        q[PAD_ID] = 0
+        q[target] += 1 - smoothing
+        assert q.sum() == pytest.approx(1)
+        loss, nll = smoothed_cross_entropy(jnp.array(LOGITS[row]), jnp.array(target), smoothing)
+        assert float(loss) == pytest.approx(-(q * log_p[row]).sum(), abs=1e-5)
+        assert float(nll) == pytest.approx(-log_p[row, target], abs=1e-5)
+
+
+def test_the_smoothed_loss_is_least_at_its_own_distribution_and_pushes_padding_down():
+    q = np.full(11, 0.1 / 10)
+    q[PAD_ID] = 0
+    q[4] += 0.9
+    at_q = jnp.log(jnp.maximum(q, 1e-30)).astype(jnp.float32)
+    gradient = jax.grad(lambda logits: smoothed_cross_entropy(logits, jnp.array(4), 0.1)[0])(at_q)
+    np.testing.assert_allclose(gradient, 0, atol=1e-6)
+
+
+def test_losses_are_float32_for_bfloat16_logits():
+    loss, nll = smoothed_cross_entropy(jnp.array(LOGITS, jnp.bfloat16), jnp.array(TARGET), 0.1)
+    assert loss.dtype == nll.dtype == jnp.float32
+
+
+def test_perplexity_of_a_uniform_guess_is_the_number_of_choices():
+    assert perplexity(5 * np.log(7), 5) == pytest.approx(7, rel=1e-5)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return init_params(TINY, jax.random.key(1))
+
+
+@pytest.fixture(scope="module")
+def batch():
+    rng = np.random.default_rng(0)
+    batch = {side: rng.integers(3, TINY.vocab_size, (3, length)) for side, length in (("source", 6), ("target", 5))}
+    batch["source"][1, 4:] = batch["target"][1, 2:] = batch["target"][2, 4:] = PAD_ID
+    return batch
+
+
+def gradient(batch, params):
+    loss_fn = translation_loss(Transformer(TINY), 0.1)
+
+    def total(params):
+        sums, counts = loss_fn(params, batch, None)
+        return sums["loss"], (sums, counts)
+
+    grads, (sums, counts) = jax.jit(jax.grad(total, has_aux=True))(params)
+    return grads, sums, counts
+
+
+def test_sums_count_the_real_target_tokens(params, batch):
+    _, sums, counts = gradient(batch, params)
+    assert sums.keys() == counts.keys() == {"loss", "nll", "accuracy"}
+    assert all(float(count) == 5 + 2 + 4 for count in counts.values())
+    logits = Transformer(TINY).apply({"params": params}, batch["source"], batch["target"])
+    log_p = jax.nn.log_softmax(logits)
+    expected = sum(
+        -log_p[b, t, token] for b, row in enumerate(batch["target"]) for t, token in enumerate(row) if token != PAD_ID
+    )
+    assert float(sums["nll"]) == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_padding_and_empty_rows_change_neither_loss_nor_gradient(params, batch):
+    grads, sums, counts = gradient(batch, params)
+    padded = {side: np.pad(rows, ((0, 2), (0, 4))) for side, rows in batch.items()}
+    more_grads, more_sums, more_counts = gradient(padded, params)
+    assert jax.device_get(counts) == jax.device_get(more_counts)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), (grads, sums), (more_grads, more_sums))
+
+
+def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_rows(params, batch):
+    grads, *_ = gradient(batch, params)
+    rows = [gradient({side: values[i : i + 1] for side, values in batch.items()}, params)[0] for i in range(3)]
+    jax.tree.map(lambda all_, *each: np.testing.assert_allclose(all_, sum(each), rtol=2e-5, atol=2e-5), grads, *rows)

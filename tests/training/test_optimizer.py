@@ -1,0 +1,56 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import base
+from transformer_flax.errors import UserError
+from transformer_flax.training.optimizer import make_optimizer, paper_schedule
+
+
+def test_the_schedule_is_equation_3_with_steps_from_1():
+    schedule = paper_schedule(512, 4000)
+    # 512^-0.5 = 0.0441942, 4000^-1.5 = 3.95285e-6
+    assert float(schedule(0)) == pytest.approx(0.0441942 * 3.95285e-6, rel=1e-4)
+    assert float(schedule(1999)) == pytest.approx(0.0441942 * 2000 * 3.95285e-6, rel=1e-4)
+    assert float(schedule(3999)) == pytest.approx(6.987712e-4, rel=1e-4)  # the peak, d_model^-0.5 * warmup^-0.5
+    assert float(schedule(99_999)) == pytest.approx(0.0441942 / 316.2278, rel=1e-4)
+
+
+def test_warm_up_rises_and_then_falls():
+    rates = np.array([float(paper_schedule(64, 10)(count)) for count in range(30)])
+    assert np.argmax(rates) == 9
+    assert (np.diff(rates[:10]) > 0).all()
+    assert (np.diff(rates[9:]) < 0).all()
+
+
+def test_the_first_update_of_adam_is_the_learning_rate_against_the_sign_of_the_gradient():
+    config = base.get_config()
+    optimizer = make_optimizer(config.optimizer, config.model.d_model)
+    params = {"w": jnp.array([1.0, -2.0])}
+    updates, _ = optimizer.update({"w": jnp.array([0.3, -40.0])}, optimizer.init(params), params)
+    rate = 512**-0.5 * 4000**-1.5
+    np.testing.assert_allclose(updates["w"], [-rate, rate], rtol=1e-4)
+
+
+def test_clipping_bounds_the_whole_gradient_and_is_off_in_the_paper():
+    config = base.get_config()
+    assert config.optimizer.clip_norm == 0
+    config.optimizer.clip_norm = 1.0
+    clipped = make_optimizer(config.optimizer, 512)
+    params = {"a": jnp.zeros(2), "b": jnp.zeros(1)}
+    big = {"a": jnp.array([30.0, 0.0]), "b": jnp.array([40.0])}  # norm 50
+    unit = jax.tree.map(lambda g: g / 50, big)
+    _, after_big = clipped.update(big, clipped.init(params), params)
+    _, after_unit = clipped.update(unit, clipped.init(params), params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), after_big, after_unit)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("warmup_steps", 0), ("eps", 0.0), ("factor", -1.0), ("b1", 1.0), ("b2", -0.1), ("clip_norm", -1.0)]
+)
+def test_values_no_optimizer_can_have_are_refused_by_name(field, value):
+    config = base.get_config()
+    config.optimizer[field] = value
+    with pytest.raises(UserError, match=rf"config\.optimizer\.{field} is {value}"):
+        make_optimizer(config.optimizer, 512)
