@@ -84,7 +84,9 @@ def test_padding_and_empty_rows_change_neither_loss_nor_gradient(params, batch):
     padded = {side: np.pad(rows, ((0, 2), (0, 4))) for side, rows in batch.items()}
     more_grads, more_sums, more_counts = gradient(padded, params)
     assert jax.device_get(counts) == jax.device_get(more_counts)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), (grads, sums), (more_grads, more_sums))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), (grads, sums), (more_grads, more_sums)
+    )
 
 
 def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_rows(params, batch):

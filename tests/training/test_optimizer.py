@@ -47,7 +47,8 @@ def test_clipping_bounds_the_whole_gradient_and_is_off_in_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("warmup_steps", 0), ("eps", 0.0), ("factor", -1.0), ("b1", 1.0), ("b2", -0.1), ("clip_norm", -1.0)]
+    ("field", "value"),
+    [("warmup_steps", 0), ("eps", 0.0), ("factor", -1.0), ("b1", 1.0), ("b2", -0.1), ("clip_norm", -1.0)],
 )
 def test_values_no_optimizer_can_have_are_refused_by_name(field, value):
     config = base.get_config()

@@ -40,9 +40,7 @@ def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, dropout=0.
     loss_fn = translation_loss(Transformer(config), 0.1)
     optimizer = optax.sgd(1.0)
     step = parallel.compile(
-        make_train_step(
-            loss_fn, optimizer, accumulation_steps=accumulation_steps, axis_name=parallel.axis_name
-        )
+        make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, axis_name=parallel.axis_name)
     )
     state = TrainState.create(7, init_params(config, jax.random.key(1)), optimizer)
     after, metrics = jax.block_until_ready(step(parallel.replicate(state), parallel.shard(batch)))
@@ -72,9 +70,7 @@ def plain(batch):
     ("num_devices", "accumulation_steps"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (8, 1), (8, 2), (8, 4)]
 )
 def test_devices_and_micro_batches_do_not_change_the_gradient(plain, batch, mode, num_devices, accumulation_steps):
-    gradient, metrics = update(
-        batch, mode=mode, num_devices=num_devices, accumulation_steps=accumulation_steps
-    )
+    gradient, metrics = update(batch, mode=mode, num_devices=num_devices, accumulation_steps=accumulation_steps)
     assert_close(gradient, plain)
     assert metrics.counts["loss"] == (batch["target"] != 0).sum()
     assert float(metrics.grad_norm) == pytest.approx(float(optax.tree.norm(plain)), rel=1e-4)

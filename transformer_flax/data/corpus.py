@@ -12,6 +12,7 @@ import numpy as np
 
 from transformer_flax.data.pairs import Pairs
 from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID
 
 FORMAT = "1"  # raise it when what the cache holds changes
@@ -75,20 +76,32 @@ def load_corpus(
     key = hashlib.sha256("\n".join([FORMAT, pairs.fingerprint, tokenizer.to_json()]).encode()).hexdigest()[:32]
     folder = cache_root(cache_dir) / "corpora" / key
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = pathlib.Path(tempfile.mkdtemp(prefix=f"{key}.partial.", dir=folder.parent))
+        corpus = _tokenize(pairs, tokenizer, progress)
         try:
-            for side, sentences in _tokenize(pairs, tokenizer, progress).items():
-                np.save(partial / f"{side}.ids.npy", sentences.ids)
-                np.save(partial / f"{side}.offsets.npy", sentences.offsets)
-            try:
-                partial.rename(folder)
-            except OSError:  # another process was first: its entry is the same
-                if not folder.is_dir():
-                    raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            _write(corpus, folder)
+        except OSError as error:
+            megabytes = sum(a.nbytes for side in corpus.values() for a in (side.ids, side.offsets)) / 1e6
+            raise UserError(
+                f"the tokenised text needs {megabytes:.1f} MB in {folder.parent}, which cannot be written ({error}); "
+                "make room there, or name another place with --config.data.cache_dir"
+            ) from error
     return Corpus(*(_map(folder, side) for side in ("source", "target")))
+
+
+def _write(corpus: dict[str, Sentences], folder: pathlib.Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = pathlib.Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial.", dir=folder.parent))
+    try:
+        for side, sentences in corpus.items():
+            np.save(partial / f"{side}.ids.npy", sentences.ids)
+            np.save(partial / f"{side}.offsets.npy", sentences.offsets)
+        try:
+            partial.rename(folder)
+        except OSError:  # another process was first: its entry is the same
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _tokenize(pairs: Pairs, tokenizer: Tokenizer, progress: Callable[[int, int], None]) -> dict[str, Sentences]:

@@ -2,8 +2,9 @@
 
 A model is a function `step(tokens [B, K], position, cache) -> (logits [B, K, V], cache)`: given the last token of each
 hypothesis, which stands at `position` (0 for the begin symbol), the logits of the next one. The leaves of its cache are
-[B, K, ...] and follow their hypotheses. Every hypothesis is closed by the end symbol, at the latest where its limit
-forces it, so every score is that of a complete sentence; the end symbol counts in |Y|. Padding and the begin symbol are never put out.
+[B, K, ...] and follow their hypotheses. Padding and the begin symbol are never put out. Every hypothesis is closed by
+the end symbol, at the latest where its limit forces it, so every score is that of a complete sentence; the end symbol
+counts in |Y|.
 
 Letters of shapes: B batch, K beam, L longest output, V vocabulary.
 """

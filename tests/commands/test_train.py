@@ -1,0 +1,60 @@
+"""`python train.py` as a user meets it: real processes, their messages and exit codes."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, "train.py", *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def refused(*arguments) -> str:
+    """The one message of a command that the user got wrong."""
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("error: ")
+    return result.stderr.removeprefix("error: ").strip()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--config=configs/nope.py", "configs/nope.py cannot be loaded; there are configs/base.py"),
+        ("--config=configs/table3.py:A-h17", "table 3 has no row 'A-h17' (did you mean A-h1"),
+        ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
+        ("--config.model.num_head=3", 'Did you mean "num_heads"'),
+        ("--config.nope.field=3", "no config has a field 'nope'"),
+        ("--config.model.d_model=wide", "flag --config.model.d_model=wide: invalid literal for int()"),
+        ("--config.steps=1.5", "flag --config.steps=1.5: invalid literal for int()"),
+        ("--stpes=3", "Unknown command line flag 'stpes'"),
+        ("configs/base.py", "unexpected argument 'configs/base.py'"),
+    ],
+)
+def test_wrong_flags_get_one_clear_message(argument, message):
+    assert message in refused(argument)
+
+
+def test_a_model_that_cannot_be_is_refused_before_anything_is_written(tmp_path):
+    message = refused(f"--workdir={tmp_path / 'run'}", "--config.model.d_model=127")
+    assert message == "config.model.d_model is 127; it must be even: sinusoids come in pairs of a sine and a cosine"
+    assert not (tmp_path / "run").exists()
+
+
+def test_wmt14_is_told_not_to_be_there_yet_behind_the_size_of_its_row(tmp_path):
+    result = run("--config=configs/table3.py:B-dk16", f"--workdir={tmp_path / 'run'}")
+    assert result.returncode == 2
+    assert "37,023,744 parameters" in result.stdout
+    assert "configs/multi30k.py" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_help_tells_of_config_and_workdir():
+    result = run("--help")
+    assert "--config:" in result.stdout
+    assert "--config.model.num_heads=16" in result.stdout
+    assert "--workdir:" in result.stdout

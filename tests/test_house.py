@@ -1,0 +1,20 @@
+"""The house itself: its floors, its types, its style."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["ruff check .", "ruff format --check .", "pyrefly check", "lint-imports --no-logo"],
+)
+def test_the_code_passes(command):
+    tool, *arguments = command.split()
+    beside_python = str(pathlib.Path(sys.executable).parent / tool)
+    result = subprocess.run([beside_python, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr

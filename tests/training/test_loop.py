@@ -1,0 +1,117 @@
+"""Whole runs, small and real."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests.training.small import small_config
+from transformer_flax.errors import UserError
+from transformer_flax.model.transformer import init_params
+from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.loop import train
+from transformer_flax.training.metrics import read_metrics
+from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.prepare import model_config
+from transformer_flax.training.step import TrainState, init_key
+from transformer_flax.training.workdir import Workdir
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Trains in a directory of that name."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def run(name, **overrides):
+        return train(small_config(**overrides), tmp_path / name)
+
+    return run
+
+
+def final_state(path, step):
+    workdir = Workdir(path)
+    config = workdir.load_config()
+    params = init_params(model_config(config, workdir.load_tokenizer().vocab_size), init_key(config.seed))
+    like = TrainState.create(config.seed, params, make_optimizer(config.optimizer, config.model.d_model))
+    checkpoints = Checkpoints(workdir.checkpoints, keep=2)
+    assert checkpoints.steps()[-1] == step
+    state = jax.device_get(checkpoints.restore(like, step))
+    checkpoints.close()
+    return state
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"parallel__num_devices": 2, "accumulation_steps": 2},
+        {"parallel__mode": "pmap", "parallel__num_devices": 2},
+    ],
+    ids=["jit", "pmap"],
+)
+def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode):
+    whole = run("whole", log__every=3, **mode)
+    run("halves", log__every=3, steps=3, **mode)
+    resumed = run("halves", log__every=3, **mode)
+    jax.tree.map(np.testing.assert_array_equal, final_state(tmp_path / "whole", 6), final_state(tmp_path / "halves", 6))
+    assert resumed["valid"].translations == whole["valid"].translations
+
+    logged = [
+        {name: value for name, value in line.items() if "second" not in name}
+        for path in ("whole", "halves")
+        for line in read_metrics(tmp_path / path / "metrics.jsonl")
+        if line["step"] == 6
+    ]
+    assert len(logged) == 4  # of training and of validation, once each
+    assert logged[:2] == logged[2:]
+
+
+def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
+    evaluations = run("run", eval__test=True)
+    assert set(evaluations) == {"valid", "test"}
+    assert len(evaluations["test"].translations) == 1_000  # at the end, all of them
+    workdir = tmp_path / "run"
+    assert json.loads((workdir / "config.json").read_text())["config"]["model"]["d_model"] == 16
+    assert (workdir / "tokenizer.json").is_file()
+    assert {"3", "6"} <= {path.name for path in (workdir / "checkpoints").iterdir()}
+    assert list(workdir.glob("events.*"))
+    assert len((workdir / "translations/3.txt").read_text().splitlines()) == 4
+    assert len((workdir / "translations/6.test.txt").read_text().splitlines()) == 1_000
+    lines = read_metrics(workdir / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [2, 3, 4, 6, 6, 6]
+    assert {"train/loss", "train/perplexity", "train/learning_rate", "train/grad_norm"} <= lines[0].keys()
+    assert {"valid/loss", "valid/perplexity", "valid/bleu", "valid/exact_match"} <= lines[1].keys()
+
+
+def test_a_finished_run_is_evaluated_again_and_not_trained(run, tmp_path):
+    first = run("run")
+    before = final_state(tmp_path / "run", 6)
+    again = run("run")
+    assert again["valid"].scalars == first["valid"].scalars
+    jax.tree.map(np.testing.assert_array_equal, before, final_state(tmp_path / "run", 6))
+    with pytest.raises(UserError, match=r"at step 6 already, past config\.steps=4"):
+        run("run", steps=4)
+
+
+def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(run, tmp_path):
+    run("zero", eval__every=0)
+    run("one", eval__every=0, seed=1)
+    vocabularies = [(tmp_path / name / "tokenizer.json").read_text() for name in ("zero", "one")]
+    assert vocabularies[0] == vocabularies[1]
+    losses = [read_metrics(tmp_path / name / "metrics.jsonl")[0]["train/loss"] for name in ("zero", "one")]
+    assert losses[0] != losses[1]
+
+
+def test_averages_are_of_the_last_regular_checkpoints(run, tmp_path, capsys):
+    run("run", eval__final_average=2, checkpoint__every=2, eval__every=0)
+    assert "the average of the parameters at steps 4, 6" in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_do(run):
+    with pytest.raises(UserError, match=r"the loss of step \d+ is nan.*factor"):
+        run("run", optimizer__factor=1e30)
+
+
+def test_too_small_batches_are_refused(run):
+    with pytest.raises(UserError, match="tokens_per_batch is 64"):
+        run("run", data__tokens_per_batch=64)

@@ -1,0 +1,92 @@
+"""Everything that can be checked is checked before any long work starts."""
+
+import pytest
+
+from tests.training.small import small_config
+from transformer_flax.errors import UserError
+from transformer_flax.training.loop import train
+from transformer_flax.training.prepare import check
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", 0),
+        ("accumulation_steps", 0),
+        ("label_smoothing", 1.0),
+        ("data.tokens_per_batch", 0),
+        ("data.max_length", 1),
+        ("decode.beam_size", 0),
+        ("decode.max_extra_length", -1),
+        ("eval.every", -1),
+        ("checkpoint.every", 0),
+        ("checkpoint.keep", 0),
+        ("log.every", 0),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(field, value):
+    config = small_config()
+    config.update_from_flattened_dict({field: value})
+    with pytest.raises(UserError, match=rf"config\.{field} is {value}"):
+        check(config)
+
+
+@pytest.mark.parametrize("field", ["seed", "model.d_ff", "eval.every"])
+def test_none_is_refused_by_name(field):
+    config = small_config()
+    section = config
+    *sections, last = field.split(".")
+    for name in sections:
+        section = section[name]
+    section[last] = None
+    with pytest.raises(UserError, match=rf"config\.{field} is None"):
+        check(config)
+
+
+def test_what_is_averaged_must_be_kept():
+    with pytest.raises(UserError, match=r"config\.checkpoint\.keep is 2"):
+        check(small_config(eval__final_average=3))
+
+
+def test_learned_positions_must_reach_as_far_as_a_translation():
+    check(small_config(model__positions="learned", model__max_length=64))
+    with pytest.raises(UserError, match=r"config\.model\.max_length is 63; it must be at least 64"):
+        check(small_config(model__positions="learned", model__max_length=63))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.en").write_text("a b\nc\n\n" + "d " * 50 + "\n")
+        (folder / f"{split}.de").write_text("x y\nz\nw\nv\n")
+    return folder
+
+
+def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
+    config = small_config(data__source="folder", data__path=str(folder), data__max_length=20, steps=1, eval__test=True)
+    config.data.cache_dir = str(tmp_path / "cache")
+    evaluations = train(config, tmp_path / "run")
+    told = capsys.readouterr().out
+    assert "left out of training: 1 of 4 pairs with an empty side" in told
+    assert "left out of training: 1 of 4 pairs with more than 20 tokens" in told
+    assert len(evaluations["test"].translations) == 4  # never left out of test
+    assert evaluations["test"].translations[2] == ""
+
+
+def test_an_empty_training_set_is_refused(folder, tmp_path):
+    for language in ("en", "de"):
+        (folder / f"train.{language}").write_text("")
+    config = small_config(data__source="folder", data__path=str(folder))
+    with pytest.raises(UserError, match="the training split is empty"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_set_of_which_nothing_is_left_is_refused(folder, tmp_path):
+    for language in ("en", "de"):
+        (folder / f"train.{language}").write_text("\n\n")
+    config = small_config(data__source="folder", data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(UserError, match="no sentence pairs"):
+        train(config, tmp_path / "run")

@@ -1,0 +1,73 @@
+import pytest
+
+from tests.training.small import small_config
+from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.errors import UserError
+from transformer_flax.training.workdir import Workdir
+
+DATA = {"train": "abc", "valid": "def"}
+
+
+def snapshot(path):
+    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_config_comes_back_as_it_was(tmp_path):
+    config = small_config()
+    Workdir(tmp_path / "run").claim(config, DATA)
+    assert Workdir(tmp_path / "run").load_config() == config
+
+
+def test_a_run_of_another_config_is_refused_with_the_fields_that_differ_and_nothing_changes(tmp_path):
+    Workdir(tmp_path).claim(small_config(), DATA)
+    before = snapshot(tmp_path)
+    other = small_config(model__d_ff=32, optimizer__b2=0.9, steps=100)
+    with pytest.raises(UserError) as refusal:
+        Workdir(tmp_path).claim(other, DATA)
+    told = str(refusal.value)
+    assert "config.model.d_ff: 16 there, 32 now" in told
+    assert "config.optimizer.b2: 0.98 there, 0.9 now" in told
+    assert "steps" not in told
+    assert "--workdir" in told
+    assert snapshot(tmp_path) == before
+
+
+def test_other_data_are_refused(tmp_path):
+    Workdir(tmp_path).claim(small_config(), DATA)
+    with pytest.raises(UserError, match="the train data have changed"):
+        Workdir(tmp_path).claim(small_config(), DATA | {"train": "xyz"})
+
+
+def test_more_steps_other_intervals_other_devices_and_a_moved_folder_are_the_same_run(tmp_path):
+    Workdir(tmp_path).claim(small_config(), DATA)
+    moved = small_config(
+        steps=100, eval__every=7, checkpoint__every=9, log__every=1, parallel__mode="pmap", data__path="/elsewhere"
+    )
+    Workdir(tmp_path).claim(moved, DATA)
+    assert Workdir(tmp_path).load_config().steps == 100
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("five years of work")
+    with pytest.raises(UserError, match="is not empty and holds no run"):
+        Workdir(tmp_path).claim(small_config(), DATA)
+    assert snapshot(tmp_path).keys() == {(tmp_path / "thesis.tex").relative_to(tmp_path)}
+
+
+def test_a_damaged_config_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"config": {')
+    with pytest.raises(UserError, match=r"config\.json cannot be read"):
+        Workdir(tmp_path).claim(small_config(), DATA)
+
+
+def test_the_tokenizer_comes_back_as_it_was(tmp_path):
+    workdir = Workdir(tmp_path)
+    tokenizer = Tokenizer.train(["a b a b"], 270)
+    workdir.save_tokenizer(tokenizer)
+    assert workdir.load_tokenizer().to_json() == tokenizer.to_json()
+
+
+def test_translations_are_one_line_each_whatever_is_in_them(tmp_path):
+    file = Workdir(tmp_path).save_translations("5", ["a\nb", "", "c\u2028d\r", "e"])
+    assert file.read_text().count("\n") == 4
+    assert file.read_text().split("\n")[:-1] == ["a b", "", "c d", "e"]
