@@ -6,7 +6,7 @@ import pytest
 from tests.conftest import TINY
 from transformer_flax.model.transformer import Transformer, init_params
 from transformer_flax.special_tokens import PAD_ID
-from transformer_flax.training.loss import perplexity, smoothed_cross_entropy, translation_loss
+from transformer_flax.training.loss import cross_entropy, perplexity, translation_loss
 
 LOGITS = np.random.default_rng(0).normal(size=(3, 11)).astype(np.float32) * 3
 TARGET = np.array([3, 10, 2])
@@ -20,7 +20,7 @@ def test_smoothing_is_the_cross_entropy_against_an_explicit_distribution(smoothi
         q[PAD_ID] = 0
         q[target] += 1 - smoothing
         assert q.sum() == pytest.approx(1)
-        loss, nll = smoothed_cross_entropy(jnp.array(LOGITS[row]), jnp.array(target), smoothing)
+        loss, nll, _ = cross_entropy(jnp.array(LOGITS[row]), jnp.array(target), smoothing)
         assert float(loss) == pytest.approx(-(q * log_p[row]).sum(), abs=1e-5)
         assert float(nll) == pytest.approx(-log_p[row, target], abs=1e-5)
 
@@ -30,13 +30,19 @@ def test_the_smoothed_loss_is_least_at_its_own_distribution_and_pushes_padding_d
     q[PAD_ID] = 0
     q[4] += 0.9
     at_q = jnp.log(jnp.maximum(q, 1e-30)).astype(jnp.float32)
-    gradient = jax.grad(lambda logits: smoothed_cross_entropy(logits, jnp.array(4), 0.1)[0])(at_q)
+    gradient = jax.grad(lambda logits: cross_entropy(logits, jnp.array(4), 0.1)[0])(at_q)
     np.testing.assert_allclose(gradient, 0, atol=1e-6)
 
 
 def test_losses_are_float32_for_bfloat16_logits():
-    loss, nll = smoothed_cross_entropy(jnp.array(LOGITS, jnp.bfloat16), jnp.array(TARGET), 0.1)
+    loss, nll, _ = cross_entropy(jnp.array(LOGITS, jnp.bfloat16), jnp.array(TARGET), 0.1)
     assert loss.dtype == nll.dtype == jnp.float32
+
+
+def test_a_prediction_is_correct_where_no_other_is_likelier():
+    best = LOGITS.argmax(-1)
+    assert cross_entropy(jnp.array(LOGITS), jnp.array(best), 0.1).correct.all()
+    assert not cross_entropy(jnp.array(LOGITS), jnp.array((best + 1) % 11), 0.1).correct.any()
 
 
 def test_perplexity_of_a_uniform_guess_is_the_number_of_choices():

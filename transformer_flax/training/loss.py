@@ -1,7 +1,7 @@
 """Label-smoothed cross-entropy and perplexity: the one definition of each (section 5.4)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -13,29 +13,39 @@ Sums = dict[str, jax.Array]
 LossFn = Callable[[Any, Any, jax.Array | None], tuple[Sums, Sums]]
 
 
-def smoothed_cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float) -> tuple[jax.Array, jax.Array]:
-    """Cross-entropy against q' = (1 - smoothing) [v = target] + smoothing u(v), and the unsmoothed one.
+class TokenLosses(NamedTuple):
+    """Of each target token, float32 [...]."""
+
+    loss: jax.Array  # label-smoothed cross-entropy
+    nll: jax.Array  # unsmoothed: -log p(target)
+    correct: jax.Array  # bool: no other token is likelier
+
+
+def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float) -> TokenLosses:
+    """Cross-entropy -sum_v q'(v) log p(v) against q' = (1 - smoothing) [v = target] + smoothing u(v).
 
     u is uniform over the V - 1 ids that can be predicted: all but padding (Szegedy et al., 2016, section 7, where u is
-    uniform over the labels). With log Z the log-sum-exp of the logits, both follow without log-probabilities of all V:
-
-        -log p(target) = log Z - logit(target)      -E_u[log p] = log Z - mean of the logits under u
+    uniform over the labels). As q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), with log Z the log-sum-exp of
+    the logits; written as sums over v, neither it nor its gradient needs a second array of [tokens, V] (a gather of the
+    target's logit would: its gradient is a scatter).
 
     Args:
       logits: [..., V].
       target: int [...].
       smoothing: epsilon_ls.
-
-    Returns:
-      (smoothed, unsmoothed), both float32 [...].
     """
     logits = logits.astype(jnp.float32)
+    ids = jnp.arange(logits.shape[-1])
+    is_target = ids == target[..., None]
+    u = (ids != PAD_ID) / (logits.shape[-1] - 1)
+    q = (1 - smoothing) * is_target + smoothing * u
     log_z = jax.nn.logsumexp(logits, axis=-1)
-    nll = log_z - jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-    if smoothing == 0:
-        return nll, nll
-    mean_logit = (jnp.sum(logits, axis=-1) - logits[..., PAD_ID]) / (logits.shape[-1] - 1)
-    return (1 - smoothing) * nll + smoothing * (log_z - mean_logit), nll
+    target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+    return TokenLosses(
+        loss=log_z - jnp.sum(q * logits, axis=-1),
+        nll=log_z - target_logit,
+        correct=target_logit >= jnp.max(logits, axis=-1),
+    )
 
 
 def perplexity(nll_sum: float, tokens: float) -> float:
@@ -53,10 +63,9 @@ def translation_loss(model: nn.Module, label_smoothing: float) -> LossFn:
     def loss_fn(params, batch, key):
         rngs = None if key is None else {"dropout": key}
         logits: Any = model.apply({"params": params}, batch["source"], batch["target"], rngs=rngs)
-        loss, nll = smoothed_cross_entropy(logits, batch["target"], label_smoothing)
+        losses = cross_entropy(logits, batch["target"], label_smoothing)
+        values = {"loss": losses.loss, "nll": losses.nll, "accuracy": losses.correct}
         real = batch["target"] != PAD_ID
-        correct = jnp.argmax(logits, axis=-1) == batch["target"]
-        values = {"loss": loss, "nll": nll, "accuracy": correct}
         tokens = jnp.sum(real, dtype=jnp.float32)
         sums = {name: jnp.sum(jnp.where(real, value, 0), dtype=jnp.float32) for name, value in values.items()}
         return sums, dict.fromkeys(values, tokens)
