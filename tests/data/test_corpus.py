@@ -1,5 +1,10 @@
+import os
 import pathlib
-import shutil
+import re
+import resource
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +14,7 @@ from hypothesis import strategies as st
 from tests.data.make import ListPairs, sentences_of
 from transformer_flax.data.corpus import CHUNK, Sentences, cache_root, load_corpus
 from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, PAD_ID
 
 PAIRS = ListPairs((f"number {n}" * (n % 4), f"die nummer {n}" * (n % 3)) for n in range(50))
@@ -27,7 +33,7 @@ class Calls(list):
 
 
 def entries(cache_dir) -> list[str]:
-    return sorted(path.name for path in (cache_dir / "corpora").iterdir())
+    return sorted(path.name for path in cache_dir.glob("corpora/*"))
 
 
 def as_lists(sentences: Sentences) -> list[list[int]]:
@@ -151,21 +157,49 @@ def test_an_equal_tokenizer_from_a_file_shares_the_entry(tmp_path, tokenizer):
 
 
 def test_a_leftover_of_a_killed_process_is_not_taken_for_a_cache(tmp_path, tokenizer):
-    class KilledError(Exception):
-        pass
-
-    def die(done, of):
-        """Copies the half-made entry away while it is being made: what a killed process leaves."""
-        [name] = entries(tmp_path)
-        shutil.copytree(tmp_path / "corpora" / name, tmp_path / "saved" / name)
-        raise KilledError
-
-    with pytest.raises(KilledError):
-        load_corpus(PAIRS, tokenizer, str(tmp_path), progress=die)
-    shutil.copytree(tmp_path / "saved", tmp_path / "corpora", dirs_exist_ok=True)
-    [leftover] = entries(tmp_path)
-    np.save(tmp_path / "corpora" / leftover / "source.ids.npy", np.arange(3, dtype=np.int32))
+    program = """if True:
+        import resource, signal, sys
+        from tests.data.test_corpus import PAIRS, load_corpus, pathlib, Tokenizer
+        tokenizer = Tokenizer.load(pathlib.Path(sys.argv[1], "tokenizer.json"))
+        # The system kills this process at the 500th byte that it writes to a file.
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
+        load_corpus(PAIRS, tokenizer, sys.argv[1])
+        """
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    root = pathlib.Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment)
+    assert killed.returncode == -signal.SIGXFSZ
+    assert len(entries(tmp_path)) == 1
     assert_holds(load_corpus(PAIRS, tokenizer, str(tmp_path)), PAIRS, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        1,
+        40,
+    ],
+)
+def test_a_full_disk_is_reported_and_leaves_nothing_behind(tmp_path, tokenizer, times):
+    pairs = ListPairs(PAIRS * times)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))  # bytes of a file: the first one fails half-way
+    try:
+        with pytest.raises(UserError, match=rf"{re.escape(str(tmp_path))}.*--config\.data\.cache_dir"):
+            load_corpus(pairs, tokenizer, str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert entries(tmp_path) == []
+    assert_holds(load_corpus(pairs, tokenizer, str(tmp_path)), pairs, tokenizer)
+
+
+def test_a_cache_directory_that_cannot_be_is_refused(tmp_path, tokenizer):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match=r"--config\.data\.cache_dir"):
+        load_corpus(PAIRS, tokenizer, str(tmp_path / "file"))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("bad text"), KeyboardInterrupt()], ids=["error", "interrupt"])
@@ -214,7 +248,6 @@ def test_without_xdg_cache_home_it_is_in_the_home_directory(tmp_path, monkeypatc
     assert cache_root("") == pathlib.Path(tmp_path, ".cache", "transformer_flax")
 
 
-@pytest.mark.xfail(strict=True, reason="cache_root takes an empty XDG_CACHE_HOME for the current directory")
 def test_an_empty_xdg_cache_home_is_none(tmp_path, monkeypatch):
     """As its specification says; else the cache would land wherever the command was started."""
     monkeypatch.setenv("HOME", str(tmp_path))

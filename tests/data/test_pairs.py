@@ -2,7 +2,6 @@ import gzip
 import importlib
 import lzma
 import re
-import zlib
 
 import pytest
 
@@ -70,10 +69,10 @@ def test_the_fingerprint_is_of_the_text_not_of_its_file(tmp_path, suffix):
         {"en": ENGLISH[::-1]},
         {"en": GERMAN, "de": ENGLISH},
         {"en": ENGLISH[:-1], "de": GERMAN[:-1]},
-        {"en": [ENGLISH[0] + ENGLISH[1], *ENGLISH[2:]], "de": GERMAN[:-1]},
+        {"en": ["A dog", " runs.", *ENGLISH[2:]]},
         {"en": [ENGLISH[0] + " ", *ENGLISH[1:]]},
     ],
-    ids=["source", "target", "order", "sides", "fewer", "joined", "space"],
+    ids=["source", "target", "order", "sides", "fewer", "line end", "space"],
 )
 def test_the_fingerprint_changes_with_the_text(tmp_path, changed):
     assert read(write(tmp_path / "a")).fingerprint != read(write(tmp_path / "b", **changed)).fingerprint
@@ -166,10 +165,7 @@ def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path, suffix):
 @pytest.mark.parametrize(
     "suffix",
     [
-        pytest.param(
-            ".gz",
-            marks=pytest.mark.xfail(strict=True, reason="_read_lines does not catch zlib.error", raises=zlib.error),
-        ),
+        ".gz",
         ".xz",
     ],
 )

@@ -28,13 +28,10 @@ def bucket_edges(lengths: np.ndarray, num_buckets: int) -> np.ndarray:
         # slots[j, i]: the lengths i .. j-1 share a bucket as wide as length j-1
         slots = best[None, :] + (below[:, None] - below[None, :]) * np.concatenate([[0], values])[:, None]
         slots[np.triu_indices(len(values) + 1)] = np.inf
-        slots[0, 0] = 0
         choices.append(np.argmin(slots, axis=1))
         best = np.min(slots, axis=1)
     edges, j = [], len(values)
     for choice in reversed(choices):
-        if j == 0:
-            break
         edges.append(values[j - 1])
         j = choice[j]
     return np.array(edges[::-1], np.int64)

@@ -5,7 +5,7 @@ import hashlib
 import os
 import pathlib
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable
 
 import numpy as np
@@ -59,7 +59,7 @@ def cache_root(cache_dir: str) -> pathlib.Path:
     """`cache_dir`, or where caches are kept by custom."""
     if cache_dir:
         return pathlib.Path(cache_dir)
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache")) / "transformer_flax"
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "transformer_flax"
 
 
 def load_corpus(
@@ -89,12 +89,15 @@ def load_corpus(
 
 
 def _write(corpus: dict[str, Sentences], folder: pathlib.Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = pathlib.Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial.", dir=folder.parent))
+    partial = folder.with_name(f"{folder.name}.partial.{uuid.uuid4().hex}")
     try:
+        partial.mkdir(parents=True)
         for side, sentences in corpus.items():
-            np.save(partial / f"{side}.ids.npy", sentences.ids)
-            np.save(partial / f"{side}.offsets.npy", sentences.offsets)
+            for part, array in (("ids", sentences.ids), ("offsets", sentences.offsets)):
+                # Not np.save, which overlooks that the last bytes could not be written: a full disk, a quota.
+                with (partial / f"{side}.{part}.npy").open("wb") as file:
+                    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+                    file.write(array.data)
         try:
             partial.rename(folder)
         except OSError:  # another process was first: its entry is the same

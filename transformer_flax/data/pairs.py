@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import lzma
 import pathlib
+import zlib
 from typing import Protocol
 
 from transformer_flax.data.numbers import NumberPairs
@@ -91,6 +92,6 @@ def _read_lines(file: pathlib.Path) -> list[str]:
         except UnicodeDecodeError as error:
             number = len(lines) + 1
             raise UserError(f"{file}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
             raise UserError(f"{file} is damaged after line {len(lines):,}: {error}") from error
     return lines

@@ -1,6 +1,10 @@
 """From a config to everything that training needs, checked before any of it takes long."""
 
 import dataclasses
+import functools
+import operator
+from collections.abc import Callable
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -24,6 +28,24 @@ class Data:
     train: Batches
 
 
+AT_LEAST_1 = (
+    "steps",
+    "accumulation_steps",
+    "data.tokenizer_sample",
+    "data.tokens_per_batch",
+    "data.num_buckets",
+    "data.rows_multiple_of",
+    "decode.beam_size",
+    "decode.batch_size",
+    "eval.average",
+    "eval.final_average",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "log.every",
+)
+AT_LEAST_0 = ("decode.max_extra_length", "eval.every", "eval.sentences")
+
+
 def check(config: ConfigDict) -> None:
     """Checks what the rooms that use it do not check for themselves.
 
@@ -31,41 +53,32 @@ def check(config: ConfigDict) -> None:
       UserError: naming the field.
     """
 
-    def require(name: str, is_valid: bool, requirement: str) -> None:
-        if not is_valid:
-            section = config
-            for part in name.split("."):
-                section = section[part]
-            raise UserError(f"config.{name} is {section!r}; it must be {requirement}")
+    def require(name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
+        value = functools.reduce(operator.getitem, name.split("."), config)
+        if not is_valid(value):
+            raise UserError(f"config.{name} is {value!r}; it must be {requirement}")
 
     _refuse_none(config, "config")
-    for name in ("steps", "accumulation_steps"):
-        require(name, config[name] >= 1, "at least 1")
-    require("label_smoothing", 0 <= config.label_smoothing < 1, "from 0 to below 1")
-    for section, names in {
-        "data": ("tokenizer_sample", "tokens_per_batch", "num_buckets", "rows_multiple_of"),
-        "decode": ("beam_size", "batch_size"),
-        "eval": ("average", "final_average"),
-        "checkpoint": ("every", "keep"),
-        "log": ("every",),
-    }.items():
-        for name in names:
-            require(f"{section}.{name}", config[section][name] >= 1, "at least 1")
-    require("data.max_length", config.data.max_length >= 2, "at least 2: a token and the end symbol")
-    require("decode.max_input_length", config.decode.max_input_length >= 2, "at least 2: a token and the end symbol")
-    for name in ("decode.max_extra_length", "eval.every", "eval.sentences"):
-        section, field = name.split(".")
-        require(name, config[section][field] >= 0, "at least 0")
+    for name in AT_LEAST_1:
+        require(name, lambda value: value >= 1, "at least 1")
+    for name in AT_LEAST_0:
+        require(name, lambda value: value >= 0, "at least 0")
+    for name in ("seed", "data.seed"):
+        require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
+    for name in ("data.max_length", "decode.max_input_length"):
+        require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
+    require("label_smoothing", lambda value: 0 <= value < 1, "from 0 to below 1")
+    averaged = max(config.eval.average, config.eval.final_average)
     require(
         "checkpoint.keep",
-        config.checkpoint.keep >= max(config.eval.average, config.eval.final_average),
-        "at least config.eval.average and config.eval.final_average: what is averaged must be kept",
+        lambda value: value >= averaged,
+        f"at least {averaged}: what config.eval.average or final_average takes must be kept",
     )
     if config.model.positions == "learned":
         longest = max(config.data.max_length, config.decode.max_input_length + config.decode.max_extra_length)
         require(
             "model.max_length",
-            config.model.max_length >= longest,
+            lambda value: value >= longest,
             f"at least {longest} with learned positions: config.data.max_length, and config.decode.max_input_length + "
             "max_extra_length",
         )
