@@ -51,6 +51,9 @@ def run(main: Callable[[], None]) -> None:
             main()
         except UserError as error:
             _fail(str(error))
+        except KeyboardInterrupt:
+            print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+            sys.exit(130)
         except OSError as error:  # no room, no permission: the operating system's word is the message
             if error.errno is None:
                 raise

@@ -178,7 +178,7 @@ class Transformer(nn.Module):
 
 def init_params(config: TransformerConfig, key: jax.Array) -> Any:
     """Fresh float32 parameters of `Transformer(config)`."""
-    tokens = jnp.ones((1, 2), jnp.int32)
+    tokens = jnp.ones((1, 1), jnp.int32)
     # One program, as op by op there would be hundreds to compile.
     return jax.jit(Transformer(config).init)(key, tokens, tokens)["params"]
 

@@ -52,6 +52,7 @@ class Checkpoints:
 
     def average(self, like: TrainState, steps: list[int], *others: Any) -> Any:
         """The mean of the parameters of checkpoints at `steps` and of `others`, in float32 on the host."""
+        self._checkpointer.wait()  # the newest may still be on its way to the disk
         trees = [*others, *(self.restore(like, step).params for step in steps)]
         return jax.tree.map(lambda *leaves: np.mean([np.asarray(x, np.float32) for x in leaves], axis=0), *trees)
 

@@ -117,26 +117,28 @@ class Trainer:
                 state, metrics = self._train_step(state, self._parallel.shard(batch))
                 if wait:
                     jax.block_until_ready(state)
-                self._read(unread, step - 1, meter)
+                if unread is not None:
+                    self._read(unread, step - 1, meter)
                 unread = metrics
                 if compilations == self._compilations.total():
                     meter.add_time(time.perf_counter() - started, sum(np.sum(x != PAD_ID) for x in batch.values()))
                 update(step, config.steps)
 
                 if last or step % config.log.every == 0:
-                    self._read(unread, step, meter)
-                    self._log(step, meter, float(metrics.grad_norm.ravel()[0]))
+                    self._log(step, meter, self._read(metrics, step, meter))
                     unread, meter = None, Meter()
                 evaluate = last or (config.eval.every and step % config.eval.every == 0)
                 if evaluate:
                     evaluations = self._evaluate(step, state, last)
+                    for split, evaluation in evaluations.items():
+                        self._writer.write(step, split, evaluation.scalars)
                 if last or step % config.checkpoint.every == 0:
                     bleu = evaluations["valid"].scalars["bleu"] if evaluate else None
                     self._checkpoints.save(self._parallel.unreplicate(state), bleu)
-        self._checkpoints.close()
         if not evaluations:
-            self._progress.say(f"the run had ended at step {start:,} already; more steps: --config.steps=N")
+            self._progress.say(f"the run has ended at step {start:,} already; for more: --config.steps=N")
             evaluations = self._evaluate(start, state, last=True)
+        self._checkpoints.close()
         self._writer.close()
         self._report(evaluations)
         return evaluations
@@ -154,21 +156,26 @@ class Trainer:
         self._progress.say(f"resuming from step {step:,} in {self._workdir.path}")
         return self._parallel.replicate(self._checkpoints.restore(self._fresh, step)), step
 
-    def _read(self, metrics: Metrics | None, step: int, meter: Meter) -> None:
-        if metrics is None:
-            return
-        sums, counts = self._parallel.unreplicate(jax.device_get((metrics.sums, metrics.counts)))
-        if not np.isfinite(sums["loss"]):
+    def _read(self, metrics: Metrics, step: int, meter: Meter) -> Metrics:
+        """Waits for the metrics of a step, adds them up and returns them."""
+        metrics = self._parallel.unreplicate(jax.device_get(metrics))
+        if not np.isfinite(metrics.sums["loss"]):
             raise UserError(
-                f"the loss of step {step:,} is {sums['loss']}; the last checkpoint is good. Lower "
+                f"the loss of step {step:,} is {metrics.sums['loss']}; the last checkpoint is good. Lower "
                 "config.optimizer.factor, raise config.optimizer.warmup_steps, or clip with config.optimizer.clip_norm"
             )
-        meter.add(sums, counts)
+        meter.add(metrics.sums, metrics.counts)
+        return metrics
 
-    def _log(self, step: int, meter: Meter, grad_norm: float) -> None:
+    def _log(self, step: int, meter: Meter, metrics: Metrics) -> None:
         steps = self._config.steps
         learning_rate = float(self._schedule(step - 1))
-        values = {**meter.means(), "learning_rate": learning_rate, "grad_norm": grad_norm, **meter.rates()}
+        values = {
+            **meter.means(),
+            "learning_rate": learning_rate,
+            "grad_norm": float(metrics.grad_norm),
+            **meter.rates(),
+        }
         self._writer.write(step, "train", values)
         line = (
             f"step {step:>7,}/{steps:,}  loss {values['loss']:.3f}  ppl {values['perplexity']:.2f}  "
@@ -183,31 +190,33 @@ class Trainer:
         self._progress.say(line)
 
     def _evaluate(self, step: int, state: TrainState, last: bool) -> dict[str, Evaluation]:
-        """Evaluates the validation split, and all splits after the last step, each written where it belongs."""
+        """Evaluates the validation split, and all splits after the last step; shows and keeps the translations."""
         config = self._config.eval
         params = self._parallel.unreplicate(state).params
-        average = config.final_average if last else config.average
-        earlier = [s for s in self._checkpoints.steps() if s < step][1 - average :] if average > 1 else []
+        earlier = self._steps_to_average(step, config.final_average if last else config.average)
         if earlier:
-            steps_taken = ", ".join(f"{s:,}" for s in [*earlier, step])
-            self._progress.say(f"evaluating the average of the parameters at steps {steps_taken}")
+            taken = ", ".join(f"{s:,}" for s in [*earlier, step])
+            self._progress.say(f"evaluating the average of the parameters at steps {taken}")
             params = self._checkpoints.average(self._fresh, earlier, params)
         evaluations = {}
         for split, evaluator in self._evaluators.items():
             if split == "valid" or last:
                 evaluation = evaluator(params, max_sentences=0 if last else config.sentences)
                 evaluations[split] = evaluation
-                self._writer.write(step, split, evaluation.scalars)
                 name = str(step) if split == "valid" else f"{step}.{split}"
                 self._workdir.save_translations(name, evaluation.translations)
                 scalars = "  ".join(f"{name} {value:.4g}" for name, value in evaluation.scalars.items())
                 self._progress.say(f"step {step:>7,} {split}: {scalars}")
         shown = evaluations["valid"]
         for i in np.linspace(0, len(shown.sources) - 1, min(SAMPLES, len(shown.sources)), dtype=int):
-            self._progress.say(
-                f"    {shown.sources[i]}\n      = {shown.translations[i]}\n     (= {shown.references[i]})"
-            )
+            for mark, text in ((" ", shown.sources[i]), (">", shown.translations[i]), ("=", shown.references[i])):
+                self._progress.say(f"    {mark} {text}")
         return evaluations
+
+    def _steps_to_average(self, step: int, average: int) -> list[int]:
+        """The last checkpoints before `step` that make `average` with it; regular ones, written at the interval."""
+        regular = [s for s in self._checkpoints.steps() if s < step and s % self._config.checkpoint.every == 0]
+        return regular[-(average - 1) :] if average > 1 else []
 
     def _report(self, evaluations: dict[str, Evaluation]) -> None:
         columns = list(evaluations["valid"].scalars)

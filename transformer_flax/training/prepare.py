@@ -14,6 +14,7 @@ from transformer_flax.data.pairs import Pairs, load_pairs
 from transformer_flax.data.tokenizer import Tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
+from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.progress import Progress
 from transformer_flax.training.workdir import Workdir
 
@@ -47,7 +48,7 @@ AT_LEAST_0 = ("decode.max_extra_length", "eval.every", "eval.sentences")
 
 
 def check(config: ConfigDict) -> None:
-    """Checks what the rooms that use it do not check for themselves.
+    """Checks all that can be without reading the data.
 
     Raises:
       UserError: naming the field.
@@ -59,6 +60,8 @@ def check(config: ConfigDict) -> None:
             raise UserError(f"config.{name} is {value!r}; it must be {requirement}")
 
     _refuse_none(config, "config")
+    model_config(config, config.data.vocab_size)
+    make_optimizer(config.optimizer, config.model.d_model)
     for name in AT_LEAST_1:
         require(name, lambda value: value >= 1, "at least 1")
     for name in AT_LEAST_0:
