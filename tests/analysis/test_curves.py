@@ -1,0 +1,35 @@
+import pytest
+
+from tests.training.small import small_config
+from transformer_flax.analysis.curves import plot_curves
+from transformer_flax.errors import UserError
+from transformer_flax.training.metrics import MetricsWriter
+from transformer_flax.training.workdir import Workdir
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    workdir = Workdir(tmp_path / "run")
+    workdir.claim(small_config(), {})
+    writer = MetricsWriter(workdir.metrics_file, 0)
+    for step in (10, 20, 30):
+        writer.write(step, "valid", {"bleu": step})
+    writer.close()
+    return workdir.path
+
+
+@pytest.mark.parametrize("x", ["step", "minutes"])
+def test_a_curve_has_every_point_that_was_measured(workdir, tmp_path, x):
+    plot_curves([workdir], "valid/bleu", x=x, file=tmp_path / "curve.svg")
+    picture = (tmp_path / "curve.svg").read_text()
+    assert picture.count("<use xlink:href=") > 3  # a mark for each of the three points, and the axes' ticks
+    plot_curves([workdir, workdir], file=tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_not_measured_is_told_with_what_was(workdir, tmp_path):
+    with pytest.raises(UserError, match="has no train/loss; it has valid/bleu"):
+        plot_curves([workdir], "train/loss", file=tmp_path / "curve.png")
+    with pytest.raises(UserError, match="x is 'hours'"):
+        plot_curves([workdir], x="hours", file=tmp_path / "curve.png")
+    assert not (tmp_path / "curve.png").exists()

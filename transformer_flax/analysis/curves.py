@@ -1,0 +1,44 @@
+"""Curves of one or several runs, as they stand in their working directories."""
+
+import os
+from collections.abc import Sequence
+
+import matplotlib.figure
+
+from transformer_flax.errors import UserError
+from transformer_flax.training.metrics import read_metrics
+from transformer_flax.training.workdir import Workdir
+
+X_AXES = {"step": ("step", 1), "minutes": ("seconds", 60)}
+
+
+def plot_curves(
+    workdirs: Sequence[str | os.PathLike], metric: str = "valid/bleu", *, x: str = "minutes", file: str | os.PathLike
+) -> None:
+    """Draws a metric of each run into a picture file (PNG, SVG or PDF by its name).
+
+    Args:
+      workdirs: of the runs.
+      metric: as it is named in metrics.jsonl, such as "valid/bleu" or "train/loss".
+      x: "minutes" since the run began, evaluation included, or "step".
+      file: the picture.
+
+    Raises:
+      UserError: a run has not measured that.
+    """
+    if x not in X_AXES:
+        raise UserError(f"x is {x!r}; it must be one of {', '.join(X_AXES)}")
+    name, unit = X_AXES[x]
+    figure = matplotlib.figure.Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for workdir in map(Workdir, workdirs):
+        lines = read_metrics(workdir.metrics_file)
+        points = [(line[name] / unit, line[metric]) for line in lines if metric in line]
+        if not points:
+            measured = sorted({key for line in lines for key in line} - {"step", "seconds"})
+            raise UserError(f"{workdir.path} has no {metric}; it has {', '.join(measured) or 'nothing yet'}")
+        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else "", label=workdir.load_config().name)
+    axes.set(xlabel=x, ylabel=metric)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(file, dpi=120)
