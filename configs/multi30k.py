@@ -11,10 +11,12 @@ from configs import base
 def get_config() -> ConfigDict:
     config = base.get_config()
     config.name = "multi30k"
-    config.steps = 4_000  # about 10 epochs
-    config.model.update(num_layers=3, d_model=256, d_ff=512, num_heads=4, d_k=64, d_v=64, dropout=0.15)
-    config.data.update(source="folder", name="", vocab_size=5_000, max_length=80, tokens_per_batch=1536, num_buckets=6)
-    config.optimizer.update(factor=0.5, warmup_steps=600)
-    config.eval.update(every=800, final_average=5)
-    config.checkpoint.update(every=200, keep=5)
+    config.steps = 5_500  # about 15 epochs
+    config.model.update(num_layers=3, d_model=192, d_ff=512, num_heads=4, d_k=48, d_v=48, dropout=0.2)
+    config.data.update(
+        source="folder", name="", vocab_size=5_000, max_length=80, tokens_per_batch=1536, num_buckets=6
+    )
+    config.optimizer.update(factor=0.3, warmup_steps=400)  # the paper's rate is for batches 16 times as large
+    config.eval.update(every=1_000, final_average=5)
+    config.checkpoint.update(every=250, keep=5)
     return config
