@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.training.small import small_config
+from tests.training.small import PAIRS, small_config, write_text
 from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import init_params
 from transformer_flax.training.checkpoints import Checkpoints
@@ -18,13 +18,18 @@ from transformer_flax.training.step import TrainState, init_key
 from transformer_flax.training.workdir import Workdir
 
 
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(text, tmp_path, monkeypatch):
     """Trains in a directory of that name."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(name, **overrides):
-        return train(small_config(**overrides), tmp_path / name)
+        return train(small_config(data__path=str(text), **overrides), tmp_path / name)
 
     return run
 
@@ -69,14 +74,14 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
 def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
     evaluations = run("run", eval__test=True)
     assert set(evaluations) == {"valid", "test"}
-    assert len(evaluations["test"].translations) == 1_000  # at the end, all of them
+    assert len(evaluations["test"].translations) == PAIRS["test"]  # at the end, all of them
     workdir = tmp_path / "run"
     assert json.loads((workdir / "config.json").read_text())["config"]["model"]["d_model"] == 16
     assert (workdir / "tokenizer.json").is_file()
     assert {"3", "6"} <= {path.name for path in (workdir / "checkpoints").iterdir()}
     assert list(workdir.glob("events.*"))
     assert len((workdir / "translations/3.txt").read_text().splitlines()) == 4
-    assert len((workdir / "translations/6.test.txt").read_text().splitlines()) == 1_000
+    assert len((workdir / "translations/6.test.txt").read_text().splitlines()) == PAIRS["test"]
     lines = read_metrics(workdir / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 3, 4, 6, 6, 6]
     assert {"train/loss", "train/perplexity", "train/learning_rate", "train/grad_norm"} <= lines[0].keys()

@@ -65,7 +65,7 @@ def folder(tmp_path):
 
 
 def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
-    config = small_config(data__source="folder", data__path=str(folder), data__max_length=20, steps=1, eval__test=True)
+    config = small_config(data__path=str(folder), data__max_length=20, steps=1, eval__test=True)
     config.data.cache_dir = str(tmp_path / "cache")
     evaluations = train(config, tmp_path / "run")
     told = capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
 def test_an_empty_training_set_is_refused(folder, tmp_path):
     for language in ("en", "de"):
         (folder / f"train.{language}").write_text("")
-    config = small_config(data__source="folder", data__path=str(folder))
+    config = small_config(data__path=str(folder))
     with pytest.raises(UserError, match="the training split is empty"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -87,6 +87,6 @@ def test_an_empty_training_set_is_refused(folder, tmp_path):
 def test_a_training_set_of_which_nothing_is_left_is_refused(folder, tmp_path):
     for language in ("en", "de"):
         (folder / f"train.{language}").write_text("\n\n")
-    config = small_config(data__source="folder", data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
+    config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
     with pytest.raises(UserError, match="no sentence pairs"):
         train(config, tmp_path / "run")

@@ -1,6 +1,9 @@
 """Checkpoints: written in the background, restored, averaged."""
 
+import contextlib
 import pathlib
+import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -8,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
+from transformer_flax.errors import UserError
 from transformer_flax.training.step import TrainState
 
 _training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for
@@ -27,19 +31,40 @@ class Checkpoints:
         best = _policies.BestN(
             get_metric_fn=lambda metrics: metrics["bleu"], n=1, keep_checkpoints_without_metrics=False
         )
+        self._directory = directory.resolve()
         self._checkpointer = _training.Checkpointer(
-            directory.resolve(),
+            self._directory,
             save_decision_policy=_training.save_decision_policies.FixedIntervalPolicy(1),
             preservation_policy=_policies.AnyPreservationPolicy([latest, best]),
             cleanup_tmp_directories=True,
         )
 
+    def require_room(self, state: TrainState) -> None:
+        """Checks that the disk has room for one more checkpoint of such a state.
+
+        Raises:
+          UserError: it has not.
+        """
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        free = shutil.disk_usage(self._directory.parent).free
+        if free < needed:
+            raise UserError(
+                f"a checkpoint needs {needed / 1e6:,.1f} MB and the disk of {self._directory} has {free / 1e6:,.1f} MB "
+                "left; make room there: the same command goes on from the last whole checkpoint"
+            )
+
     def save(self, state: TrainState, bleu: float | None) -> None:
-        """Starts writing a state; training may go on at once."""
+        """Starts writing a state; training may go on at once.
+
+        Raises:
+          UserError: this one has no room, or the one before could not be written.
+        """
+        self.require_room(state)
         metrics = None if bleu is None else {"bleu": bleu}
         # A copy: the next step is given these buffers to overwrite while they are still being written.
         state = jax.tree.map(jnp.copy, state)
-        self._checkpointer.save_checkpointables_async(int(state.step), {"state": state}, metrics=metrics)
+        with self._explaining():
+            self._checkpointer.save_checkpointables_async(int(state.step), {"state": state}, metrics=metrics)
 
     def restore(self, like: TrainState, step: int) -> TrainState:
         """The state of a step, on the devices of `like`."""
@@ -52,10 +77,22 @@ class Checkpoints:
 
     def average(self, like: TrainState, steps: list[int], *others: Any) -> Any:
         """The mean of the parameters of checkpoints at `steps` and of `others`, in float32 on the host."""
-        self._checkpointer.wait()  # the newest may still be on its way to the disk
+        with self._explaining():
+            self._checkpointer.wait()  # the newest may still be on its way to the disk
         trees = [*others, *(self.restore(like, step).params for step in steps)]
         return jax.tree.map(lambda *leaves: np.mean([np.asarray(x, np.float32) for x in leaves], axis=0), *trees)
 
     def close(self) -> None:
         """Waits for what is still being written."""
-        self._checkpointer.close()
+        with self._explaining():
+            self._checkpointer.close()
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # what was raised in the background, of whatever kind the storage has for it
+            raise UserError(
+                f"a checkpoint could not be written to {self._directory}: {error}; those that are whole are untouched, "
+                "and the same command goes on from the last"
+            ) from error

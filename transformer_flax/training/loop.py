@@ -77,6 +77,7 @@ class Trainer:
 
         self._fresh = TrainState.create(config.seed, init_params(model.config, init_key(config.seed)), optimizer)
         self._checkpoints = Checkpoints(workdir.checkpoints, config.checkpoint.keep)
+        self._checkpoints.require_room(self._fresh)
         self._translator = Translator(model, self._fresh.params, data.tokenizer, **config.decode)
         self._evaluators = {
             split: Evaluator(
