@@ -68,7 +68,7 @@ def get_config() -> ConfigDict:
     config.decode.beam_size = 4
     config.decode.alpha = 0.6  # length penalty
     config.decode.max_extra_length = 50  # output tokens beyond the input's
-    config.decode.max_input_length = 256  # tokens; longer inputs are cut, with a warning
+    config.decode.max_input_length = 256  # tokens; longer inputs, and pairs whose loss is measured, are cut and counted
     config.decode.batch_size = 64  # sentences at a time
 
     config.eval = ConfigDict()
@@ -80,7 +80,7 @@ def get_config() -> ConfigDict:
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 1_500  # steps: 10 minutes of the paper's base model
-    config.checkpoint.keep = 5  # the latest; the best by validation BLEU stays too
+    config.checkpoint.keep = 5  # the latest at that interval; the best evaluated one stays too
 
     config.log = ConfigDict()
     config.log.every = 100  # steps

@@ -57,7 +57,8 @@ def run(main: Callable[[], None]) -> None:
         except OSError as error:  # no room, no permission: the operating system's word is the message
             if error.errno is None:
                 raise
-            _fail(f"{error.strerror}{f': {error.filename}' if error.filename else ''}; nothing finished was touched")
+            where = f": {error.filename}" if error.filename else ""
+            _fail(f"{error.strerror}{where}; mend that, and the same command goes on from the last checkpoint")
 
     app.run(guarded, flags_parser=parse)
 
@@ -70,7 +71,8 @@ def _fail(message: str) -> NoReturn:
 def _explain(error: Exception, argv: list[str]) -> str:
     """One message out of what absl and ml_collections raise for a flag."""
     text = str(error).strip()
-    file = next((arg.partition("=")[2] for arg in argv if re.match(r"--?config=", arg)), "")
+    file = re.search(r"--?config[= ](\S*)", " ".join(argv))
+    file = file[1] if file else ""
     if user_error := re.search(r"\.UserError: (.*)", text):  # raised by a config, which is told as a traceback
         return user_error[1]
     if re.search(r"get_config\(\) takes .* positional argument", text):

@@ -1,17 +1,16 @@
 """Law 3: the rows, exactly on the paper's base and to scale on smaller ones."""
 
-import dataclasses
-
 import jax
 import pytest
 
-from configs import base, big, numbers
+from configs import base, big, multi30k, numbers
 from configs import table3 as table3_config
 from transformer_flax.ablation import table3
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import count_parameters
 from transformer_flax.model.transformer import init_params
+from transformer_flax.training.prepare import check
 
 VOCABULARY = 37_000
 
@@ -142,6 +141,11 @@ def test_an_unknown_row_is_told_with_the_nearest():
         table3_config.get_config("A-h17")
 
 
-def test_every_config_of_the_project_makes_a_model():
-    for config in (base.get_config(), big.get_config(), numbers.get_config()):
-        assert dataclasses.asdict(TransformerConfig(vocab_size=300, **config.model))
+@pytest.mark.parametrize("config", [base, big, numbers, multi30k], ids=lambda module: module.__name__)
+def test_every_config_of_the_project_passes_its_own_checks(config):
+    check(config.get_config())
+
+
+@pytest.mark.parametrize("name", table3.ROWS)
+def test_every_row_passes_the_checks(name):
+    check(table3_config.get_config(name))

@@ -85,7 +85,7 @@ def test_a_beam_that_holds_every_prefix_finds_the_best_of_all_sequences(alpha):
         assert words(found.tokens[sentence, 0]) == tokens
 
 
-def test_all_hypotheses_of_a_full_beam_are_the_best_sequences_in_order():
+def test_all_hypotheses_of_a_full_beam_have_their_true_scores_in_order():
     toy = Toy(vocab_size=NUM_SPECIAL + 2, seed=1)
     found = search(toy, [4], beam_size=2**4, alpha=0.6)
     expected = toy.best(0, 4, 0.6)
@@ -116,7 +116,7 @@ def test_scores_are_log_probabilities_over_the_penalty_of_all_tokens_with_the_en
         assert found.scores[sentence, 0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_wider_beams_never_lose_what_enumeration_finds_best():
+def test_no_beam_beats_enumeration_and_a_full_one_reaches_it():
     toy = Toy(vocab_size=NUM_SPECIAL + 3, seed=8, scale=0.5)
     best = toy.best(0, 5, 0.6)[0][0]
     scores = [search(toy, [5], beam_size=k, alpha=0.6).scores[0, 0] for k in (1, 4, 3**5)]
@@ -167,4 +167,4 @@ def test_the_search_stops_when_no_living_hypothesis_can_win():
     toy.table[:, END_ID] = 20.0  # the end is all but certain at once
     search(toy, [50, 50], beam_size=4, alpha=0.6)
     jax.effects_barrier()
-    assert len(steps) <= 2
+    assert 1 <= len(steps) <= 2

@@ -22,37 +22,40 @@ def state_at(step: int, size: int = 8) -> TrainState:
 
 
 def test_the_latest_and_the_best_are_kept_by_separate_rules(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
-    for step, bleu in ((1, 10.0), (2, 30.0), (3, None), (4, 20.0), (5, None)):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2)
+    for step, bleu in ((10, 1.0), (13, 30.0), (20, None), (25, 20.0), (30, None), (40, None), (47, 5.0)):
         checkpoints.save(state_at(step), bleu)
     checkpoints.close()
-    again = Checkpoints(tmp_path / "checkpoints", keep=2)
-    assert again.steps() == [2, 4, 5]
-    assert float(again.restore(state_at(0), 2).params["w"][0]) == 2
+    again = Checkpoints(tmp_path / "checkpoints", every=10, keep=2)
+    assert again.steps() == [13, 30, 40, 47]  # the best, two at the interval, the newest
+    assert float(again.restore(state_at(0), 13).params["w"][0]) == 13
     again.close()
 
 
 def test_what_is_saved_is_not_what_the_next_step_makes_of_it(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=1)
     advance = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
     state = state_at(1, size=1 << 20)
-    checkpoints.save(state, None)
+    checkpoints.save(state)
     for _ in range(5):
         state = advance(state)
     checkpoints.close()
-    again = Checkpoints(tmp_path / "checkpoints", keep=1)
+    again = Checkpoints(tmp_path / "checkpoints", every=1, keep=1)
     restored = again.restore(state_at(0, size=1 << 20), 1)
     again.close()
     np.testing.assert_array_equal(restored.params["w"], 1)
 
 
 def test_averages_are_the_mean_of_the_parameters(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
-    for step in (1, 2, 6):
-        checkpoints.save(state_at(step), None)
-    mean = checkpoints.average(state_at(0), [1, 2], state_at(6).params)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=2, keep=3)
+    for step in (2, 4, 5, 6):
+        checkpoints.save(state_at(step))
+    mean, steps = checkpoints.average(state_at(9), 3)
+    assert steps == [4, 6, 9]  # 5 is not at the interval
+    np.testing.assert_allclose(mean["w"], np.full(8, 19 / 3, np.float32))
+    assert checkpoints.average(state_at(9), 100)[1] == [2, 4, 6, 9]
+    assert checkpoints.average(state_at(9), 1)[1] == [9]
     checkpoints.close()
-    np.testing.assert_array_equal(mean["w"], np.full(8, 3, np.float32))
 
 
 @pytest.fixture
@@ -68,27 +71,27 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_told_of_and_the_older_checkpoints_stay(small_disk):
-    checkpoints = Checkpoints(small_disk / "checkpoints", keep=5)
-    checkpoints.save(state_at(1), None)
-    with pytest.raises(UserError, match=r"a checkpoint needs 2\.1 MB and the disk of .* has 0\.\d MB left"):
-        checkpoints.save(state_at(2, size=1 << 19), None)
+    checkpoints = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
+    checkpoints.save(state_at(1))
+    with pytest.raises(UserError, match=r"a checkpoint needs 2\.1 MB and the disk of .* has [01]\.\d MB left"):
+        checkpoints.save(state_at(2, size=1 << 19))
     checkpoints.close()
-    again = Checkpoints(small_disk / "checkpoints", keep=5)
+    again = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
     assert again.steps() == [1]
     again.close()
 
 
 def test_a_disk_that_fills_while_a_checkpoint_is_written_is_told_of_too(small_disk):
-    checkpoints = Checkpoints(small_disk / "checkpoints", keep=5)
-    checkpoints.save(state_at(1), None)
-    checkpoints.average(state_at(0), [], state_at(1).params)  # waits for it to be whole
+    checkpoints = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
+    checkpoints.save(state_at(1))
+    checkpoints.average(state_at(1), 1)  # waits for it to be whole
     noise = np.random.default_rng(0).normal(size=200_000).astype(np.float32)  # 0.8 MB that do not compress
     big = TrainState.create(0, {"w": jnp.array(noise)}, OPTIMIZER).replace(step=jnp.int32(2))
     checkpoints.require_room = lambda state: None  # as if another program took the room in between
     (small_disk / "other").write_bytes(bytes(400_000))
-    checkpoints.save(big, None)  # in the background
+    checkpoints.save(big)  # in the background
     with pytest.raises(UserError, match=r"could not be written to .*untouched"):
         checkpoints.close()
-    again = Checkpoints(small_disk / "checkpoints", keep=5)
+    again = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
     assert again.steps() == [1]
     again.close()

@@ -1,6 +1,7 @@
 """Whole runs, small and real."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -39,7 +40,7 @@ def final_state(path, step):
     config = workdir.load_config()
     params = init_params(model_config(config, workdir.load_tokenizer().vocab_size), init_key(config.seed))
     like = TrainState.create(config.seed, params, make_optimizer(config.optimizer, config.model.d_model))
-    checkpoints = Checkpoints(workdir.checkpoints, keep=2)
+    checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=2)
     assert checkpoints.steps()[-1] == step
     state = jax.device_get(checkpoints.restore(like, step))
     checkpoints.close()
@@ -55,20 +56,23 @@ def final_state(path, step):
     ids=["jit", "pmap"],
 )
 def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode):
-    whole = run("whole", log__every=3, **mode)
-    run("halves", log__every=3, steps=3, **mode)
-    resumed = run("halves", log__every=3, **mode)
-    jax.tree.map(np.testing.assert_array_equal, final_state(tmp_path / "whole", 6), final_state(tmp_path / "halves", 6))
+    settings = {"log__every": 3, "data__tokens_per_batch": 4096, **mode}  # 5 batches an epoch, so the end of one too
+    whole = run("whole", **settings)
+    expected = final_state(tmp_path / "whole", 6)
+    lines = read_metrics(tmp_path / "whole/metrics.jsonl")
+
+    # As if it had been killed after step 5: what came behind the checkpoint of step 3 is lost, but logged.
+    shutil.rmtree(tmp_path / "whole/checkpoints/6")
+    resumed = run("whole", **settings)
+    jax.tree.map(np.testing.assert_array_equal, expected, final_state(tmp_path / "whole", 6))
     assert resumed["valid"].translations == whole["valid"].translations
 
-    logged = [
-        {name: value for name, value in line.items() if "second" not in name}
-        for path in ("whole", "halves")
-        for line in read_metrics(tmp_path / path / "metrics.jsonl")
-        if line["step"] == 6
-    ]
-    assert len(logged) == 4  # of training and of validation, once each
-    assert logged[:2] == logged[2:]
+    def timeless(lines):
+        return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
+
+    again = read_metrics(tmp_path / "whole/metrics.jsonl")
+    assert timeless(again) == timeless(lines)
+    assert [line["step"] for line in again] == [3, 3, 6, 6]
 
 
 def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
@@ -109,14 +113,20 @@ def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(run, 
 
 def test_averages_are_of_the_last_regular_checkpoints(run, tmp_path, capsys):
     run("run", eval__final_average=2, checkpoint__every=2, eval__every=0)
-    assert "the average of the parameters at steps 4, 6" in capsys.readouterr().out
+    assert "the mean of the parameters at steps 4, 6" in capsys.readouterr().out
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_do(run):
-    with pytest.raises(UserError, match=r"the loss of step \d+ is nan.*factor"):
-        run("run", optimizer__factor=1e30)
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(run, tmp_path):
+    with pytest.raises(UserError, match=r"at step \d the loss is nan.*no checkpoint has it.*factor"):
+        run("run", optimizer__factor=1e30, checkpoint__every=1)
+    saved = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
+    assert len(saved) < 3
+    for name in saved:
+        leaves = jax.tree.leaves(final_state(tmp_path / "run", int(name)).params) if name == max(saved) else []
+        assert all(np.isfinite(leaf).all() for leaf in leaves)
 
 
-def test_too_small_batches_are_refused(run):
+def test_a_refused_run_leaves_its_directory_free_for_the_mended_one(run):
     with pytest.raises(UserError, match="tokens_per_batch is 64"):
         run("run", data__tokens_per_batch=64)
+    assert run("run")["valid"].translations

@@ -85,12 +85,19 @@ def test_with_dropout_jit_does_not_depend_on_the_number_of_devices(plain, batch)
     assert max(jax.tree.leaves(difference)) > 1e-3  # there was dropout
 
 
-def test_with_dropout_pmap_draws_on_every_device_anew(batch):
-    same_rows = {side: np.tile(rows[-1:], (ROWS, 1)) for side, rows in batch.items()}
-    alone, _ = update(same_rows, mode="pmap", num_devices=1, dropout=0.3)
-    together, _ = update(same_rows, mode="pmap", num_devices=2, dropout=0.3)
-    difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, together)
-    assert max(jax.tree.leaves(difference)) > 1e-4
+@pytest.mark.parametrize("parts", [{"mode": "pmap", "num_devices": 2}, {"accumulation_steps": 2}], ids=str)
+def test_with_dropout_devices_of_pmap_and_micro_batches_draw_anew(batch, parts):
+    # Two parts with the same rows: had they the same masks, their mean would be the gradient of either one alone.
+    half = {side: rows[ROWS // 2 :] for side, rows in batch.items()}
+    if "mode" in parts:
+        twice = {side: np.concatenate([rows, rows]) for side, rows in half.items()}
+        alone, _ = update(half, mode="pmap", dropout=0.3)
+    else:
+        twice = {side: np.repeat(rows, 2, axis=0) for side, rows in half.items()}
+        alone, _ = update(half, dropout=0.3)
+    both, _ = update(twice, dropout=0.3, **parts)
+    difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, both)
+    assert max(jax.tree.leaves(difference)) > 1e-3
 
 
 @pytest.mark.parametrize("mode", ["jit", "pmap"])

@@ -1,3 +1,6 @@
+import errno
+import pathlib
+
 import pytest
 
 from tests.training.small import small_config
@@ -6,6 +9,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.workdir import Workdir
 
 DATA = {"train": "abc", "valid": "def"}
+TOKENIZER = Tokenizer.train(["a b a b"], 270)
 
 
 def snapshot(path):
@@ -14,16 +18,16 @@ def snapshot(path):
 
 def test_a_config_comes_back_as_it_was(tmp_path):
     config = small_config()
-    Workdir(tmp_path / "run").claim(config, DATA)
+    Workdir(tmp_path / "run").claim(config, DATA, TOKENIZER)
     assert Workdir(tmp_path / "run").load_config() == config
 
 
 def test_a_run_of_another_config_is_refused_with_the_fields_that_differ_and_nothing_changes(tmp_path):
-    Workdir(tmp_path).claim(small_config(), DATA)
+    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
     before = snapshot(tmp_path)
     other = small_config(model__d_ff=32, optimizer__b2=0.9, steps=100)
     with pytest.raises(UserError) as refusal:
-        Workdir(tmp_path).claim(other, DATA)
+        Workdir(tmp_path).claim(other, DATA, TOKENIZER)
     told = str(refusal.value)
     assert "config.model.d_ff: 16 there, 32 now" in told
     assert "config.optimizer.b2: 0.98 there, 0.9 now" in told
@@ -33,38 +37,65 @@ def test_a_run_of_another_config_is_refused_with_the_fields_that_differ_and_noth
 
 
 def test_other_data_are_refused(tmp_path):
-    Workdir(tmp_path).claim(small_config(), DATA)
+    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
     with pytest.raises(UserError, match="the train data have changed"):
-        Workdir(tmp_path).claim(small_config(), DATA | {"train": "xyz"})
+        Workdir(tmp_path).claim(small_config(), DATA | {"train": "xyz"}, TOKENIZER)
 
 
 def test_more_steps_other_intervals_other_devices_and_a_moved_folder_are_the_same_run(tmp_path):
-    Workdir(tmp_path).claim(small_config(), DATA)
+    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
     moved = small_config(
         steps=100, eval__every=7, checkpoint__every=9, log__every=1, parallel__mode="pmap", data__path="/elsewhere"
     )
-    Workdir(tmp_path).claim(moved, DATA)
+    Workdir(tmp_path).claim(moved, DATA, TOKENIZER)
     assert Workdir(tmp_path).load_config().steps == 100
+
+
+def test_fewer_steps_than_were_made_are_refused_and_nothing_changes(tmp_path):
+    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    (tmp_path / "checkpoints/6").mkdir(parents=True)
+    before = snapshot(tmp_path)
+    with pytest.raises(UserError, match=r"at step 6 already, past config\.steps=4"):
+        Workdir(tmp_path).claim(small_config(steps=4), DATA, TOKENIZER)
+    assert snapshot(tmp_path) == before
+
+
+def test_what_is_known_of_a_split_that_is_not_used_now_stays_known(tmp_path):
+    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    Workdir(tmp_path).claim(small_config(), {"train": "abc"}, TOKENIZER)
+    with pytest.raises(UserError, match="the valid data have changed"):
+        Workdir(tmp_path).check(small_config(), DATA | {"valid": "xyz"})
+
+
+def test_a_disk_that_is_full_at_the_first_write_leaves_a_directory_that_can_be_used(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "write_text", full)
+        with pytest.raises(UserError, match="No space left on device"):
+            Workdir(tmp_path / "run").claim(small_config(), DATA, TOKENIZER)
+    Workdir(tmp_path / "run").claim(small_config(), DATA, TOKENIZER)
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("five years of work")
     with pytest.raises(UserError, match="is not empty and holds no run"):
-        Workdir(tmp_path).claim(small_config(), DATA)
+        Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
     assert snapshot(tmp_path).keys() == {(tmp_path / "thesis.tex").relative_to(tmp_path)}
 
 
-def test_a_damaged_config_is_named(tmp_path):
-    (tmp_path / "config.json").write_text('{"config": {')
-    with pytest.raises(UserError, match=r"config\.json cannot be read"):
-        Workdir(tmp_path).claim(small_config(), DATA)
+@pytest.mark.parametrize("content", [b'{"config": {', b"[]", b'{"model_type": "bert"}', b"\xff\xfe", b""])
+def test_a_damaged_config_and_one_of_another_program_are_named(tmp_path, content):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.json cannot be read as the config of a run"):
+        Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
 
 
 def test_the_tokenizer_comes_back_as_it_was(tmp_path):
     workdir = Workdir(tmp_path)
-    tokenizer = Tokenizer.train(["a b a b"], 270)
-    workdir.save_tokenizer(tokenizer)
-    assert workdir.load_tokenizer().to_json() == tokenizer.to_json()
+    workdir.claim(small_config(), DATA, TOKENIZER)
+    assert workdir.load_tokenizer().to_json() == TOKENIZER.to_json()
 
 
 def test_translations_are_one_line_each_whatever_is_in_them(tmp_path):

@@ -103,7 +103,7 @@ class Batches:
         bucket = np.searchsorted(self.edges, lengths)
         self._members = [indices[bucket == b] for b in range(len(self.edges))]
         counts, carried = [], 0
-        for members, rows in zip(self._members, self.rows, strict=False):
+        for members, rows in zip(self._members, self.rows, strict=True):
             full, carried = divmod(len(members) + carried, int(rows))
             counts.append(full)
         counts[-1] += carried > 0
@@ -131,7 +131,7 @@ class Batches:
         rng = np.random.default_rng((self._seed, epoch))
         carried = np.empty(0, np.int64)
         filled = []
-        for _b, (members, rows) in enumerate(zip(self._members, self.rows, strict=False)):
+        for members, rows in zip(self._members, self.rows, strict=True):
             pool = rng.permutation(np.concatenate([carried, members]))
             full = len(pool) // rows
             filled.append(iter(np.split(pool, np.arange(1, full + 1) * rows)))

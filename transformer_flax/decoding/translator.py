@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.search import beam_search
+from transformer_flax.decoding.search import beam_search, greedy_search
 from transformer_flax.special_tokens import END_ID, PAD_ID
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Translator:
 
     Args:
       model: a Linen module with the methods `begin(source, hypotheses, length)` and `step(tokens, position)`.
-      params: its parameters; may be replaced at any time, compiled programs stay.
+      params: its parameters; may be replaced at any time, compiled programs stay. None until they are there.
       tokenizer: of both languages.
       beam_size: K; 1 is greedy search.
       alpha: of the length penalty.
@@ -72,6 +72,7 @@ class Translator:
             width = NARROWEST
             while width < len(encoded[pending[0]]):
                 width *= 2
+            width = min(width, self.max_input_length)
             rows = max(1, self.batch_size * ROOMY // max(width, ROOMY))
             batch, pending = pending[:rows], pending[rows:]
             source = np.full((rows, width), PAD_ID, np.int32)
@@ -100,6 +101,7 @@ class Translator:
             logits, updated = self.model.apply(variables, tokens, position, method="step", mutable=["cache"])
             return logits, updated["cache"]
 
-        return beam_search(
-            step, state["cache"], limits, beam_size=self.beam_size, max_length=max_length, alpha=self.alpha
-        )
+        settings: dict[str, Any] = {"max_length": max_length, "alpha": self.alpha}
+        if self.beam_size == 1:
+            return greedy_search(step, state["cache"], limits, **settings)
+        return beam_search(step, state["cache"], limits, beam_size=self.beam_size, **settings)

@@ -1,9 +1,9 @@
-"""Checkpoints: written in the background, restored, averaged."""
+"""Checkpoints: written in the background, kept by rule, restored, averaged."""
 
 import contextlib
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,37 +15,47 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.step import TrainState
 
 _training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for
-_policies = _training.preservation_policies
 
 
 class Checkpoints:
-    """The checkpoints of a run: the latest `keep`, and the best by validation BLEU.
+    """The checkpoints of a run.
+
+    Kept are the newest, the latest `keep` regular ones (those at the interval, which averages take), and the best by
+    validation BLEU of those that were saved with one.
 
     Args:
       directory: where they lie, one folder a step.
-      keep: how many of the latest to keep.
+      every: the interval, in steps.
+      keep: how many regular ones to keep.
     """
 
-    def __init__(self, directory: pathlib.Path, keep: int):
-        latest = _policies.LatestN(n=keep)
-        best = _policies.BestN(
-            get_metric_fn=lambda metrics: metrics["bleu"], n=1, keep_checkpoints_without_metrics=False
-        )
+    def __init__(self, directory: pathlib.Path, *, every: int, keep: int):
         self._directory = directory.resolve()
+        self._every, self._keep = every, keep
         self._checkpointer = _training.Checkpointer(
             self._directory,
             save_decision_policy=_training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=_policies.AnyPreservationPolicy([latest, best]),
+            preservation_policy=self,
             cleanup_tmp_directories=True,
         )
 
-    def require_room(self, state: TrainState) -> None:
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Orbax's question which of these, ascending by step, to keep."""
+        del context
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = {*self._regular(steps)[-self._keep :], *steps[-1:]}
+        scored = [c for c in checkpoints if c.metrics]
+        if scored:
+            kept.add(max(scored, key=lambda c: (c.metrics["bleu"], c.step)).step)
+        return [step in kept for step in steps]
+
+    def require_room(self, state: Any) -> None:
         """Checks that the disk has room for one more checkpoint of such a state.
 
         Raises:
           UserError: it has not.
         """
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(self._directory.parent).free
         if free < needed:
             raise UserError(
@@ -53,39 +63,64 @@ class Checkpoints:
                 "left; make room there: the same command goes on from the last whole checkpoint"
             )
 
-    def save(self, state: TrainState, bleu: float | None) -> None:
+    def save(self, state: TrainState, bleu: float | None = None) -> None:
         """Starts writing a state; training may go on at once.
+
+        Args:
+          state: on one device, as `Parallel.unreplicate` gives it.
+          bleu: what these very parameters reach on the validation split.
 
         Raises:
           UserError: this one has no room, or the one before could not be written.
         """
         self.require_room(state)
-        metrics = None if bleu is None else {"bleu": bleu}
         # A copy: the next step is given these buffers to overwrite while they are still being written.
         state = jax.tree.map(jnp.copy, state)
+        metrics = None if bleu is None else {"bleu": bleu}
         with self._explaining():
             self._checkpointer.save_checkpointables_async(int(state.step), {"state": state}, metrics=metrics)
 
     def restore(self, like: TrainState, step: int) -> TrainState:
-        """The state of a step, on the devices of `like`."""
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
+        """The state of a step, on the first device.
+
+        Args:
+          like: a tree of its shapes.
+          step: one of `steps()`.
+        """
+        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
         return self._checkpointer.load_checkpointables(step, {"state": abstract})["state"]
 
     def steps(self) -> list[int]:
         """The steps that can be restored, ascending."""
         return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
 
-    def average(self, like: TrainState, steps: list[int], *others: Any) -> Any:
-        """The mean of the parameters of checkpoints at `steps` and of `others`, in float32 on the host."""
+    def average(self, state: TrainState, count: int) -> tuple[Any, list[int]]:
+        """The mean of the parameters of `state` and of the last regular checkpoints before it, in float32.
+
+        Args:
+          state: on one device.
+          count: how many to take, `state` included; fewer where there are fewer.
+
+        Returns:
+          The parameters, on the host, and the steps that were taken.
+        """
         with self._explaining():
             self._checkpointer.wait()  # the newest may still be on its way to the disk
-        trees = [*others, *(self.restore(like, step).params for step in steps)]
-        return jax.tree.map(lambda *leaves: np.mean([np.asarray(x, np.float32) for x in leaves], axis=0), *trees)
+        step = int(state.step)
+        earlier = self._regular(s for s in self.steps() if s < step)[-(count - 1) :] if count > 1 else []
+        total = jax.device_get(state.params)
+        for other in earlier:
+            total = jax.tree.map(np.add, total, jax.device_get(self.restore(state, other).params))
+        return jax.tree.map(lambda leaf: leaf / np.float32(len(earlier) + 1), total), [*earlier, step]
 
     def close(self) -> None:
         """Waits for what is still being written."""
         with self._explaining():
             self._checkpointer.close()
+
+    def _regular(self, steps) -> list[int]:
+        return [step for step in steps if step % self._every == 0]
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:

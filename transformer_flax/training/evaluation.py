@@ -79,7 +79,7 @@ class Evaluator:
           max_sentences: how many of the first sentences are translated; 0: all.
         """
         meter = Meter()
-        replicated = self._parallel.replicate(params)
+        replicated = self._parallel.replicate(params)  # once for all batches, as averages come from the host
         with self._progress.bar(f"{self._name} loss") as update:
             for k in range(self._batches.batches_per_epoch):
                 sums, counts = self._eval_step(replicated, self._parallel.shard(self._batches[k]))
@@ -87,7 +87,7 @@ class Evaluator:
                 update(k + 1, self._batches.batches_per_epoch)
         examples = [self._pairs[i] for i in range(min(max_sentences or len(self._pairs), len(self._pairs)))]
         sources, references = ([example[side] for example in examples] for side in (0, 1))
-        self._translator.params = params
+        self._translator.params = self._parallel.unreplicate(replicated)
         with self._progress.bar(f"{self._name} translations") as update:
             translations = self._translator.translate(sources, progress=update)
         scores = score(translations, references)

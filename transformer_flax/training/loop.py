@@ -1,6 +1,7 @@
 """The training loop: everything that has an effect on the world."""
 
 import collections
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
+from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import count_parameters
 from transformer_flax.model.transformer import Transformer, init_params
 from transformer_flax.special_tokens import PAD_ID
@@ -25,6 +27,7 @@ from transformer_flax.training.progress import Progress, duration
 from transformer_flax.training.step import Metrics, TrainState, init_key, make_eval_step, make_train_step
 from transformer_flax.training.workdir import Workdir
 
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend starts
 SAMPLES = 3  # translations shown at an evaluation
 
 
@@ -35,24 +38,30 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, Evaluatio
       The last evaluation of each split.
 
     Raises:
-      UserError: about the config, the data or the directory, before any long work starts; or a loss that is not finite.
+      UserError: about the config, the data or the directory, before any long work starts; or a loss or gradient that is
+        not finite, or a disk that is full.
     """
     check(config)
-    if config.deterministic:  # read when the backend starts, which is below
-        os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_deterministic_ops=true"
+    if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
     with Progress() as progress:
-        parts = count_parameters(model_config(config, config.data.vocab_size))
-        embeddings = parts["embeddings"]
-        progress.say(
-            f"{config.name}: {sum(parts.values()) - embeddings:,} parameters, and {embeddings:,} in embeddings of a "
-            f"vocabulary of {config.data.vocab_size:,}"
-        )
         parallel = make_parallel(config.parallel, config.data.rows_multiple_of, config.accumulation_steps)
         kind = jax.devices()[0].device_kind
-        progress.say(f"{parallel.num_devices} x {kind}, {config.parallel.mode}, {config.model.dtype}")
-        home = Workdir(workdir)
-        data = prepare_data(config, home, progress)
-        return Trainer(config, home, data, parallel, progress).run()
+        progress.say(
+            f"{config.name}: {_describe(model_config(config, config.data.vocab_size))}\n"
+            f"on {parallel.num_devices} x {kind}, {config.parallel.mode}, {config.model.dtype}"
+        )
+        place = Workdir(workdir)
+        data = prepare_data(config, place, progress)
+        return Trainer(config, place, data, parallel, progress).run()
+
+
+def _describe(model: TransformerConfig) -> str:
+    parts = count_parameters(model)
+    return (
+        f"{sum(parts.values()):,} parameters with a vocabulary of {model.vocab_size:,}, "
+        f"{sum(parts.values()) - parts['embeddings']:,} without"
+    )
 
 
 class Trainer:
@@ -74,11 +83,9 @@ class Trainer:
         eval_step = make_eval_step(loss_fn, axis_name=axis_name)
         self._train_step = parallel.compile(self._counted("training", train_step), donate_state=True)
         self._eval_step = parallel.compile(self._counted("evaluation", eval_step))
-
-        self._fresh = TrainState.create(config.seed, init_params(model.config, init_key(config.seed)), optimizer)
-        self._checkpoints = Checkpoints(workdir.checkpoints, config.checkpoint.keep)
-        self._checkpoints.require_room(self._fresh)
-        self._translator = Translator(model, self._fresh.params, data.tokenizer, **config.decode)
+        self._init = lambda: TrainState.create(config.seed, init_params(model.config, init_key(config.seed)), optimizer)
+        self._checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=config.checkpoint.keep)
+        self._translator = Translator(model, None, data.tokenizer, **config.decode)
         self._evaluators = {
             split: Evaluator(
                 split,
@@ -103,16 +110,42 @@ class Trainer:
 
     def run(self) -> dict[str, Evaluation]:
         """Trains to the last step, and evaluates every split with the parameters it ends with."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._checkpoints.close)
+            state, start = self._restore()
+            self._writer = MetricsWriter(self._workdir.metrics_file, start)
+            stack.callback(self._writer.close)
+            if start < self._config.steps:
+                state = self._train(state, start)
+            else:
+                self._progress.say(f"the run has ended at step {start:,} already; for more: --config.steps=N")
+            evaluations = self._evaluate(state, last=True, record=start < self._config.steps)
+            self._report(evaluations)
+            return evaluations
+
+    def _restore(self) -> tuple[TrainState, int]:
+        """The state to go on from, on all devices, and its step."""
+        steps = self._checkpoints.steps()
+        like = jax.eval_shape(self._init)
+        self._checkpoints.require_room(like)
+        if not steps:
+            return self._parallel.replicate(self._init()), 0
+        self._progress.say(f"resuming from step {steps[-1]:,} in {self._workdir.path}")
+        return self._parallel.replicate(self._checkpoints.restore(like, steps[-1])), steps[-1]
+
+    def _train(self, state: TrainState, start: int) -> TrainState:
+        """Makes the steps from `start` to the last, whose state it saves and returns."""
         config = self._config
-        state, start = self._restore()
-        self._writer = MetricsWriter(self._workdir.metrics_file, start)
+        wait = jax.default_backend() == "cpu"  # where a sharded step that overtakes another one deadlocks
         meter = Meter()
         unread: Metrics | None = None  # of the step before, read while the device works on the next
-        wait = jax.default_backend() == "cpu"  # where a sharded step that overtakes another one deadlocks
-        evaluations: dict[str, Evaluation] = {}
         with self._progress.bar("training", start) as update:
             for step in range(start + 1, config.steps + 1):
                 last = step == config.steps
+                log = last or step % config.log.every == 0
+                evaluate = not last and config.eval.every > 0 and step % config.eval.every == 0
+                save = last or evaluate or step % config.checkpoint.every == 0
+
                 started, compilations = time.perf_counter(), self._compilations.total()
                 batch = self._data.train[step - 1]
                 state, metrics = self._train_step(state, self._parallel.shard(batch))
@@ -121,89 +154,72 @@ class Trainer:
                 if unread is not None:
                     self._read(unread, step - 1, meter)
                 unread = metrics
+                if log or save:  # nothing that is not finite is logged or saved
+                    self._read(metrics, step, meter)
+                    unread = None
                 if compilations == self._compilations.total():
                     meter.add_time(time.perf_counter() - started, sum(np.sum(x != PAD_ID) for x in batch.values()))
                 update(step, config.steps)
 
-                if last or step % config.log.every == 0:
-                    self._log(step, meter, self._read(metrics, step, meter))
-                    unread, meter = None, Meter()
-                evaluate = last or (config.eval.every and step % config.eval.every == 0)
+                if log:
+                    update(step, config.steps, note=self._log(step, meter, metrics))
+                    meter = Meter()
+                bleu = None
                 if evaluate:
-                    evaluations = self._evaluate(step, state, last)
-                    for split, evaluation in evaluations.items():
-                        self._writer.write(step, split, evaluation.scalars)
-                if last or step % config.checkpoint.every == 0:
-                    bleu = evaluations["valid"].scalars["bleu"] if evaluate else None
+                    scalars = self._evaluate(state)["valid"].scalars
+                    if config.eval.average == 1:  # else it is not these parameters' BLEU
+                        bleu = scalars["bleu"]
+                if save:
                     self._checkpoints.save(self._parallel.unreplicate(state), bleu)
-        if not evaluations:
-            self._progress.say(f"the run has ended at step {start:,} already; for more: --config.steps=N")
-            evaluations = self._evaluate(start, state, last=True)
-        self._checkpoints.close()
-        self._writer.close()
-        self._report(evaluations)
-        return evaluations
+        return state
 
-    def _restore(self) -> tuple[TrainState, int]:
-        """The state to go on from, on all devices, and its step."""
-        steps = self._checkpoints.steps()
-        if not steps:
-            return self._parallel.replicate(self._fresh), 0
-        step = steps[-1]
-        if step > self._config.steps:
-            raise UserError(
-                f"{self._workdir.path} is at step {step:,} already, past config.steps={self._config.steps:,}"
-            )
-        self._progress.say(f"resuming from step {step:,} in {self._workdir.path}")
-        return self._parallel.replicate(self._checkpoints.restore(self._fresh, step)), step
+    def _read(self, metrics: Metrics, step: int, meter: Meter) -> None:
+        """Waits for the metrics of a step and adds them up.
 
-    def _read(self, metrics: Metrics, step: int, meter: Meter) -> Metrics:
-        """Waits for the metrics of a step, adds them up and returns them."""
+        Raises:
+          UserError: they are not finite.
+        """
         metrics = self._parallel.unreplicate(jax.device_get(metrics))
-        if not np.isfinite(metrics.sums["loss"]):
+        loss, grad_norm = float(metrics.sums["loss"]), float(metrics.grad_norm)
+        if not np.isfinite(loss + grad_norm):
             raise UserError(
-                f"the loss of step {step:,} is {metrics.sums['loss']}; the last checkpoint is good. Lower "
-                "config.optimizer.factor, raise config.optimizer.warmup_steps, or clip with config.optimizer.clip_norm"
+                f"at step {step:,} the loss is {loss} and the norm of the gradient {grad_norm}; no checkpoint has it. "
+                "Lower config.optimizer.factor, raise config.optimizer.warmup_steps or clip with "
+                "config.optimizer.clip_norm, in a new --workdir"
             )
         meter.add(metrics.sums, metrics.counts)
-        return metrics
 
-    def _log(self, step: int, meter: Meter, metrics: Metrics) -> None:
-        steps = self._config.steps
+    def _log(self, step: int, meter: Meter, metrics: Metrics) -> str:
+        """Writes what was measured since the last time, and the gradient of this step; returns it in short."""
+        grad_norm = float(self._parallel.unreplicate(metrics.grad_norm))
         learning_rate = float(self._schedule(step - 1))
-        values = {
-            **meter.means(),
-            "learning_rate": learning_rate,
-            "grad_norm": float(metrics.grad_norm),
-            **meter.rates(),
-        }
+        values = {**meter.means(), "learning_rate": learning_rate, "grad_norm": grad_norm, **meter.rates()}
         self._writer.write(step, "train", values)
-        line = (
-            f"step {step:>7,}/{steps:,}  loss {values['loss']:.3f}  ppl {values['perplexity']:.2f}  "
-            f"lr {learning_rate:.2e}"
-        )
+        note = f"loss {values['loss']:.3f}  ppl {values['perplexity']:.2f}  lr {learning_rate:.2e}"
+        left = ""
         if "steps_per_second" in values:
-            left = (steps - step) / values["steps_per_second"]
-            line += (
-                f"  {values['steps_per_second']:.2f} steps/s  {values['tokens_per_second']:,.0f} tokens/s  "
-                f"{duration(left)} left"
-            )
-        self._progress.say(line)
+            note += f"  {values['steps_per_second']:.2f} steps/s  {values['tokens_per_second']:,.0f} tokens/s"
+            left = f"  {duration((self._config.steps - step) / values['steps_per_second'])} left"
+        self._progress.say(f"step {step:>7,}/{self._config.steps:,}  {note}{left}")
+        return note
 
-    def _evaluate(self, step: int, state: TrainState, last: bool) -> dict[str, Evaluation]:
+    def _evaluate(self, state: TrainState, *, last: bool = False, record: bool = True) -> dict[str, Evaluation]:
         """Evaluates the validation split, and all splits after the last step; shows and keeps the translations."""
         config = self._config.eval
-        params = self._parallel.unreplicate(state).params
-        earlier = self._steps_to_average(step, config.final_average if last else config.average)
-        if earlier:
-            taken = ", ".join(f"{s:,}" for s in [*earlier, step])
-            self._progress.say(f"evaluating the average of the parameters at steps {taken}")
-            params = self._checkpoints.average(self._fresh, earlier, params)
+        step = int(np.ravel(state.step)[0])
+        average = config.final_average if last else config.average
+        if average > 1:
+            params, taken = self._checkpoints.average(self._parallel.unreplicate(state), average)
+            self._progress.say(f"evaluating the mean of the parameters at steps {', '.join(f'{s:,}' for s in taken)}")
+        else:
+            params = self._parallel.unreplicate(state.params)
         evaluations = {}
         for split, evaluator in self._evaluators.items():
             if split == "valid" or last:
                 evaluation = evaluator(params, max_sentences=0 if last else config.sentences)
                 evaluations[split] = evaluation
+                if record:
+                    self._writer.write(step, split, evaluation.scalars)
                 name = str(step) if split == "valid" else f"{step}.{split}"
                 self._workdir.save_translations(name, evaluation.translations)
                 scalars = "  ".join(f"{name} {value:.4g}" for name, value in evaluation.scalars.items())
@@ -213,11 +229,6 @@ class Trainer:
             for mark, text in ((" ", shown.sources[i]), (">", shown.translations[i]), ("=", shown.references[i])):
                 self._progress.say(f"    {mark} {text}")
         return evaluations
-
-    def _steps_to_average(self, step: int, average: int) -> list[int]:
-        """The last checkpoints before `step` that make `average` with it; regular ones, written at the interval."""
-        regular = [s for s in self._checkpoints.steps() if s < step and s % self._config.checkpoint.every == 0]
-        return regular[-(average - 1) :] if average > 1 else []
 
     def _report(self, evaluations: dict[str, Evaluation]) -> None:
         columns = list(evaluations["valid"].scalars)
@@ -232,6 +243,6 @@ class Trainer:
             "time": f"{duration(self._writer.seconds)} since the run began",
             "compilations": ", ".join(f"{count} {name}" for name, count in counts.items()),
             "everything": f"{self._workdir.path}/ (config, tokenizer, checkpoints, metrics.jsonl, translations)",
-            "curves": f"tensorboard --logdir {self._workdir.path}",
+            "curves": f"tensorboard --logdir {self._workdir.path} (pip install tensorboard)",
         }.items():
             self._progress.say(f"{label + ':':<14}{text}")

@@ -24,8 +24,8 @@ class TokenLosses(NamedTuple):
 def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float) -> TokenLosses:
     """Cross-entropy -sum_v q'(v) log p(v) against q' = (1 - smoothing) [v = target] + smoothing u(v).
 
-    u is uniform over the V - 1 ids that can be predicted: all but padding (Szegedy et al., 2016, section 7, where u is
-    uniform over the labels). As q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), with log Z the log-sum-exp of
+    u is uniform over the V - 1 ids other than padding (Szegedy et al., 2016, section 7, where u is uniform over the
+    labels; padding is none). As q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), with log Z the log-sum-exp of
     the logits; written as sums over v, neither it nor its gradient needs a second array of [tokens, V] (a gather of the
     target's logit would: its gradient is a scatter).
 

@@ -15,9 +15,6 @@ class Meter:
     """Adds up sums and counts, divides once, and keeps the rate of training alone."""
 
     def __init__(self):
-        self.reset()
-
-    def reset(self) -> None:
         self._sums: dict[str, float] = {}
         self._counts: dict[str, float] = {}
         self._seconds, self._timed_steps, self._timed_tokens = 0.0, 0, 0
@@ -61,11 +58,12 @@ class MetricsWriter:
 
     def __init__(self, file: pathlib.Path, step: int):
         kept = [line for line in read_metrics(file) if line["step"] <= step] if file.exists() else []
-        self._lines = file.open("w")
-        for line in kept:
-            self._lines.write(json.dumps(line) + "\n")
-        self._lines.flush()
-        self._events = tensorboardX.SummaryWriter(str(file.parent), purge_step=step + 1 if step else None)
+        self._lines = file.open("a+", encoding="utf-8")
+        self._lines.seek(0)
+        for _ in kept:  # steps only grow, so what is kept stands first
+            self._lines.readline()
+        self._lines.truncate(self._lines.tell())
+        self._events = tensorboardX.SummaryWriter(str(file.parent), purge_step=step + 1)
         self._started = time.monotonic() - (kept[-1]["seconds"] if kept else 0.0)
 
     @property
@@ -89,10 +87,10 @@ class MetricsWriter:
 
 def read_metrics(file: pathlib.Path) -> list[dict[str, float]]:
     """The lines of a `metrics.jsonl`; a last line that was cut short by a kill is left out."""
-    lines = file.read_text().splitlines(keepends=True)
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
     try:
         return [json.loads(line) for line in lines]
     except json.JSONDecodeError as error:
-        raise UserError(f"{file} is damaged: {error}") from error
+        raise UserError(f"{file} is damaged: {error}; mend the line or move the file away") from error

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from transformer_flax.data.batches import Batches, select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
-from transformer_flax.data.tokenizer import Tokenizer, sample_texts
+from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.training.optimizer import make_optimizer
@@ -68,6 +68,7 @@ def check(config: ConfigDict) -> None:
         require(name, lambda value: value >= 0, "at least 0")
     for name in ("seed", "data.seed"):
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
+    require("data.vocab_size", lambda value: value >= SMALLEST_VOCABULARY, f"at least {SMALLEST_VOCABULARY}")
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
     require("label_smoothing", lambda value: 0 <= value < 1, "from 0 to below 1")
@@ -96,16 +97,18 @@ def _refuse_none(section: ConfigDict, name: str) -> None:
 
 
 def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Data:
-    """Reads the text, claims the working directory for it, and makes tokenizer, corpora and batches.
+    """Reads the text, makes tokenizer, corpora and batches, and then claims the working directory for them.
 
     Raises:
       UserError: about the text, or because the working directory holds another run.
     """
     splits = ["train", "valid", *(["test"] if config.eval.test else [])]
     pairs = {split: load_pairs(config.data, split) for split in splits}
-    if not len(pairs["train"]):
-        raise UserError("the training split is empty")
-    workdir.claim(config, {split: pairs[split].fingerprint for split in splits})
+    for split in splits:
+        if not len(pairs[split]):
+            raise UserError(f"the {split} split is empty")
+    fingerprints = {split: pairs[split].fingerprint for split in splits}
+    workdir.check(config, fingerprints)
 
     if workdir.tokenizer_file.exists():
         tokenizer = workdir.load_tokenizer()
@@ -113,7 +116,6 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
         progress.say("training the tokenizer")
         texts = sample_texts(pairs["train"], config.data.tokenizer_sample, config.data.seed)
         tokenizer = Tokenizer.train(texts, config.data.vocab_size)
-        workdir.save_tokenizer(tokenizer)
 
     corpora = {}
     for split in splits:
@@ -132,6 +134,7 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
         data_seed=config.data.seed,
         seed=config.seed,
     )
+    workdir.claim(config, fingerprints, tokenizer)  # now that nothing about it can be refused any more
     sizes = ", ".join(f"{len(corpora[split]):,} {split}" for split in splits)
     progress.say(
         f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "
@@ -141,4 +144,5 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> TransformerConfig:
+    """The model of a run's config, for a vocabulary of that size."""
     return TransformerConfig(vocab_size=vocab_size, **config.model)

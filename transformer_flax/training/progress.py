@@ -12,7 +12,7 @@ class Progress:
     """A context in which lines are printed, above the bars if the output is a terminal."""
 
     def __init__(self):
-        self._console = rich.console.Console(highlight=False, soft_wrap=True)
+        self._console = rich.console.Console(highlight=False, emoji=False, soft_wrap=True)
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),

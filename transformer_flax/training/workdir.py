@@ -26,22 +26,32 @@ class Workdir:
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
 
-    def claim(self, config: ConfigDict, fingerprints: dict[str, str]) -> None:
-        """Makes the directory this run's own, or finds that it already is.
+    def check(self, config: ConfigDict, fingerprints: dict[str, str]) -> None:
+        """Finds out whether the directory is free for this run or holds it already, and changes nothing.
 
         Args:
           config: of the run.
           fingerprints: of the splits it is trained on and measured with.
 
         Raises:
-          UserError: it holds a run of another config or other data, and stays as it is.
+          UserError: it holds a run of another config or other data, a longer one, or something else.
         """
         if self.config_file.exists():
             self._refuse_another(config, fingerprints)
-        elif self.path.exists() and any(self.path.iterdir()):
+        elif self.path.exists() and any(not _is_partial(file) for file in self.path.iterdir()):
             raise UserError(f"{self.path} is not empty and holds no run; choose another --workdir")
+
+    def claim(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer) -> None:
+        """Makes the directory this run's own: writes its config, its data's fingerprints and its tokenizer.
+
+        Raises:
+          UserError: as `check` does.
+        """
+        self.check(config, fingerprints)
+        known = self._load_run()["data_fingerprints"] if self.config_file.exists() else {}
         self.path.mkdir(parents=True, exist_ok=True)
-        run = {"config": config.to_dict(), "data_fingerprints": fingerprints}
+        self._write(self.tokenizer_file, tokenizer.to_json())
+        run = {"config": config.to_dict(), "data_fingerprints": known | fingerprints}
         self._write(self.config_file, json.dumps(run, indent=2) + "\n")
 
     def load_config(self) -> ConfigDict:
@@ -50,9 +60,6 @@ class Workdir:
 
     def load_tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.tokenizer_file)
-
-    def save_tokenizer(self, tokenizer: Tokenizer) -> None:
-        self._write(self.tokenizer_file, tokenizer.to_json())
 
     def save_translations(self, name: str, lines: list[str]) -> pathlib.Path:
         """One translation a line, in the order of the split; line breaks within one become spaces."""
@@ -63,9 +70,12 @@ class Workdir:
 
     def _load_run(self) -> dict:
         try:
-            return json.loads(self.config_file.read_text())
-        except (OSError, json.JSONDecodeError) as error:
-            raise UserError(f"{self.config_file} cannot be read: {error}") from error
+            run = json.loads(self.config_file.read_text(encoding="utf-8"))
+            if not (isinstance(run["config"], dict) and isinstance(run["data_fingerprints"], dict)):
+                raise ValueError("not the config of a run")
+            return run
+        except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: neither JSON nor UTF-8
+            raise UserError(f"{self.config_file} cannot be read as the config of a run ({error})") from error
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str]) -> None:
         run = self._load_run()
@@ -84,11 +94,24 @@ class Workdir:
             raise UserError(
                 "\n".join([f"{self.path} holds a run of another config:", *different, "choose another --workdir"])
             )
+        steps = [int(folder.name) for folder in self.checkpoints.glob("*") if folder.name.isdecimal()]
+        if max(steps, default=0) > config.steps:
+            raise UserError(f"{self.path} is at step {max(steps):,} already, past config.steps={config.steps:,}")
 
     def _write(self, file: pathlib.Path, text: str) -> None:
         partial = file.with_name(f".{file.name}.partial")
-        partial.write_text(text)
-        partial.replace(file)
+        try:
+            partial.write_text(text, encoding="utf-8", newline="\n")
+            partial.replace(file)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            raise UserError(
+                f"{file} cannot be written: {error.strerror}; mend that and run the same command"
+            ) from error
+
+
+def _is_partial(file: pathlib.Path) -> bool:
+    return file.name.startswith(".") and file.name.endswith(".partial")
 
 
 def _flatten(tree: dict, prefix: str = "") -> dict:
