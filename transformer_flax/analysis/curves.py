@@ -13,15 +13,19 @@ X_AXES = {"step": ("step", 1), "minutes": ("seconds", 60)}
 
 
 def plot_curves(
-    workdirs: Sequence[str | os.PathLike], metric: str = "valid/bleu", *, x: str = "minutes", file: str | os.PathLike
-) -> None:
-    """Draws a metric of each run into a picture file (PNG, SVG or PDF by its name).
+    workdirs: Sequence[str | os.PathLike],
+    metric: str = "valid/bleu",
+    *,
+    x: str = "minutes",
+    file: str | os.PathLike | None = None,
+) -> matplotlib.figure.Figure:
+    """Draws a metric of each run, for a notebook or into a file.
 
     Args:
       workdirs: of the runs.
       metric: as it is named in metrics.jsonl, such as "valid/bleu" or "train/loss".
       x: "minutes" since the run began, evaluation included, or "step".
-      file: the picture.
+      file: a picture to write as well; PNG, SVG or PDF by its name.
 
     Raises:
       UserError: a run has not measured that.
@@ -41,4 +45,6 @@ def plot_curves(
     axes.set(xlabel=x, ylabel=metric)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(file, dpi=120)
+    if file is not None:
+        figure.savefig(file, dpi=120)
+    return figure
