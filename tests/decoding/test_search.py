@@ -124,6 +124,18 @@ def test_no_beam_beats_enumeration_and_a_full_one_reaches_it():
     assert max(scores) <= best + 1e-5
 
 
+def test_bad_hypotheses_that_end_early_do_not_end_the_search():
+    # A sure model: from each word to the next, e^8 times as likely as anything else. The rest of a beam is then bad
+    # luck, of which much ends at once; nothing of it may be taken for the answer.
+    class Sure(Toy):
+        def step(self, tokens, position, cache):
+            following = jnp.where(position < 8, NUM_SPECIAL + position, END_ID)
+            return 8.0 * jnp.broadcast_to(jnp.arange(12) == following, (*tokens.shape, 12)), cache
+
+    found = search(Sure(vocab_size=12), [20], beam_size=4, alpha=0.6)
+    assert words(found.tokens[0, 0]) == (*range(NUM_SPECIAL, NUM_SPECIAL + 8), END_ID)
+
+
 class Never(Toy):
     """A model that gives the end symbol next to nothing."""
 

@@ -88,7 +88,6 @@ class _Beam(NamedTuple):
     tokens: jax.Array  # int32 [B, K, L], unfinished hypotheses
     log_probs: jax.Array  # float32 [B, K], -inf in unused places
     finished: Hypotheses
-    num_finished: jax.Array  # int32 [B], including those that better ones have pushed out
     done: jax.Array  # bool [B]
     cache: Any
 
@@ -98,10 +97,11 @@ def beam_search(
 ) -> Hypotheses:
     """Beam search with the paper's length penalty.
 
-    At each position the 2K best continuations of the K unfinished hypotheses are considered. One that ends the sentence
-    is finished if it is among the K best; the K best of the others live on. A sentence is done when K hypotheses have
-    finished, or when none that lives can still beat the best finished one, even if all its further tokens were certain
-    (log P only falls, so log P / length_penalty(limit) bounds its final score). With K = 1 this is greedy search.
+    At each position, of all continuations of the unfinished hypotheses the K best are kept; those among them that end
+    the sentence are finished, the others live on. A sentence is done when none lives, or when none that lives can still
+    beat the best finished one, even if all its further tokens were certain (log P only falls, so log P over the largest
+    penalty ahead bounds its final score). It is not done for having K finished ones: beside one good hypothesis, the
+    others of a beam are bad ones, which end early. With K = 1 this is greedy search.
 
     Args:
       step: the model.
@@ -112,7 +112,6 @@ def beam_search(
       alpha: of the length penalty; 0 compares log-probabilities.
     """
     batch = limits.shape[0]
-    rank = jnp.arange(2 * beam_size)
 
     def unfinished(beam: _Beam):
         return (beam.position < max_length) & ~jnp.all(beam.done)
@@ -121,36 +120,33 @@ def beam_search(
         next_log_probs, cache = _next_log_probs(step, beam.last, beam.position, beam.cache, limits)
         vocab_size = next_log_probs.shape[-1]
         candidates = beam.log_probs[:, :, None] + next_log_probs
-        log_probs, index = jax.lax.top_k(candidates.reshape(batch, -1), 2 * beam_size)  # [B, 2K]
+        log_probs, index = jax.lax.top_k(candidates.reshape(batch, -1), beam_size)  # [B, K]
         parent, token = index // vocab_size, (index % vocab_size).astype(jnp.int32)
         tokens = _follow(beam.tokens, parent).at[:, :, beam.position].set(token)
         ends = token == END_ID
 
         # Done sentences change no more: their result must not depend on how long the others take.
-        finishes = ends & (rank < beam_size) & (log_probs > -jnp.inf) & ~beam.done[:, None]
-        scores = jnp.where(finishes, log_probs / length_penalty(beam.position + 1, alpha), -jnp.inf)
+        scores = log_probs / length_penalty(beam.position + 1, alpha)
+        scores = jnp.where(ends & ~beam.done[:, None], scores, -jnp.inf)
         pool = Hypotheses(
             jnp.concatenate([beam.finished.tokens, tokens], axis=1),
             jnp.concatenate([beam.finished.scores, scores], axis=1),
         )
         best_scores, best = jax.lax.top_k(pool.scores, beam_size)
         finished = Hypotheses(_follow(pool.tokens, best), best_scores)
-        num_finished = beam.num_finished + jnp.sum(finishes, axis=1)
 
-        log_probs, alive = jax.lax.top_k(jnp.where(ends, -jnp.inf, log_probs), beam_size)
-        kept_parent = jnp.take_along_axis(parent, alive, axis=1)
+        log_probs = jnp.where(ends, -jnp.inf, log_probs)
         # Of the penalties still ahead, the one that is kindest to a negative log P: the largest.
         kindest = jnp.maximum(length_penalty(limits, alpha), length_penalty(beam.position + 2, alpha))
-        hopeless = log_probs[:, 0] / kindest <= finished.scores[:, 0]
+        hopeless = jnp.max(log_probs, axis=1) / kindest <= finished.scores[:, 0]
         return _Beam(
             position=beam.position + 1,
-            last=jnp.take_along_axis(token, alive, axis=1),
-            tokens=_follow(tokens, alive),
+            last=token,
+            tokens=tokens,
             log_probs=log_probs,
             finished=finished,
-            num_finished=num_finished,
-            done=beam.done | (num_finished >= beam_size) | hopeless,
-            cache=jax.tree.map(lambda leaf: _follow(leaf, kept_parent), cache),
+            done=beam.done | hopeless,
+            cache=jax.tree.map(lambda leaf: _follow(leaf, parent), cache),
         )
 
     empty = jnp.full((batch, beam_size, max_length), PAD_ID, jnp.int32)
@@ -161,7 +157,6 @@ def beam_search(
         # All hypotheses begin alike: only the first counts, lest K copies of it fill the beam.
         log_probs=jnp.where(jnp.arange(beam_size) == 0, 0.0, jnp.full((batch, beam_size), -jnp.inf)),
         finished=Hypotheses(empty, jnp.full((batch, beam_size), -jnp.inf)),
-        num_finished=jnp.zeros(batch, jnp.int32),
         done=jnp.zeros(batch, bool),
         cache=cache,
     )
