@@ -48,7 +48,7 @@ def test_a_model_that_cannot_be_is_refused_before_anything_is_written(tmp_path):
 def test_wmt14_is_told_not_to_be_there_yet_behind_the_size_of_its_row(tmp_path):
     result = run("--config=configs/table3.py:B-dk16", f"--workdir={tmp_path / 'run'}")
     assert result.returncode == 2
-    assert "37,023,744 parameters" in result.stdout
+    assert "37,023,744 without" in result.stdout
     assert "configs/multi30k.py" in result.stderr
     assert "Traceback" not in result.stderr
 
