@@ -38,8 +38,9 @@ def run(text, tmp_path, monkeypatch):
 def final_state(path, step):
     workdir = Workdir(path)
     config = workdir.load_config()
-    params = init_params(model_config(config, workdir.load_tokenizer().vocab_size), init_key(config.seed))
-    like = TrainState.create(config.seed, params, make_optimizer(config.optimizer, config.model.d_model))
+    model = model_config(config, workdir.load_tokenizer().vocab_size)
+    optimizer = make_optimizer(config.optimizer, config.model.d_model)
+    like = jax.eval_shape(lambda: TrainState.create(config.seed, init_params(model, init_key(config.seed)), optimizer))
     checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=2)
     assert checkpoints.steps()[-1] == step
     state = jax.device_get(checkpoints.restore(like, step))

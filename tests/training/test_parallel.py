@@ -1,6 +1,7 @@
 """Law 2: sums before ratios. Under plain SGD with rate 1 the update is the gradient, which Adam would hide."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -32,6 +33,11 @@ def batch():
     return batch
 
 
+@functools.cache
+def initial_params():
+    return init_params(ONE_LAYER, jax.random.key(1))
+
+
 def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, dropout=0.0):
     """(gradient, metrics) of one step."""
     config = dataclasses.replace(ONE_LAYER, dropout=dropout)
@@ -42,7 +48,7 @@ def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, dropout=0.
     step = parallel.compile(
         make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, axis_name=parallel.axis_name)
     )
-    state = TrainState.create(7, init_params(config, jax.random.key(1)), optimizer)
+    state = TrainState.create(7, initial_params(), optimizer)
     after, metrics = jax.block_until_ready(step(parallel.replicate(state), parallel.shard(batch)))
     after, metrics = jax.device_get(parallel.unreplicate((after, metrics)))
     assert after.step == 1
@@ -62,7 +68,7 @@ def plain(batch):
         sums, counts = loss_fn(params, batch, None)
         return sums["loss"] / counts["loss"]
 
-    return jax.device_get(jax.jit(jax.grad(mean))(init_params(ONE_LAYER, jax.random.key(1))))
+    return jax.device_get(jax.jit(jax.grad(mean))(initial_params()))
 
 
 @pytest.mark.parametrize("mode", ["jit", "pmap"])
@@ -104,7 +110,7 @@ def test_with_dropout_devices_of_pmap_and_micro_batches_draw_anew(batch, parts):
 def test_evaluation_sums_over_devices(batch, mode):
     parallel = make_parallel(ConfigDict({"mode": mode, "num_devices": 8}), ROWS, 1)
     loss_fn = translation_loss(Transformer(ONE_LAYER), 0.1)
-    params = init_params(ONE_LAYER, jax.random.key(1))
+    params = initial_params()
     step = parallel.compile(make_eval_step(loss_fn, axis_name=parallel.axis_name))
     result = parallel.unreplicate(step(parallel.replicate(params), parallel.shard(batch)))
     assert_close(jax.device_get(result), jax.device_get(loss_fn(params, batch, None)))
@@ -113,7 +119,7 @@ def test_evaluation_sums_over_devices(batch, mode):
 def test_steps_differ_in_their_dropout_and_seeds_too(batch):
     config = dataclasses.replace(ONE_LAYER, dropout=0.3)
     step = jax.jit(make_train_step(translation_loss(Transformer(config), 0.1), optax.sgd(0.0)))
-    params = init_params(config, jax.random.key(1))
+    params = initial_params()
     state = TrainState.create(0, params, optax.sgd(0.0))
     after, first = step(state, batch)
     _, second = step(after, batch)

@@ -79,7 +79,7 @@ def test_an_empty_training_set_is_refused(folder, tmp_path):
     for language in ("en", "de"):
         (folder / f"train.{language}").write_text("")
     config = small_config(data__path=str(folder))
-    with pytest.raises(UserError, match="the training split is empty"):
+    with pytest.raises(UserError, match="the train split is empty"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
