@@ -1,6 +1,8 @@
 """A small model for a folder of the size of Multi30k (29,000 pairs of about 12 words).
 
-python train.py --config=configs/multi30k.py --config.data.path=FOLDER
+    python train.py --config=configs/multi30k.py --config.data.path=FOLDER
+
+39 minutes on two cores; 35.97 BLEU on the 1,000 sentences of test_2016_flickr (docs/results.md).
 """
 
 from ml_collections import ConfigDict
