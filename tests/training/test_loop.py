@@ -57,7 +57,12 @@ def final_state(path, step):
     ids=["jit", "pmap"],
 )
 def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode):
-    settings = {"log__every": 3, "data__tokens_per_batch": 4096, **mode}  # 5 batches an epoch, so the end of one too
+    settings = {
+        "log__every": 3,
+        "data__tokens_per_batch": 4096,
+        "data__num_buckets": 2,
+        **mode,
+    }  # 5 batches an epoch, so the end of one too
     whole = run("whole", **settings)
     expected = final_state(tmp_path / "whole", 6)
     lines = read_metrics(tmp_path / "whole/metrics.jsonl")
