@@ -17,4 +17,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, afterwards="the same command goes on from the last checkpoint")

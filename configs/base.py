@@ -16,6 +16,7 @@ def get_config() -> ConfigDict:
     config.steps = 100_000
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
     config.label_smoothing = 0.1
+    config.ema_decay = 0.0  # of a moving average of the parameters, which evaluations then use in place of `average`
     config.deterministic = False  # on a GPU: bit-for-bit repeatable, slower; a CPU always is
 
     config.model = ConfigDict()
@@ -66,15 +67,18 @@ def get_config() -> ConfigDict:
 
     config.decode = ConfigDict()
     config.decode.beam_size = 4
-    config.decode.alpha = 0.6  # length penalty
+    config.decode.length_penalty = "gnmt"  # ((5 + |Y|) / 6)^alpha, or "length": |Y|^alpha, or "none"
+    config.decode.alpha = 0.6
+    config.decode.min_length = 0  # shortest output in tokens, the end symbol included
     config.decode.max_extra_length = 50  # output tokens beyond the input's
     config.decode.max_input_length = 256  # tokens; longer inputs, and pairs whose loss is measured, are cut and counted
     config.decode.batch_size = 64  # sentences at a time
+    config.decode.window = 2048  # lines that are sorted by length, to be translated with those of like length
 
     config.eval = ConfigDict()
     config.eval.every = 5_000  # steps; 0: at the end only
     config.eval.sentences = 0  # of the validation split that are translated during training; 0: all
-    config.eval.average = 1  # checkpoints averaged for evaluations during training
+    config.eval.average = 1  # the last checkpoints at the interval, averaged for evaluations during training
     config.eval.final_average = 5  # and at the end; table 3 uses none (1), big 20
     config.eval.test = True  # score the test split at the end
 

@@ -60,3 +60,11 @@ def variant(request) -> TransformerConfig:
 def tiny() -> TransformerConfig:
     """The paper's model with all sizes different from each other, so that no two axes are taken for one another."""
     return TINY
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory) -> pathlib.Path:
+    """The working directory of a run of 200 steps, with checkpoints at 150 and 200."""
+    from tests.training.small import learn  # configs/ is found only now
+
+    return learn(tmp_path_factory.mktemp("finished"))

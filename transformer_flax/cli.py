@@ -1,18 +1,24 @@
 """What all commands share: flags, and errors that speak to the user."""
 
 import logging
+import os
 import pathlib
 import re
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import app, flags
 from ml_collections import config_flags
 
 from transformer_flax.errors import UserError
 
-USER_ERROR = 2  # exit status
+if TYPE_CHECKING:
+    from transformer_flax.run import Run
+
+USER_ERROR = 2  # exit statuses
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+CLOSED_PIPE = 141  # 128 + SIGPIPE
 
 flags.disclaim_key_flags()  # a flag defined here is one of the command that asks for it, and in its --help
 
@@ -29,8 +35,55 @@ def define_config(default: pathlib.Path) -> flags.FlagHolder:
     )
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses the flags and calls `main`; what the user can mend is told in one message, without a traceback."""
+SETTINGS = {  # of a search: fields of config.decode that a command may set otherwise
+    "beam_size": (flags.DEFINE_integer, "hypotheses followed at a time; 1: greedy search"),
+    "length_penalty": (flags.DEFINE_string, "gnmt: ((5 + |Y|) / 6)^alpha; length: |Y|^alpha; none"),
+    "alpha": (flags.DEFINE_float, "of the length penalty: the larger, the longer the output"),
+    "min_length": (flags.DEFINE_integer, "shortest output in tokens, the end symbol included"),
+    "max_extra_length": (flags.DEFINE_integer, "tokens that an output may have beyond those of its input"),
+    "max_input_length": (flags.DEFINE_integer, "longer inputs, in tokens, are cut with a warning"),
+    "batch_size": (flags.DEFINE_integer, "sentences translated at a time"),
+    "window": (flags.DEFINE_integer, "lines read, sorted by length and translated before the first is put out"),
+}
+
+
+def define_run() -> Callable[[], "tuple[Run, dict[str, Any]]"]:
+    """Defines the flags that name a trained run and set its search.
+
+    Returns:
+      A function that restores it (an ensemble where several are named) and gives the settings for its translator.
+    """
+    workdirs = flags.DEFINE_multi_string(
+        "workdir",
+        None,
+        "the directory of a run, or DIRECTORY@STEP,... for the mean of these checkpoints; given several times, they "
+        "are an ensemble",
+    )
+    average = flags.DEFINE_string(
+        "average", None, "how many of the last checkpoints to average, or ema; default: what the run's config says"
+    )
+    holders = {name: define(name, None, f"{text}; default: the run's") for name, (define, text) in SETTINGS.items()}
+
+    def restore() -> "tuple[Run, dict[str, Any]]":
+        from transformer_flax.run import restore_named  # not before the flags are checked: JAX takes seconds to load
+
+        if not workdirs.value:
+            raise UserError("name the directory of a trained run: --workdir=runs/NAME")
+        run = restore_named(workdirs.value, average.value)
+        return run, {name: holder.value for name, holder in holders.items() if holder.value is not None}
+
+    return restore
+
+
+def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str = "") -> None:
+    """Parses the flags and calls `main`; what the user can mend is told in one message, without a traceback.
+
+    Args:
+      main: given the files on the command line, where there can be any.
+      takes_files: whether arguments that are no flags are files; else they are refused.
+      afterwards: what the user can do after an interruption.
+    """
+    advice = f"; {afterwards}" if afterwards else ""
 
     def parse(argv: list[str]) -> list[str]:
         app.define_help_flags()
@@ -43,22 +96,27 @@ def run(main: Callable[[], None]) -> None:
         return positional
 
     def guarded(argv: list[str]) -> None:
-        if len(argv) > 1:
-            _fail(f"unexpected argument {argv[1]!r}; options are written --name=value, see --help")
+        files = argv[1:]
+        if files and not takes_files:
+            _fail(f"unexpected argument {files[0]!r}; options are written --name=value, see --help")
         # In place of absl's handler, whose INFO level is the libraries' own chatter.
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
         try:
-            main()
+            main(*files)
+            sys.stdout.flush()  # here, where a closed pipe is still understood
         except UserError as error:
             _fail(str(error))
         except KeyboardInterrupt:
-            print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-            sys.exit(130)
+            print(f"interrupted{advice}", file=sys.stderr)
+            sys.exit(INTERRUPTED)
+        except BrokenPipeError:  # whoever read our output, such as `head`, has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush into the pipe
+            sys.exit(CLOSED_PIPE)
         except OSError as error:  # no room, no permission: the operating system's word is the message
             if error.errno is None:
                 raise
             where = f": {error.filename}" if error.filename else ""
-            _fail(f"{error.strerror}{where}; mend that, and the same command goes on from the last checkpoint")
+            _fail(f"{error.strerror}{where}{advice}")
 
     app.run(guarded, flags_parser=parse)
 

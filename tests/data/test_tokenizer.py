@@ -1,3 +1,4 @@
+import json
 import os
 import pathlib
 import subprocess
@@ -89,6 +90,25 @@ def test_saving_what_was_loaded_gives_the_same_file(tokenizer, loaded):
 def test_only_an_empty_text_has_no_ids(tokenizer):
     assert tokenizer.encode(["", " ", "\n"])[0] == []
     assert all(tokenizer.encode([" ", "\n", "\x00"]))
+
+
+@law
+@given(texts)
+@example("")
+@example("<end>")
+@example("the house 🜁")
+def test_pieces_are_the_names_of_the_ids_and_the_end_symbol(tokenizer, text):
+    [ids] = tokenizer.encode([text])
+    vocabulary = json.loads(tokenizer.to_json())["model"]["vocab"]
+    *pieces, last = tokenizer.pieces(text)
+    assert [vocabulary[piece] for piece in pieces] == ids
+    assert vocabulary[last] == END_ID
+
+
+def test_pieces_can_be_read(tokenizer):
+    assert tokenizer.pieces("the house") == ["Ġthe", "Ġhouse", "<end>"]
+    assert tokenizer.pieces("") == ["<end>"]
+    assert not {"<end>", "<pad>"} & set(tokenizer.pieces("<end><pad>")[:-1])
 
 
 def test_special_tokens_are_left_out_of_the_text(tokenizer):

@@ -1,14 +1,18 @@
 import math
 
-from transformer_flax.decoding.bleu import score
+import pytest
+
+from transformer_flax.decoding.bleu import full_scores, score, table2_tokens
+from transformer_flax.errors import UserError
 
 REFERENCES = ["Ein Mann schläft auf der Bank.", "Zwei Hunde spielen im Schnee, sagt er."]
 
 
 def test_a_perfect_translation_scores_100_and_matches_exactly():
-    scores = score(REFERENCES, REFERENCES)
-    assert round(scores.bleu, 6) == 100
-    assert scores.exact_match == 1
+    scores = full_scores(REFERENCES, REFERENCES, "de")
+    assert round(scores.bleu, 6) == round(scores.chrf, 6) == round(scores.tokenised_bleu, 6) == 100
+    assert scores.exact_match == scores.length_ratio == 1
+    assert scores.warnings == ()
 
 
 def test_the_score_is_cased_and_says_how_it_was_measured():
@@ -23,4 +27,131 @@ def test_bleu_is_of_the_corpus_with_a_brevity_penalty():
     # All n-grams of the half that is there are right: precision 1, so BLEU is the penalty exp(1 - 16/6) alone.
     # 13a tokens: 7 (the full stop apart) and 9 (comma and full stop apart) in the references, 6 in the translation.
     short = ["Ein Mann schläft auf der Bank", ""]
-    assert round(score(short, REFERENCES).bleu, 4) == round(100 * math.exp(1 - 16 / 6), 4)
+    scores = score(short, REFERENCES)
+    assert round(scores.bleu, 4) == round(100 * math.exp(1 - 16 / 6), 4)
+    assert scores.length_ratio == 6 / 16
+
+
+def test_full_scores_hold_the_cheap_ones():
+    cheap, full = score(REFERENCES[::-1], REFERENCES), full_scores(REFERENCES[::-1], REFERENCES, "de")
+    assert vars(cheap).items() <= vars(full).items()
+
+
+def test_chrf_is_the_f2_of_character_n_grams():
+    # 1-, 2- and 3-grams: precision 3/3, 2/2, 1/1 and recall 3/4, 2/3, 1/2, on average 1 and 23/36. There is no longer
+    # n-gram in the translation, so none counts. F2 = 5 P R / (4 P + R) = (115/36) / (167/36).
+    scores = full_scores(["abc"], ["abcd"], "de")
+    assert round(scores.chrf, 6) == round(100 * 115 / 167, 6)
+    assert "nc:6|nw:0" in scores.chrf_signature
+
+
+def test_german_compounds_count_as_their_parts():
+    translation, reference = "eine rot-blaue Wand steht heute da", "eine rot-grüne Wand steht heute da"
+    # 6 tokens with one of them wrong: 5/6 of the words, 3/5 of the pairs, 2/4 of the triples, 1/3 of the fours: 1/12.
+    whole = full_scores([translation], [reference], "nl")
+    assert round(whole.tokenised_bleu, 6) == round(100 * (1 / 12) ** (1 / 4), 6)
+    # 8 tokens with one of them wrong, "eine rot ##AT##-##AT## ? Wand steht heute da": 7/8, 5/7, 3/6, 1/5: 1/16.
+    split = full_scores([translation], [reference], "de")
+    assert round(split.tokenised_bleu, 6) == round(100 * (1 / 16) ** (1 / 4), 6) == 50
+    assert "tok:moses-nl|punct" in whole.tokenised_signature
+    assert "tok:moses-de|compounds:##AT##|punct" in split.tokenised_signature
+    assert "smooth:none" in split.tokenised_signature
+    assert whole.bleu == split.bleu
+
+
+def test_bleu_of_the_paper_is_not_smoothed():
+    # No four tokens in a row are right, so that the last precision is 0; only sacreBLEU's own gives it some credit.
+    scores = full_scores(["a b c x d e f"], ["a b c y d e f"], "en")
+    assert scores.tokenised_bleu == 0
+    assert scores.bleu > 20
+
+
+@pytest.mark.parametrize(
+    ("line", "tokens"),
+    [
+        ("Ja, z.B. am 3. Mai 2,5 km!", "Ja , z.B. am 3. Mai 2,5 km !"),  # abbreviations, ordinals and decimals hold
+        ("Er sagt: „A“ & [B]…", "Er sagt : „ A &quot; &amp; &#91; B &#93; ..."),  # Moses escapes; „ is not replaced
+        ("rot-grün-blau", "rot ##AT##-##AT## grün ##AT##-##AT## blau"),
+        # Perl goes on behind its last match, which took the b along: no letter is left before the second hyphen.
+        ("a-b-c-d", "a ##AT##-##AT## b-c ##AT##-##AT## d"),
+        ("1-2-3", "1 ##AT##-##AT## 2-3"),
+        # Two bytes for ü: the first ends the one match, the second begins the next.
+        ("a-ü-c", "a ##AT##-##AT## ü ##AT##-##AT## c"),
+        ("a - b -c d-", "a - b -c d-"),  # a hyphen beside a blank joins nothing
+        ("---", "- ##AT##-##AT## -"),
+        ("", ""),
+    ],
+)
+def test_tokens_of_table_2(line, tokens):
+    assert table2_tokens([line], "de") == [tokens]
+
+
+def test_only_german_is_split_and_any_language_works():
+    assert table2_tokens(["l'avant-garde"], "fr") == ["l&apos; avant-garde"]
+    assert table2_tokens(["don't re-do"], "en") == ["don &apos;t re-do"]
+    assert table2_tokens(["Saluton, mond-o!"], "xx") == ["Saluton , mond-o !"]
+
+
+def test_odd_characters_neither_break_nor_shift_lines():
+    odd = ["a\tb\u2028c\x85d e", "a\x00b c d e f", "a\nb\rc\x1cd e", "\ufeff", " ", "\u3000", ""]
+    scores = full_scores(odd, odd, "de")
+    assert round(scores.bleu, 6) == round(scores.tokenised_bleu, 6) == 100
+    assert len(table2_tokens(odd, "de")) == len(odd)
+
+
+@pytest.mark.parametrize("scorer", [score, lambda ours, theirs: full_scores(ours, theirs, "de")])
+@pytest.mark.parametrize(("ours", "theirs"), [([], []), (["a"], []), ([], ["a"]), (["a"], ["a", "b"])])
+def test_lists_that_do_not_fit_are_refused(scorer, ours, theirs):
+    with pytest.raises(UserError, match=f"{len(ours)} translations and {len(theirs)} references"):
+        scorer(ours, theirs)
+
+
+def test_empty_translations_score_0_with_a_warning():
+    scores = full_scores(["", " "], REFERENCES, "de")
+    assert scores.bleu == scores.chrf == scores.tokenised_bleu == scores.exact_match == scores.length_ratio == 0
+    (warning,) = scores.warnings
+    assert "0.000 times" in warning
+    assert "2 of 2 are empty" in warning
+
+
+@pytest.mark.parametrize(("tokens", "hint"), [(8, "0 of 1 are empty"), (9, None), (11, None), (12, "repetitions")])
+def test_a_length_ratio_beyond_a_tenth_is_warned_of(tokens, hint):
+    scores = full_scores([" ".join("w" * tokens)], [" ".join("w" * 10)], "en")
+    assert scores.length_ratio == tokens / 10
+    assert bool(scores.warnings) == bool(hint)
+    assert all(hint in warning and f"{tokens / 10:.3f} times" in warning for warning in scores.warnings)
+
+
+PLAIN = ["Ich wusste nicht, ob es 2,50 kostet."] * 10
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Ich wusste nicht , ob es 2,50 kostet.",
+        "Ich wusste nicht, ob es 2,50 kostet .",
+        "Ich wuss@@ te nicht, ob es 2,50 kostet.",
+        "▁Ich wusste nicht, ob es 2,50 kostet.",
+        "Ich wusste nicht, ob's &apos;s 2,50 kostet.",
+        "Ich wusste @-@ nicht, ob es 2,50 kostet.",
+    ],
+)
+def test_tokenised_text_is_warned_of_with_an_example(line):
+    assert full_scores([line, *PLAIN[1:]], PLAIN, "de").warnings == ()  # a tenth of the lines may be chance
+    (warning,) = full_scores([*PLAIN[2:], line, line], PLAIN, "de").warnings
+    assert warning.startswith("2 of 10 translations look tokenised where the references do not")
+    assert repr(line) in warning
+    (warning,) = full_scores(PLAIN, [*PLAIN[2:], line, line], "de").warnings
+    assert warning.startswith("2 of 10 references look tokenised where the translations do not")
+    assert full_scores([line] * 10, [line] * 10, "de").warnings == ()
+
+
+def test_plain_text_is_not_taken_for_tokens():
+    plain = ["Vraiment ; oui !", "3,5 et .5", "Il dit ...", "moi@exemple.fr", "AT&T & Co.", "a-b @ c"]
+    assert not any("tokenised" in warning for warning in full_scores(plain, ["Rien."] * 6, "fr").warnings)
+
+
+def test_sacrebleu_adds_no_warnings_of_its_own(caplog):
+    lines = ["Das ist so ."] * 100  # as many as make sacreBLEU speak
+    full_scores(lines, lines, "de")
+    assert not caplog.records

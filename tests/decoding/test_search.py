@@ -1,182 +1,639 @@
 """Search against enumeration, on toy models whose next token depends on the whole prefix."""
 
+import collections
+import functools
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
-from transformer_flax.decoding.search import beam_search, greedy_search, length_penalty
-from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
+from tests.decoding.toy import (
+    STATES,
+    VOCAB_SIZE,
+    WORDS,
+    A,
+    B,
+    C,
+    Rule,
+    Toy,
+    begin,
+    drawn,
+    everything,
+    hashed,
+    plain_beam,
+    plain_greedy,
+    steady,
+    step,
+    written,
+)
+from transformer_flax.decoding.search import PENALTIES as KINDS
+from transformer_flax.decoding.search import (
+    Bounds,
+    Hypotheses,
+    LengthPenalty,
+    Sampling,
+    beam_search,
+    ensemble,
+    follow,
+    greedy_search,
+    mean_probability,
+    sample,
+)
+from transformer_flax.errors import UserError
+from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
-BUCKETS = 97
-
-
-class Toy:
-    """Logits are a random function of a hash of all tokens so far, which is the cache: as in a real model, a cache that
-    follows the wrong hypothesis gives wrong logits."""
-
-    def __init__(self, vocab_size: int, seed: int = 0, scale: float = 2.0):
-        self.table = scale * np.random.default_rng(seed).normal(size=(BUCKETS, vocab_size)).astype(np.float32)
-        self.vocab_size = vocab_size
-
-    def begin(self, batch: int, beam_size: int):
-        return {"hash": jnp.broadcast_to(jnp.arange(batch)[:, None], (batch, beam_size))}
-
-    @staticmethod
-    def hash(before, token):
-        return (before * 31 + token * 17 + 7) % BUCKETS
-
-    def step(self, tokens, position, cache):
-        now = self.hash(cache["hash"], tokens)
-        return jnp.asarray(self.table)[now], {"hash": now}
-
-    def log_prob(self, sentence: int, tokens) -> float:
-        """log P of a whole sequence, computed apart from the search."""
-        total, state = 0.0, sentence
-        for before, token in zip((BEGIN_ID, *tokens), tokens, strict=False):
-            state = self.hash(state, before)
-            logits = self.table[state].astype(np.float64)
-            total += logits[token] - np.log(np.exp(logits).sum())
-        return total
-
-    def best(self, sentence: int, limit: int, alpha: float):
-        """All sequences that end within the limit, best first, as (score, tokens)."""
-        words = range(NUM_SPECIAL, self.vocab_size)
-        scored = []
-        for length in range(limit):
-            for prefix in itertools.product(words, repeat=length):
-                tokens = (*prefix, END_ID)
-                scored.append((self.log_prob(sentence, tokens) / ((5 + len(tokens)) / 6) ** alpha, tokens))
-        return sorted(scored, reverse=True)
-
-
-def search(toy, limits, beam_size, alpha, max_length=None):
-    limits = jnp.asarray(limits, jnp.int32)
-    max_length = max_length or int(limits.max())
-
-    @jax.jit
-    def run(limits):
-        return beam_search(
-            toy.step, toy.begin(len(limits), beam_size), limits, beam_size=beam_size, max_length=max_length, alpha=alpha
-        )
-
-    return jax.device_get(run(limits))
-
-
-def words(row):
-    return tuple(int(t) for t in row if t != PAD_ID)
-
-
-def test_length_penalty_is_the_papers():
-    assert length_penalty(1, 0.6) == 1
-    assert length_penalty(7, 1.0) == 2
-    assert length_penalty(19, 0.5) == 2
+# Most of the time goes into compilation, so all searches have the same shapes, filled up with copies of the last row.
+BATCH, LENGTH = 16, 8
+FULL = 3**3 * 4  # a beam that holds all continuations of all prefixes of 3 words, so of all that `RULES` allows
+GNMT = ("gnmt", 0.6)
+NONE = ("none", 5.0)
+ALPHAS = {"gnmt": [0.0, 0.6, 2.0, -0.5], "length": [0.5, 1.0, -1.0], "none": [5.0]}  # where it must not matter
+PENALTIES = [(kind, alpha) for kind, alphas in ALPHAS.items() for alpha in alphas]
+RULES = [
+    Rule(5),
+    Rule(2),
+    Rule(3),
+    Rule(1),
+    Rule(5, shortest=3),
+    Rule(4, shortest=4),
+    Rule(3, shortest=9),  # the longest length wins
+    Rule(5, prefix=(B,)),
+    Rule(5, prefix=(A, C)),
+    Rule(4, prefix=(C, C, A)),  # leaves room for the end symbol alone
+    Rule(5, shortest=4, prefix=(B, A)),
+    Rule(3, shortest=7, prefix=(A,)),
+    Rule(5, prefix=(B, END_ID)),  # forced decoding
+    Rule(3, prefix=(C, A, END_ID)),
+    Rule(2, shortest=2, prefix=(END_ID,)),  # the prefix wins
+    Rule(4, shortest=0),
+]
+SENTENCES = range(BATCH)
+LONG_RULES = [rule._replace(longest=rule.longest + 3) for rule in RULES]
+TOYS = [hashed(seed=3), hashed(seed=8, scale=0.5)]
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 2.0, -0.5])
-def test_a_beam_that_holds_every_prefix_finds_the_best_of_all_sequences(alpha):
-    toy, limits = Toy(vocab_size=NUM_SPECIAL + 3, seed=3), [4, 2, 3]
-    found = search(toy, limits, beam_size=3**4, alpha=alpha)
-    for sentence, limit in enumerate(limits):
-        score, tokens = toy.best(sentence, limit, alpha)[0]
-        assert found.scores[sentence, 0] == pytest.approx(score, abs=1e-5)
-        assert words(found.tokens[sentence, 0]) == tokens
+def bounds_of(rules, max_length=LENGTH) -> dict:
+    prefix = np.full((len(rules), max_length), PAD_ID)
+    for row, rule in zip(prefix, rules, strict=True):
+        row[: len(rule.prefix)] = rule.prefix
+    return {
+        "longest": np.array([rule.longest for rule in rules]),
+        "shortest": np.array([rule.shortest for rule in rules]),
+        "prefix": prefix,
+    }
 
 
-def test_all_hypotheses_of_a_full_beam_have_their_true_scores_in_order():
-    toy = Toy(vocab_size=NUM_SPECIAL + 2, seed=1)
-    found = search(toy, [4], beam_size=2**4, alpha=0.6)
-    expected = toy.best(0, 4, 0.6)
-    # The bound may stop the search once the best is known, so the first is sure and every other is a true score.
-    by_tokens = {tokens: score for score, tokens in expected}
-    for row, score in zip(found.tokens[0], found.scores[0], strict=True):
-        if score > -np.inf:
-            assert by_tokens[words(row)] == pytest.approx(score, abs=1e-5)
-    assert np.all(np.diff(found.scores[0][found.scores[0] > -np.inf]) <= 0)
+def model(toys, sentences, hypotheses, step):
+    if len(toys) == 1:
+        return step, begin(toys[0], sentences, hypotheses)
+    return ensemble([step] * len(toys)), tuple(begin(toy, sentences, hypotheses) for toy in toys)
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 3.0])
-def test_beam_of_one_is_greedy_search(seed, alpha):
-    toy, limits = Toy(vocab_size=7, seed=seed), jnp.array([1, 5, 12, 12], jnp.int32)
-    greedy = greedy_search(toy.step, toy.begin(4, 1), limits, max_length=12, alpha=alpha)
-    beam = search(toy, limits, beam_size=1, alpha=alpha)
-    np.testing.assert_array_equal(beam.tokens, greedy.tokens)
-    np.testing.assert_allclose(beam.scores, greedy.scores, atol=1e-5)
+def any_penalty(kind, alpha):
+    """The length penalty of a kind and alpha known only at run time, so that one program serves them all."""
+    return lambda length: jnp.select(
+        [kind == i for i in range(len(KINDS))], [LengthPenalty(name, alpha)(length) for name in KINDS]
+    )
 
 
-def test_scores_are_log_probabilities_over_the_penalty_of_all_tokens_with_the_end():
-    toy = Toy(vocab_size=9, seed=5)
-    found = search(toy, [10, 10], beam_size=4, alpha=0.6)
-    for sentence in range(2):
-        tokens = words(found.tokens[sentence, 0])
-        expected = toy.log_prob(sentence, tokens) / ((5 + len(tokens)) / 6) ** 0.6
-        assert found.scores[sentence, 0] == pytest.approx(expected, abs=1e-5)
+@functools.partial(jax.jit, static_argnames=("step", "beam_size", "nbest"))
+def compiled_beam(toys, sentences, bounds, kind, alpha, step, beam_size, nbest):
+    bounds = Bounds.of(**bounds, max_length=bounds["prefix"].shape[1])
+    step, cache = model(toys, sentences, beam_size, step)
+    return beam_search(step, cache, bounds, any_penalty(kind, alpha), beam_size=beam_size, nbest=nbest)
+
+
+@functools.partial(jax.jit, static_argnames="step")
+def compiled_greedy(toys, sentences, bounds, kind, alpha, step):
+    bounds = Bounds.of(**bounds, max_length=bounds["prefix"].shape[1])
+    step, cache = model(toys, sentences, 1, step)
+    return greedy_search(step, cache, bounds, any_penalty(kind, alpha))
+
+
+@functools.partial(jax.jit, static_argnames="sampling")
+def compiled_sample(toy, sentences, bounds, seeds, sampling):
+    bounds = Bounds.of(**bounds, max_length=bounds["prefix"].shape[1])
+    keys = jax.vmap(jax.vmap(jax.random.key))(seeds)
+    return sample(step, begin(toy, sentences, keys.shape[1]), bounds, LengthPenalty(*GNMT), keys, sampling)
+
+
+def run(compiled, toys, sentences, rules, penalty, batch, **settings) -> Hypotheses:
+    def fill(values):
+        return [*values, *[values[-1]] * (batch - len(values))]
+
+    toys = [toys] if isinstance(toys, Toy) else toys
+    kind, alpha = penalty
+    found = compiled(
+        toys, np.array(fill(sentences)), bounds_of(fill(rules)), KINDS.index(kind), float(alpha), **settings
+    )
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(sentences)], found)
+
+
+def beam(toys, sentences, rules, penalty=GNMT, *, beam_size=3, nbest=1, step=step, batch=BATCH) -> Hypotheses:
+    return run(compiled_beam, toys, sentences, rules, penalty, batch, step=step, beam_size=beam_size, nbest=nbest)
+
+
+def greedy(toys, sentences, rules, penalty=GNMT, *, step=step) -> Hypotheses:
+    return run(compiled_greedy, toys, sentences, rules, penalty, BATCH, step=step)
+
+
+def draw(toy, sentences, rules, seeds, sampling, max_length=LENGTH) -> Hypotheses:
+    """Samples with one key for each seed [B, N]."""
+    return jax.device_get(compiled_sample(toy, np.array(sentences), bounds_of(rules, max_length), seeds, sampling))
+
+
+def words(row) -> tuple[int, ...]:
+    """The tokens before the padding."""
+    return tuple(int(token) for token in row[: np.count_nonzero(row)])
+
+
+def score(log_prob: float, tokens, penalty) -> float:
+    kind, alpha = penalty
+    length = len(tokens)
+    return log_prob / {"gnmt": ((5 + length) / 6) ** alpha, "length": length**alpha, "none": 1}[kind]
+
+
+def ranked(hypotheses, penalty):
+    """(score, log P, tokens), best first."""
+    return sorted(((score(x, tokens, penalty), x, tokens) for x, tokens in hypotheses), key=lambda row: -row[0])
+
+
+def assert_same(found: Hypotheses, sentence: int, expected) -> None:
+    """The rows of a sentence are the first of these, in order, and unused where there are no more."""
+    places = found.scores.shape[1]
+    expected = [*expected[:places], *[(-np.inf, -np.inf, ())] * (places - len(expected))]
+    scores, log_probs, tokens = zip(*expected, strict=True)
+    assert [words(row) for row in found.tokens[sentence]] == list(tokens)
+    np.testing.assert_allclose(found.log_probs[sentence], log_probs, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.scores[sentence], scores, rtol=1e-5, atol=1e-5)
+
+
+def assert_equal(one: Hypotheses, other: Hypotheses) -> None:
+    np.testing.assert_array_equal(one.tokens, other.tokens)
+    np.testing.assert_allclose(one.log_probs, other.log_probs, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(one.scores, other.scores, rtol=1e-6, atol=1e-6)
+
+
+# Length penalties and other parts
+
+
+@pytest.mark.parametrize(
+    ("kind", "alpha", "length", "expected"),
+    [
+        ("gnmt", 0.6, 1, 1),  # a single token is the unit
+        ("gnmt", 1.0, 7, 2),
+        ("gnmt", 0.5, 19, 2),
+        ("gnmt", -1.0, 7, 0.5),
+        ("gnmt", 0.0, 50, 1),
+        ("length", 0.6, 1, 1),
+        ("length", 1.0, 7, 7),
+        ("length", 0.5, 16, 4),
+        ("length", -1.0, 8, 0.125),
+        ("length", 0.0, 50, 1),
+        ("length", 2, 7, 49),
+        ("length", -1, 8, 0.125),  # an integer has no negative powers in JAX,
+        ("length", 6, 100, 1e12),  # and large ones overflow
+        ("none", 2.0, 7, 1),
+    ],
+)
+def test_length_penalties(kind, alpha, length, expected):
+    penalty = LengthPenalty(kind, alpha)
+    assert penalty(length) == pytest.approx(expected)
+    np.testing.assert_allclose(penalty(jnp.array([length])), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: LengthPenalty("average", 1.0),
+            "the length penalty is 'average'; it must be one of gnmt, length, none",
+        ),
+        (lambda: Sampling(temperature=-0.5), "the temperature is -0.5; it must be at least 0"),
+        (lambda: Sampling(temperature=math.nan), "the temperature is nan; it must be at least 0"),
+        (lambda: Sampling(temperature=math.inf), "the temperature is inf; it must be at least 0"),
+        (lambda: Sampling(top_k=-1), "top_k is -1; it must be at least 1, or 0 for all tokens"),
+        (lambda: Sampling(top_p=0.0), "top_p is 0.0; it must be above 0 and at most 1"),
+        (lambda: Sampling(top_p=1.5), "top_p is 1.5; it must be above 0 and at most 1"),
+        (lambda: Sampling(top_p=math.nan), "top_p is nan; it must be above 0 and at most 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make, message):
+    with pytest.raises(UserError) as refusal:
+        make()
+    assert str(refusal.value).startswith(message)
+
+
+def test_bounds_allow_everything_that_nothing_is_said_about():
+    longest = np.array([3, 6], np.int64)
+    free = Bounds.of(longest, 6)
+    assert free.longest.tolist() == [3, 6]
+    assert free.shortest.tolist() == [1, 1]
+    assert free.prefix.tolist() == [[PAD_ID] * 6] * 2
+    bounds = Bounds.of(longest, 6, shortest=np.array([2, 4]), prefix=np.array([[A, B], [C, PAD_ID]]))
+    assert bounds.shortest.tolist() == [2, 4]
+    assert bounds.prefix.tolist() == [[A, B, *[PAD_ID] * 4], [C, *[PAD_ID] * 5]]
+    assert {leaf.dtype for leaf in (*free, *bounds)} == {jnp.dtype("int32")}
+
+
+def test_of_equal_hypotheses_the_first_is_the_better():
+    tokens = np.arange(8).reshape(1, 4, 2)
+    pool = Hypotheses(tokens, np.array([[-4.0, -3.0, -2.0, -1.0]]), np.array([[-2.0, -1.0, -1.0, -3.0]]))
+    best = pool.best(3)
+    assert best.tokens[0].tolist() == [[2, 3], [4, 5], [0, 1]]
+    assert best.log_probs[0].tolist() == [-3.0, -2.0, -4.0]
+    assert best.scores[0].tolist() == [-1.0, -1.0, -2.0]
+
+
+def test_hypotheses_follow_their_parents():
+    leaf = np.arange(2 * 3 * 2).reshape(2, 3, 2)
+    followed = follow(leaf, np.array([[2, 0, 0, 1], [1, 1, 2, 0]]))
+    assert followed.shape == (2, 4, 2)
+    assert followed[0].tolist() == [[4, 5], [0, 1], [0, 1], [2, 3]]
+    assert followed[1].tolist() == [[8, 9], [8, 9], [10, 11], [6, 7]]
+
+
+# Beam search
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+@pytest.mark.parametrize("toy", TOYS, ids=["sharp", "flat"])
+def test_a_beam_that_holds_every_prefix_finds_the_best_of_all_sequences_in_order(toy, penalty):
+    found = beam(toy, SENTENCES, RULES, penalty, beam_size=FULL, nbest=12)
+    for sentence, rule in enumerate(RULES):
+        assert_same(found, sentence, ranked(everything([toy], sentence, rule), penalty))
+
+
+@pytest.mark.parametrize("nbest", [1, 3])
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+def test_a_narrow_beam_finds_what_it_finds_without_stopping_early(penalty, nbest):
+    for toy in TOYS:
+        found = beam(toy, SENTENCES, LONG_RULES, penalty, nbest=nbest)
+        for sentence, rule in enumerate(LONG_RULES):
+            assert_same(found, sentence, ranked(plain_beam([toy], sentence, rule, 3), penalty))
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+def test_more_hypotheses_have_the_same_best(penalty):
+    for toy in TOYS:
+        for rules in (RULES, LONG_RULES):
+            one, several = (beam(toy, SENTENCES, rules, penalty, nbest=n) for n in (1, 3))
+            assert_equal(one, jax.tree.map(lambda leaf: leaf[:, :1], several))
+
+
+@pytest.mark.parametrize("penalty", PENALTIES, ids=str)
+def test_a_beam_of_one_is_greedy_search(penalty):
+    for toy in TOYS:
+        for rules in (RULES, LONG_RULES):
+            found = greedy(toy, SENTENCES, rules, penalty)
+            assert_equal(beam(toy, SENTENCES, rules, penalty, beam_size=1), found)
+            for sentence, rule in enumerate(rules):
+                assert_same(found, sentence, ranked([plain_greedy([toy], sentence, rule)], penalty))
 
 
 def test_no_beam_beats_enumeration_and_a_full_one_reaches_it():
-    toy = Toy(vocab_size=NUM_SPECIAL + 3, seed=8, scale=0.5)
-    best = toy.best(0, 5, 0.6)[0][0]
-    scores = [search(toy, [5], beam_size=k, alpha=0.6).scores[0, 0] for k in (1, 4, 3**5)]
-    assert scores[-1] == pytest.approx(best, abs=1e-5)
+    toy = TOYS[1]
+    best = ranked(everything([toy], 0, Rule(5)), GNMT)[0][0]
+    scores = [beam(toy, [0], [Rule(5)], beam_size=k, nbest=n).scores[0, 0] for k, n in [(1, 1), (3, 1), (FULL, 12)]]
     assert max(scores) <= best + 1e-5
+    assert scores[-1] == pytest.approx(best, abs=1e-5)
+
+
+def test_the_end_symbol_counts_in_the_length():
+    # log 0.4 / 2 = -0.46 beats log 0.2 / 3 = -0.54; without the end symbol, log 0.4 / 1 = -0.92 would lose to
+    # log 0.2 / 2 = -0.80.
+    toy = written({(): {A: 0.8, B: 0.2}, (A,): {END_ID: 0.5, C: 0.5}, (A, C): {END_ID: 0.5, A: 0.5}})
+    found = beam(toy, [0], [Rule(3)], ("length", 1.0), nbest=3)
+    expected = [(0.4, (A, END_ID)), (0.2, (A, C, END_ID)), (0.2, (B, END_ID))]
+    assert_same(found, 0, [(math.log(p) / len(tokens), math.log(p), tokens) for p, tokens in expected])
+
+
+def test_the_second_best_is_sure_before_the_search_stops():
+    # After two tokens 0.42 and 0.2 have ended and 0.28 lives: it cannot be the best any more, but the second.
+    toy = written(
+        {(): {A: 0.7, B: 0.2, END_ID: 0.1}, (A,): {END_ID: 0.6, C: 0.4}, (A, C): {END_ID: 0.9, A: 0.1}},
+    )
+    found = beam(toy, [0], [Rule(8)], NONE, nbest=3)
+    expected = [(0.42, (A, END_ID)), (0.252, (A, C, END_ID)), (0.2, (B, END_ID))]
+    assert_same(found, 0, [(math.log(p), math.log(p), tokens) for p, tokens in expected])
+
+
+def test_the_search_goes_on_while_the_kindest_penalty_ahead_gives_hope():
+    # Where length is favoured, that is the last: log 0.8 = -0.223 has ended, and what lives with log 0.2 = -1.609 comes
+    # to -0.201 at 8 tokens, but to -0.230 at 7.
+    certain = {(A,) * length: {A: 1.0} for length in range(1, 7)}
+    toy = written({(): {END_ID: 0.8, A: 0.2}} | certain)
+    assert words(beam(toy, [0], [Rule(8)], ("length", 1.0)).tokens[0, 0]) == (*(A,) * 7, END_ID)
+    # Where shortness is, that is the next: log 0.36 = -1.02 has ended, and what lives with log 0.64 = -0.45 comes to
+    # -0.89 at 2 tokens, but to -1.34 at 3.
+    toy = written({(): {END_ID: 0.36, A: 0.64}})
+    assert words(beam(toy, [0], [Rule(8)], ("length", -1.0)).tokens[0, 0]) == (A, END_ID)
+
+
+def test_a_hypothesis_ends_only_where_the_end_symbol_is_among_the_best_continuations():
+    # The end symbol comes fourth at first. To have it tried beside the three best would find the best of all, but then
+    # a beam of one would not be greedy search.
+    toy = written(
+        {(): {A: 0.4, B: 0.25, C: 0.2, END_ID: 0.15}}
+        | {(word,): {A: 0.32, B: 0.3, C: 0.28, END_ID: 0.1} for word in WORDS}
+    )
+    assert words(beam(toy, [0], [Rule(8)], NONE).tokens[0, 0]) == (A, A, END_ID)
+    assert words(beam(toy, [0], [Rule(5)], NONE, beam_size=FULL, nbest=12).tokens[0, 0]) == (END_ID,)
 
 
 def test_bad_hypotheses_that_end_early_do_not_end_the_search():
     # A sure model: from each word to the next, e^8 times as likely as anything else. The rest of a beam is then bad
     # luck, of which much ends at once; nothing of it may be taken for the answer.
-    class Sure(Toy):
-        def step(self, tokens, position, cache):
-            following = jnp.where(position < 8, NUM_SPECIAL + position, END_ID)
-            return 8.0 * jnp.broadcast_to(jnp.arange(12) == following, (*tokens.shape, 12)), cache
-
-    found = search(Sure(vocab_size=12), [20], beam_size=4, alpha=0.6)
-    assert words(found.tokens[0, 0]) == (*range(NUM_SPECIAL, NUM_SPECIAL + 8), END_ID)
-
-
-class Never(Toy):
-    """A model that gives the end symbol next to nothing."""
-
-    def __init__(self):
-        super().__init__(vocab_size=5)
-        self.table[:, END_ID] = -50.0
+    answer = (A, B, C, A, B, C, A, END_ID)
+    logits = np.zeros((STATES, VOCAB_SIZE), np.float32)
+    logits[np.arange(1, 9), answer] = 8.0
+    counting = np.broadcast_to(np.minimum(np.arange(1, STATES + 1), STATES - 1)[:, None], logits.shape)
+    sure = Toy(counting.astype(np.int32), logits)
+    assert words(beam(sure, [0], [Rule(8)]).tokens[0, 0]) == answer
+    assert words(beam(sure, [0], [Rule(8)], nbest=3).tokens[0, 0]) == answer
 
 
 def test_where_nothing_ends_the_limit_of_each_sentence_ends_it():
-    found = search(Never(), [3, 6, 1], beam_size=3, alpha=0.6)
-    for sentence, limit in enumerate([3, 6, 1]):
-        assert found.tokens[sentence, 0, limit - 1] == END_ID
-        assert END_ID not in found.tokens[sentence, 0, : limit - 1]
-        assert np.isfinite(found.scores[sentence, 0])
+    toy = hashed(seed=2)
+    toy.logits[:, END_ID] = -50.0  # a model that gives the end symbol next to nothing
+    limits = [3, 6, 1, 8]
+    for found in (beam(toy, range(4), [Rule(x) for x in limits]), greedy(toy, range(4), [Rule(x) for x in limits])):
+        for sentence, limit in enumerate(limits):
+            assert found.tokens[sentence, 0, limit - 1] == END_ID
+            assert END_ID not in found.tokens[sentence, 0, : limit - 1]
+            assert len(words(found.tokens[sentence, 0])) == limit
+            assert -60 * limit < found.log_probs[sentence, 0] < -40
 
 
-def test_a_beam_wider_than_the_vocabulary_works():
-    toy = Toy(vocab_size=NUM_SPECIAL + 1, seed=2)
-    assert search(toy, [3], beam_size=20, alpha=0.6).scores[0, 0] == pytest.approx(toy.best(0, 3, 0.6)[0][0], abs=1e-5)
+def test_where_fewer_hypotheses_exist_than_are_asked_for_places_stay_unused():
+    toy = hashed(seed=5)
+    found = beam(toy, range(3), [Rule(1), Rule(4), Rule(2)], beam_size=FULL, nbest=12)
+    assert np.isfinite(found.scores).sum(axis=1).tolist() == [1, 12, 4]
+    assert np.isfinite(found.log_probs).sum(axis=1).tolist() == [1, 12, 4]
+    assert np.all(found.scores[~np.isfinite(found.scores)] == -np.inf)
+    assert not found.tokens[~np.isfinite(found.scores)].any()
 
 
-def test_a_sentence_is_searched_alike_in_any_batch():
-    toy = Toy(vocab_size=11, seed=4)
-    together = search(toy, [4, 9, 20], beam_size=4, alpha=0.6)
-    for sentence, limit in enumerate([4, 9, 20]):
-        # Sentences are told apart by their place in the batch; the ones before it get a limit of 1.
-        alone = search(toy, [1] * sentence + [limit], beam_size=4, alpha=0.6, max_length=20)
-        np.testing.assert_array_equal(alone.tokens[sentence], together.tokens[sentence])
-        np.testing.assert_allclose(alone.scores[sentence], together.scores[sentence], atol=1e-6)
+def test_padding_and_the_begin_symbol_are_never_put_out():
+    toy = hashed(seed=6)
+    toy.logits[:, [PAD_ID, BEGIN_ID]] += 9.0
+    for found in (
+        beam(toy, SENTENCES, LONG_RULES, nbest=3),
+        greedy(toy, SENTENCES, LONG_RULES),
+        draw(toy, SENTENCES, LONG_RULES, FEW, Sampling()),
+    ):
+        for row, log_prob in zip(found.tokens.reshape(-1, LENGTH), found.log_probs.ravel(), strict=True):
+            if log_prob > -np.inf:
+                assert set(words(row)) <= {END_ID, *WORDS}
+                assert words(row)[-1] == END_ID
+                assert not row[len(words(row)) :].any()
 
 
-def test_the_search_stops_when_no_living_hypothesis_can_win():
-    steps = []
+def test_a_sentence_is_searched_alike_alone_and_in_any_batch():
+    # Some are done long before others: their results must not change while the others go on.
+    toy, order = TOYS[0], np.random.default_rng(0).permutation(BATCH)
+    together = beam(toy, SENTENCES, LONG_RULES, nbest=3)
+    shuffled = beam(toy, order, [LONG_RULES[i] for i in order], nbest=3)
+    assert_equal(shuffled, jax.tree.map(lambda leaf: leaf[order], together))
+    alone = [beam(toy, [i], [rule], nbest=3, batch=1) for i, rule in enumerate(LONG_RULES)]
+    assert_equal(jax.tree.map(lambda *leaves: np.concatenate(leaves), *alone), together)
 
-    class Counted(Toy):
-        def step(self, tokens, position, cache):
-            jax.debug.callback(lambda p: steps.append(int(p)), position)
-            return super().step(tokens, position, cache)
 
-    toy = Counted(vocab_size=6)
-    toy.table[:, END_ID] = 20.0  # the end is all but certain at once
-    search(toy, [50, 50], beam_size=4, alpha=0.6)
+def test_no_penalty_is_a_plain_number_and_serves_as_well():
+    # Above, it stands in an array with the others.
+    found = jax.jit(
+        lambda: beam_search(
+            step,
+            begin(TOYS[0], jnp.arange(BATCH), 3),
+            Bounds.of(**bounds_of(LONG_RULES), max_length=LENGTH),
+            LengthPenalty("none", 1.0),
+            beam_size=3,
+        )
+    )()
+    assert_equal(found, beam(TOYS[0], SENTENCES, LONG_RULES, NONE))
+
+
+STEPS: list[int] = []
+
+
+def counted_step(tokens, parents, position, cache):
+    jax.debug.callback(lambda p: STEPS.append(int(p)), position)
+    return step(tokens, parents, position, cache)
+
+
+@pytest.mark.parametrize(
+    ("end", "alpha", "longest", "nbest", "steps"),
+    [
+        (0.99, 1.0, 8, 1, 1),
+        # log 0.8 = -0.22 has ended. What lives after n words can reach n log 0.2 / 8 = -0.20 n,
+        (0.8, 1.0, 8, 1, 2),
+        # and where a sentence has less room, n log 0.2 / 4 = -0.40 n.
+        (0.8, 1.0, 4, 1, 1),
+        # The third best is (2 log 0.2 + log 0.8) / 3 = -1.15, which -0.20 n passes with n = 6.
+        (0.8, 1.0, 8, 3, 6),
+        # Where shortness is favoured, the next place has the largest penalty: 2 log 0.6 = -1.02 is below
+        # log 0.4 = -0.92.
+        (0.4, -1.0, 8, 1, 1),
+    ],
+)
+def test_the_search_stops_when_no_living_hypothesis_can_come_among_the_best(end, alpha, longest, nbest, steps):
+    toy = steady({END_ID: end, A: 1 - end})
+    STEPS.clear()
+    beam(toy, [0, 1], [Rule(longest)] * 2, ("length", alpha), nbest=nbest, step=counted_step)
     jax.effects_barrier()
-    assert 1 <= len(steps) <= 2
+    assert sorted(STEPS) == list(range(steps))
+
+
+def test_greedy_search_stops_when_all_have_ended():
+    STEPS.clear()
+    found = greedy(steady({END_ID: 0.9, A: 0.1}), [0, 1, 2], [Rule(8), Rule(8, shortest=3), Rule(8)], step=counted_step)
+    jax.effects_barrier()
+    assert sorted(STEPS) == [0, 1, 2]
+    assert [words(row[0]) for row in found.tokens] == [(END_ID,), (A, A, END_ID), (END_ID,)]
+
+
+def test_of_equal_tokens_greedy_search_takes_the_first():
+    toy = written({(): {B: 0.5, C: 0.5}})
+    assert words(greedy(toy, [0], [Rule(5)]).tokens[0, 0]) == (B, END_ID)
+    assert words(beam(toy, [0], [Rule(5)], beam_size=1).tokens[0, 0]) == (B, END_ID)
+
+
+def low_precision_step(tokens, parents, position, cache):
+    logits, cache = step(tokens, parents, position, cache)
+    return logits.astype(jnp.bfloat16), cache
+
+
+def test_logits_of_low_precision_are_normalised_in_high():
+    toy = TOYS[0]._replace(logits=TOYS[0].logits.astype(jnp.bfloat16).astype(np.float32))
+    found = greedy(toy, SENTENCES, LONG_RULES, step=low_precision_step)
+    assert_equal(found, greedy(toy, SENTENCES, LONG_RULES))
+
+
+# Prefixes; the rules above have them too
+
+
+@pytest.mark.parametrize("output", [(END_ID,), (A, END_ID), (C, C, A, B, A, A, B, END_ID)])
+def test_a_prefix_with_the_end_symbol_is_forced_decoding(output):
+    toy, rule = TOYS[0], Rule(LENGTH, shortest=3, prefix=output)
+    # All others of the batch are free, and go on or are done as they like.
+    rules = [rule, *[Rule(LENGTH)] * (BATCH - 1)]
+    [(log_prob, tokens)] = everything([toy], 0, rule)
+    assert tokens == output
+    expected = [(score(log_prob, output, GNMT), log_prob, output)]
+    assert_same(beam(toy, SENTENCES, rules, nbest=3), 0, expected)
+    assert_same(greedy(toy, SENTENCES, rules), 0, expected)
+    assert_same(draw(toy, SENTENCES, rules, FEW, Sampling()), 0, expected * 3)
+
+
+# Sampling
+
+SAMPLES = 4096
+MANY = np.arange(2 * SAMPLES).reshape(2, SAMPLES)  # seeds
+FEW = np.arange(BATCH * 3).reshape(BATCH, 3)
+DRAWN, DRAWN_RULES = hashed(seed=9, scale=1.0), [Rule(3), Rule(4, shortest=3, prefix=(B,))]
+# What is left of the first tokens A 0.5, B 0.3, C 0.15 and the end symbol 0.05.
+KEPT = {
+    Sampling(): {A, B, C, END_ID},
+    Sampling(temperature=1.7): {A, B, C, END_ID},
+    Sampling(temperature=0.5, top_k=3): {A, B, C},
+    # The roots are 0.38, 0.29, 0.21 and 0.12 of their sum. A and B make 0.67, so C comes too, with which it is 0.88;
+    # of the probabilities themselves, A and B make 0.8.
+    Sampling(temperature=2.0, top_p=0.7): {A, B, C},
+    # Of the two likeliest, A has 0.625; of all, it has 0.5.
+    Sampling(top_k=2, top_p=0.6): {A},
+}
+
+
+@pytest.fixture(params=KEPT, ids=lambda s: f"temperature={s.temperature}-top_k={s.top_k}-top_p={s.top_p}")
+def sampling(request) -> Sampling:
+    return request.param
+
+
+def assert_fits(counts: collections.Counter, probabilities: dict) -> None:
+    """Pearson's test; what is expected less than 5 times is taken together."""
+    assert set(counts) <= set(probabilities)
+    often = [x for x, p in probabilities.items() if p * SAMPLES >= 5]
+    rare = sum(p for p in probabilities.values() if p * SAMPLES < 5)
+    observed = [counts[x] for x in often]
+    expected = [probabilities[x] * SAMPLES for x in often]
+    if rare > 0:
+        observed, expected = [*observed, SAMPLES - sum(observed)], [*expected, rare * SAMPLES]
+    if len(observed) > 1:
+        assert scipy.stats.chisquare(observed, expected).pvalue > 1e-4
+
+
+def test_samples_are_as_frequent_as_they_are_likely(sampling):
+    found = draw(DRAWN, [0, 1], DRAWN_RULES, MANY, sampling)
+    for sentence, rule in enumerate(DRAWN_RULES):
+        outputs = [words(row) for row in found.tokens[sentence]]
+        probabilities = drawn(DRAWN, sentence, rule, sampling)
+        assert sum(probabilities.values()) == pytest.approx(1)
+        assert_fits(collections.Counter(outputs), probabilities)
+        for place in range(rule.longest):
+            shares = collections.Counter()
+            for tokens, probability in probabilities.items():
+                shares[tokens[place : place + 1]] += probability
+            assert_fits(collections.Counter(tokens[place : place + 1] for tokens in outputs), shares)
+
+
+def test_scores_of_samples_are_those_of_the_model_and_in_order(sampling):
+    found = draw(DRAWN, [0, 1], DRAWN_RULES, MANY, sampling)
+    for sentence, rule in enumerate(DRAWN_RULES):
+        log_probs = {tokens: log_prob for log_prob, tokens in everything([DRAWN], sentence, rule)}
+        outputs = [words(row) for row in found.tokens[sentence]]
+        np.testing.assert_allclose(found.log_probs[sentence], [log_probs[tokens] for tokens in outputs], atol=1e-5)
+        scores = [score(log_probs[tokens], tokens, GNMT) for tokens in outputs]
+        np.testing.assert_allclose(found.scores[sentence], scores, atol=1e-5)
+        assert np.all(np.diff(found.scores[sentence]) <= 0)
+
+
+def test_only_the_likeliest_tokens_are_drawn(sampling):
+    toy = written({(): {A: 0.5, B: 0.3, C: 0.15, END_ID: 0.05}})
+    found = draw(toy, [0, 0], [Rule(2)] * 2, MANY, sampling)
+    assert set(found.tokens[:, :, 0].ravel()) == KEPT[sampling]
+
+
+def test_tokens_as_likely_as_the_last_of_the_likeliest_are_drawn_too():
+    # Of equals, a lower number is no reason.
+    toy = written({(): {A: 0.4, B: 0.2, C: 0.2, END_ID: 0.2}})
+    found = draw(toy, [0, 0], [Rule(2)] * 2, MANY, Sampling(temperature=0.5, top_k=3))
+    assert set(found.tokens[:, :, 0].ravel()) == {A, B, C, END_ID}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=1.5, top_p=1e-6)], ids=str)
+def test_samples_of_the_likeliest_token_alone_are_greedy_search(sampling):
+    for toy, rules in itertools.product(TOYS, (RULES, LONG_RULES)):
+        samples = draw(toy, SENTENCES, rules, FEW, sampling)
+        found = greedy(toy, SENTENCES, rules)
+        assert_equal(samples, jax.tree.map(lambda leaf: np.repeat(leaf, 3, axis=1), found))
+
+
+def test_a_sample_depends_on_its_own_key_alone():
+    together = draw(DRAWN, SENTENCES, LONG_RULES, FEW, Sampling())
+    for sentence in range(0, BATCH, 3):
+        # Alone, and with room for more tokens than it may have.
+        sentences, rules = [sentence], [LONG_RULES[sentence]]
+        alone = [draw(DRAWN, sentences, rules, seed[None, None], Sampling(), LENGTH + 3) for seed in FEW[sentence]]
+        alone.sort(key=lambda one: -one.scores[0, 0])
+        alone = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1)[0], *alone)
+        here = Hypotheses(*(leaf[sentence] for leaf in together))
+        assert_equal(alone._replace(tokens=alone.tokens[:, :LENGTH]), here)
+
+
+def test_the_same_keys_give_the_same_samples_and_others_others():
+    rules = [Rule(8)] * BATCH
+    first = draw(DRAWN, [0] * BATCH, rules, FEW, Sampling())
+    again = draw(DRAWN, [0] * BATCH, rules, FEW, Sampling())
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    # All rows are samples of one sentence.
+    assert len({words(row) for row in first.tokens.reshape(-1, LENGTH)}) > BATCH
+
+
+# Ensembles
+
+
+def test_the_probabilities_of_an_ensemble_are_averaged():
+    one, other = np.log(np.array([[0.5, 0.5], [0.2, 0.8]], np.float32))
+    mean = jax.jit(lambda one, other: jnp.exp(mean_probability([one, other, other])))
+    np.testing.assert_allclose(mean(one, other), [0.3, 0.7], rtol=1e-5)
+    # Logits say no more than their differences.
+    np.testing.assert_allclose(mean(one + 30, other - 5), [0.3, 0.7], rtol=1e-5)
+
+
+def test_an_ensemble_of_low_precision_is_averaged_in_high():
+    logits = jax.ShapeDtypeStruct((2, VOCAB_SIZE), jnp.bfloat16)
+    assert jax.eval_shape(lambda x: mean_probability([x, x]), logits).dtype == jnp.float32
+
+
+def test_an_ensemble_of_one_is_the_model_itself():
+    cache = begin(TOYS[0], np.arange(2), 3)
+    tokens, parents = np.full((2, 3), A), np.array([[0, 1, 2], [2, 2, 0]])
+    logits, _ = step(tokens, parents, 0, cache)
+    same, caches = ensemble([step])(tokens, parents, 0, (cache,))
+    np.testing.assert_array_equal(logits, same)
+    assert len(caches) == 1
+
+
+@pytest.mark.parametrize("toy", TOYS, ids=["sharp", "flat"])
+def test_an_ensemble_of_a_model_with_itself_is_that_model(toy):
+    one, two = (beam([toy] * n, SENTENCES, LONG_RULES, nbest=3) for n in (1, 2))
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    np.testing.assert_allclose(one.log_probs, two.log_probs, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(one.scores, two.scores, rtol=1e-5, atol=1e-5)
+
+
+def test_an_ensemble_finds_the_best_by_mean_probability():
+    # Each toy's own cache must follow the hypotheses, or its logits are those of another prefix.
+    toys = [hashed(seed=11), hashed(seed=12)]
+    full = beam(toys, SENTENCES, RULES, beam_size=FULL, nbest=12)
+    narrow = beam(toys, SENTENCES, LONG_RULES, nbest=3)
+    likeliest = greedy(toys, SENTENCES, LONG_RULES)
+    for sentence in SENTENCES:
+        short, long = RULES[sentence], LONG_RULES[sentence]
+        assert_same(full, sentence, ranked(everything(toys, sentence, short), GNMT))
+        assert_same(narrow, sentence, ranked(plain_beam(toys, sentence, long, 3), GNMT))
+        assert_same(likeliest, sentence, ranked([plain_greedy(toys, sentence, long)], GNMT))

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY
-from transformer_flax.model.attention import MultiHeadAttention, attention_weights, causal_mask, padding_mask
+from transformer_flax.model.attention import (
+    MultiHeadAttention,
+    ancestor_mask,
+    attention_weights,
+    causal_mask,
+    look_up,
+    padding_mask,
+)
 
 B, Q, M = 2, 4, 5
 CONFIGS = {"paper": TINY, "attention_bias": dataclasses.replace(TINY, attention_bias=True)}
@@ -47,6 +54,25 @@ def test_causal_mask_lets_a_position_see_itself_and_what_is_before():
     np.testing.assert_array_equal(causal_mask(3), [[[[1, 0, 0], [1, 1, 0], [1, 1, 1]]]])
 
 
+def test_ancestor_mask_lets_a_hypothesis_see_what_its_ancestors_wrote():
+    # Two sentences with two hypotheses each and room for three positions, of which two have been written. In the first,
+    # both went on from what hypothesis 1 wrote at position 0; in the second, they were exchanged. At position 2 nothing
+    # stands yet, whatever its ancestors are said to be.
+    ancestors = jnp.array([[[1, 0, 0], [1, 1, 0]], [[1, 0, 1], [0, 1, 1]]])
+    expected = [
+        # by hypothesis 0 at 0, 1, 2; by hypothesis 1 at 0, 1, 2
+        [[[0, 1, 0, 1, 0, 0], [0, 0, 0, 1, 1, 0]]],
+        [[[0, 1, 0, 1, 0, 0], [1, 0, 0, 0, 1, 0]]],
+    ]
+    np.testing.assert_array_equal(ancestor_mask(ancestors, jnp.int32(1)), expected)
+
+
+def test_ancestor_mask_of_one_hypothesis_is_causal():
+    ancestors = jnp.zeros((1, 1, 4), jnp.int32)
+    rows = [ancestor_mask(ancestors, position)[0, 0, 0] for position in jnp.arange(4)]
+    np.testing.assert_array_equal(rows, causal_mask(4)[0, 0])
+
+
 def test_weights_are_the_softmax_worked_out_by_hand():
     # d_k 4: the products 2 ln 3, 0 and 2 ln 5 over sqrt(4) are ln 3, 0 and ln 5, with exponentials 3, 1 and 5.
     query = jnp.array([2.0, 0, 0, 0]).reshape(1, 1, 1, 4)
@@ -72,6 +98,19 @@ def test_weights_are_float32_whatever_their_inputs_are():
     assert weights.dtype == jnp.float32
     # Eight bits of a bfloat16 could not make them sum to one as closely.
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.03)])
+def test_looking_up_gives_the_values_by_their_weights(dtype, tolerance):
+    # 5 queries, 7 keys of depth 4 and values of depth 6, 3 heads: no two axes can be taken for one another.
+    query, key, value = (x.astype(dtype) for x in (normal(2, B, 5, 3, 4), normal(3, B, 7, 3, 4), normal(4, B, 7, 3, 6)))
+    mask = np.random.default_rng(5).random((B, 1, 5, 7)) < 0.5
+    mask[1, 0, 2] = False
+    looked_up = jax.jit(look_up)(query, key.transpose(0, 2, 3, 1), value.swapaxes(1, 2), mask)
+    expected = jnp.einsum("bhqm,bmhv->bqhv", attention_weights(query, key, mask), value)
+    assert (looked_up.shape, looked_up.dtype) == ((B, 5, 3, 6), dtype)
+    np.testing.assert_allclose(looked_up.astype(np.float32), expected, atol=tolerance)
+    np.testing.assert_array_equal(looked_up[1, 2], 0)  # nothing allowed
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -149,41 +149,60 @@ def test_sentence_of_only_padding_has_finite_outputs_and_gradients():
 # ----- decoding one position at a time
 
 
-def decode_stepwise(config, targets, parents=None):
-    """Logits [B, K, T, V] of targets [B, K, T]. parents {position: [B, K]}: whose cache each goes on with there."""
+def decode_stepwise(config, tokens, parents=None):
+    """Logits [B, K, T, V] after each of tokens [B, K, T]. parents [T, B, K]: which each goes on from, or itself."""
     model, params = Transformer(config), {"params": random_params(config)}
-    inputs = np.asarray(shift_right(targets.reshape(B * K, T))).reshape(B, K, T)
+    if parents is None:
+        parents = np.broadcast_to(np.arange(K, dtype=np.int32), (T, B, K))
     room = T + 2  # more than is used, so that what is empty must be masked
     _, state = model.apply(params, SOURCES, K, room, method="begin", mutable=["memory", "cache"])
     outputs = []
     for position in jnp.arange(T):
-        if parents and int(position) in parents:
-            rows = np.arange(B)[:, None], parents[int(position)]
-            state["cache"] = jax.tree.map(lambda leaf, rows=rows: leaf[rows], state["cache"])
         variables = params | state
-        logits, updated = model.apply(variables, inputs[:, :, position], position, method="step", mutable=["cache"])
+        step = tokens[:, :, position], parents[position], position
+        logits, updated = model.apply(variables, *step, method="step", mutable=["cache"])
         state = state | updated
         outputs.append(logits)
     return np.stack(outputs, axis=2)
 
 
 def test_decoding_stepwise_gives_the_logits_of_the_whole_target_at_once(variant):
-    stepwise = decode_stepwise(variant, TARGET.reshape(B, K, T))
-    np.testing.assert_allclose(stepwise, logits_of(variant).reshape(B, K, T, -1), atol=1e-5)
+    inputs = np.asarray(shift_right(TARGET)).reshape(B, K, T)
+    np.testing.assert_allclose(decode_stepwise(variant, inputs), logits_of(variant).reshape(B, K, T, -1), atol=1e-5)
 
 
-def test_hypotheses_may_go_on_from_each_others_caches():
-    # As in a beam search: before position 3, hypothesis k takes over what hypothesis parents[k] has read until then.
-    parents = np.array([[2, 0, 0], [1, 1, 2]])
-    targets = TARGET.reshape(B, K, T)
-    inherited = targets.copy()
-    inherited[:, :, :3] = targets[np.arange(B)[:, None], parents][:, :, :3]
-    # The input at position 3 is the target at 2: the first token after the parent's cache is in it already.
-    read = inherited.copy()
-    read[:, :, :2] = targets[:, :, :2]
-    stepwise = decode_stepwise(TINY, read, parents={3: parents})
-    expected = logits_of(TINY, target=inherited.reshape(B * K, T)).reshape(B, K, T, -1)
-    np.testing.assert_allclose(stepwise[:, :, 3:], expected[:, :, 3:], atol=1e-5)
+def test_a_hypothesis_sees_its_own_history_whoever_wrote_it(variant):
+    # As in a beam search, in which hypotheses are continued twice, exchanged, dropped. The parents at position 0 are
+    # random too: there is nothing yet that they could have written.
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(NUM_SPECIAL, variant.vocab_size, (B, K, T))
+    tokens[:, :, 0] = BEGIN_ID
+    parents = rng.integers(0, K, (T, B, K), dtype=np.int32)
+    assert (parents[1:] != np.arange(K)).any(axis=(1, 2)).all()
+    # histories[:, :, t]: all that stands behind the begin symbol when position t has been read, then padding.
+    history = np.zeros((B, K, T), int)
+    histories = []
+    for position in range(T):
+        history = np.take_along_axis(history, parents[position][:, :, None], axis=1)
+        if position:
+            history[:, :, position - 1] = tokens[:, :, position]
+        histories.append(history.copy())
+    whole = logits_of(variant, np.repeat(SOURCES, K * T, axis=0), np.stack(histories, axis=2).reshape(B * K * T, T))
+    expected = whole.reshape(B, K, T, T, -1)[:, :, np.arange(T), np.arange(T)]
+    np.testing.assert_allclose(decode_stepwise(variant, tokens, parents), expected, atol=1e-5)
+
+
+def test_what_is_not_in_its_history_changes_nothing_of_a_hypothesis():
+    # After position 2, all go on from hypothesis 1: what the others wrote until then is out of the world, to the bit.
+    tokens = np.asarray(shift_right(TARGET)).reshape(B, K, T)
+    parents = np.broadcast_to(np.arange(K, dtype=np.int32), (T, B, K)).copy()
+    parents[3] = 1
+    others = tokens.copy()
+    others[:, [0, 2], :3] = 13
+    before, after = (decode_stepwise(TINY, some, parents) for some in (tokens, others))
+    np.testing.assert_array_equal(after[:, :, 3:], before[:, :, 3:])
+    np.testing.assert_array_equal(after[:, 1], before[:, 1])
+    assert (np.abs(after - before)[:, [0, 2], :3].max(axis=-1) > 1e-2).all()
 
 
 # ----- numbers
@@ -236,14 +255,18 @@ def test_step_leaves_the_cache_in_the_shapes_and_types_it_began_with(dtype):
 
     def step(state, position):
         variables = {"params": params, **state}
-        return model.apply(variables, SOURCES[:, :K], position, method="step", mutable=["cache"])
+        tokens = parents = jnp.zeros((B, K), jnp.int32)
+        return model.apply(variables, tokens, parents, position, method="step", mutable=["cache"])
 
     state = jax.eval_shape(begin)
     logits, updated = jax.eval_shape(step, state, jnp.int32(0))
     assert (logits.shape, logits.dtype) == ((B, K, config.vocab_size), np.float32)
     assert updated["cache"] == state["cache"]
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(state["cache"])} == {dtype}
-    assert {leaf.shape[:3] for leaf in jax.tree.leaves(state["cache"])} == {(B, K, T)}
+    cache = dict(state["cache"])
+    assert (cache["ancestors"].shape, cache.pop("ancestors").dtype.name) == ((B, K, T), "int32")
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(cache)} == {dtype}
+    keys, values = (B, config.num_heads, config.d_k, K, T), (B, config.num_heads, K, T, config.d_v)
+    assert {leaf.shape for leaf in jax.tree.leaves(cache)} == {keys, values}
 
 
 # ----- dropout

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+import transformer_flax
 from tests.training.small import PAIRS, small_config, write_text
 from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import init_params
@@ -40,7 +41,11 @@ def final_state(path, step):
     config = workdir.load_config()
     model = model_config(config, workdir.load_tokenizer().vocab_size)
     optimizer = make_optimizer(config.optimizer, config.model.d_model)
-    like = jax.eval_shape(lambda: TrainState.create(config.seed, init_params(model, init_key(config.seed)), optimizer))
+    like = jax.eval_shape(
+        lambda: TrainState.create(
+            config.seed, init_params(model, init_key(config.seed)), optimizer, keep_ema=config.ema_decay > 0
+        )
+    )
     checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=2)
     assert checkpoints.steps()[-1] == step
     state = jax.device_get(checkpoints.restore(like, step))
@@ -52,7 +57,7 @@ def final_state(path, step):
     "mode",
     [
         {"parallel__num_devices": 2, "accumulation_steps": 2},
-        {"parallel__mode": "pmap", "parallel__num_devices": 2},
+        {"parallel__mode": "pmap", "parallel__num_devices": 2, "ema_decay": 0.9},
     ],
     ids=["jit", "pmap"],
 )
@@ -120,6 +125,28 @@ def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(run, 
 def test_averages_are_of_the_last_regular_checkpoints(run, tmp_path, capsys):
     run("run", eval__final_average=2, checkpoint__every=2, eval__every=0)
     assert "the mean of the parameters at steps 4, 6" in capsys.readouterr().out
+
+
+def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, capsys):
+    run("run", ema_decay=0.9, eval__final_average=2, checkpoint__every=1, checkpoint__keep=6)
+    told = capsys.readouterr().out
+    assert "evaluating the moving average at step 3" in told
+    assert "evaluating the moving average at step 6" in told
+    assert "mean of the parameters" not in told
+
+    restored = transformer_flax.restore(tmp_path / "run")  # by default what it was evaluated with
+    assert restored.parameters == "the moving average at step 6"
+    jax.tree.map(np.testing.assert_array_equal, restored.params, final_state(tmp_path / "run", 6).ema)
+    each = [transformer_flax.restore(tmp_path / "run", steps=[step]).params for step in range(1, 7)]
+    weights = 0.9 ** np.arange(5, -1, -1)
+    explicit = jax.tree.map(lambda *leaves: np.average(np.float64(leaves), axis=0, weights=weights), *each)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), restored.params, explicit)
+
+    measured = read_metrics(tmp_path / "run/metrics.jsonl")[-1]["valid/perplexity"]
+    scores = np.concatenate(restored.score(*restored.split("valid")))
+    assert np.exp(-scores.mean()) == pytest.approx(measured, rel=1e-3)
+    plain = transformer_flax.restore(tmp_path / "run", average=1)
+    assert np.exp(-np.concatenate(plain.score(*plain.split("valid"))).mean()) != pytest.approx(measured, rel=1e-3)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(run, tmp_path):

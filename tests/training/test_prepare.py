@@ -14,10 +14,14 @@ from transformer_flax.training.prepare import check
         ("steps", 0),
         ("accumulation_steps", 0),
         ("label_smoothing", 1.0),
+        ("ema_decay", 1.0),
+        ("ema_decay", -0.1),
         ("data.tokens_per_batch", 0),
         ("data.max_length", 1),
         ("decode.beam_size", 0),
         ("decode.max_extra_length", -1),
+        ("decode.min_length", -1),
+        ("decode.window", 0),
         ("eval.every", -1),
         ("checkpoint.every", 0),
         ("checkpoint.keep", 0),
@@ -41,6 +45,11 @@ def test_none_is_refused_by_name(field):
     section[last] = None
     with pytest.raises(UserError, match=rf"config\.{field} is None"):
         check(config)
+
+
+def test_a_length_penalty_that_is_none_of_ours_is_refused():
+    with pytest.raises(UserError, match="the length penalty is 'google'; it must be one of gnmt, length, none"):
+        check(small_config(decode__length_penalty="google"))
 
 
 def test_what_is_averaged_must_be_kept():

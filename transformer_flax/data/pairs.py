@@ -54,7 +54,7 @@ class FolderPairs:
         if not folder.is_dir():
             raise UserError(f"config.data.path is {config.path!r}: there is no such folder")
         files = [_find(folder, split, language) for language in (config.source_language, config.target_language)]
-        self.sources, self.targets = (_read_lines(file) for file in files)
+        self.sources, self.targets = (read_lines(file) for file in files)
         if len(self.sources) != len(self.targets):
             raise UserError(
                 f"{files[0]} has {len(self.sources):,} lines and {files[1]} has {len(self.targets):,}: "
@@ -83,7 +83,7 @@ def _find(folder: pathlib.Path, split: str, language: str) -> pathlib.Path:
     raise UserError(f"{folder} has no {split}.{language} (nor .gz or .xz); it holds {present}")
 
 
-def _read_lines(file: pathlib.Path) -> list[str]:
+def read_lines(file: pathlib.Path) -> list[str]:
     lines = []
     with OPENERS.get(file.suffix, open)(file, "rb") as stream:
         try:

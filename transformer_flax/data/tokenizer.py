@@ -8,7 +8,7 @@ import tokenizers
 
 from transformer_flax.data.pairs import Pairs
 from transformer_flax.errors import UserError
-from transformer_flax.special_tokens import NUM_SPECIAL
+from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
 SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
@@ -62,6 +62,10 @@ class Tokenizer:
         """The ids of each text, without begin and end; an empty text has none."""
         encodings = self._backend.encode_batch_fast([f" {text}" if text else "" for text in texts])
         return [encoding.ids for encoding in encodings]
+
+    def pieces(self, text: str) -> list[str]:
+        """The word-pieces of a text as the vocabulary spells them, bytes as letters, and the end symbol."""
+        return [*self._backend.encode(f" {text}" if text else "").tokens, SPECIAL_TOKENS[END_ID]]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special ones left out. Bytes that are not UTF-8 become U+FFFD."""

@@ -1,90 +1,216 @@
-"""Greedy and beam search, for any model that can take one step (section 6.1).
+"""Greedy search, sampling and beam search, for any model that can take one step (section 6.1).
 
-A model is a function `step(tokens [B, K], position, cache) -> (logits [B, K, V], cache)`: given the last token of each
-hypothesis, which stands at `position` (0 for the begin symbol), the logits of the next one. The leaves of its cache are
-[B, K, ...] and follow their hypotheses. Padding and the begin symbol are never put out. Every hypothesis is closed by
-the end symbol, at the latest where its limit forces it, so every score is that of a complete sentence; the end symbol
+A model is a function `step(tokens [B, K], parents [B, K], position, cache) -> (logits [B, K, V], cache)`: given the
+last token of each hypothesis, which stands at `position` (0 for the begin symbol), the logits of the next one.
+Hypothesis k continues what was hypothesis parents[:, k] a step before; keeping the cache in line with that is the
+model's affair, which knows best how. Padding and the begin symbol are never put out. Every hypothesis is closed by the
+end symbol, at the latest where its limit forces it, so every score is that of a complete sentence; the end symbol
 counts in |Y|.
 
-Letters of shapes: B batch, K beam, L longest output, V vocabulary.
+Letters of shapes: B batch, K hypotheses of a sentence, N best of them, L longest output, V vocabulary.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
-Step = Callable[[jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+Step = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
+PENALTIES = ("gnmt", "length", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthPenalty:
+    """What log P(Y|X) is divided by for the score of a hypothesis, so that short ones do not win for being short.
+
+    "gnmt": ((5 + |Y|) / 6)^alpha (Wu et al., 2016, equation 14; the paper's); "length": |Y|^alpha; "none": 1.
+    """
+
+    kind: str
+    alpha: float
+
+    def __post_init__(self):
+        if self.kind not in PENALTIES:
+            raise UserError(f"the length penalty is {self.kind!r}; it must be one of {', '.join(PENALTIES)}")
+
+    def __call__(self, length: Any) -> Any:
+        """Of |Y|, which is at least 1 and counts the end symbol."""
+        if self.kind == "gnmt":
+            return ((5 + length) / 6) ** self.alpha
+        return (1.0 * length) ** self.alpha if self.kind == "length" else 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn: from softmax(logits / temperature), cut to the likeliest and made to sum to 1 again."""
+
+    temperature: float = 1.0  # 0 is greedy search
+    top_k: int = 0  # only the k likeliest tokens; 0: all
+    top_p: float = 1.0  # only the fewest tokens that together have this probability; 1: all
+    seed: int = 0
+
+    def __post_init__(self):
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"the temperature is {self.temperature}; it must be at least 0, and finite")
+        if self.top_k < 0:
+            raise UserError(f"top_k is {self.top_k}; it must be at least 1, or 0 for all tokens")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+
+
+class Bounds(NamedTuple):
+    """What the outputs of each sentence may be; all lengths count the end symbol."""
+
+    shortest: jax.Array  # int32 [B]; gives way to `longest`
+    longest: jax.Array  # int32 [B], from 1 to L, and above the length of the prefix
+    prefix: jax.Array  # int32 [B, L], tokens that the output begins with, then padding
+
+    @classmethod
+    def of(cls, longest: jax.Array, max_length: int, *, shortest: Any = 1, prefix: jax.Array | None = None) -> "Bounds":
+        """With no prefix and no shortest length unless they are given; prefix [B, P] for any P <= L."""
+        free = jnp.full((longest.shape[0], max_length), PAD_ID, jnp.int32)
+        return cls(
+            shortest=jnp.broadcast_to(shortest, longest.shape).astype(jnp.int32),
+            longest=longest.astype(jnp.int32),
+            prefix=free if prefix is None else free.at[:, : prefix.shape[1]].set(prefix),
+        )
 
 
 class Hypotheses(NamedTuple):
     """Best first; unused places have a score of -inf."""
 
-    tokens: jax.Array  # int32 [B, K, L], the end symbol included, then padding
-    scores: jax.Array  # float32 [B, K], log P(Y|X) / length_penalty(|Y|)
+    tokens: jax.Array  # int32 [B, N, L], the end symbol included, then padding
+    log_probs: jax.Array  # float32 [B, N], log P(Y|X)
+    scores: jax.Array  # float32 [B, N], log P(Y|X) / length penalty of |Y|
+
+    def best(self, n: int) -> "Hypotheses":
+        """The n best of these, in order; of equals the first."""
+        order = jax.lax.top_k(self.scores, n)[1]
+        return jax.tree.map(lambda leaf: follow(leaf, order), self)
 
 
-def length_penalty(length: jax.Array | float, alpha: float) -> jax.Array | float:
-    """((5 + |Y|) / 6)^alpha (Wu et al., 2016, equation 14)."""
-    return ((5 + length) / 6) ** alpha
+def follow(leaf: jax.Array, parents: jax.Array) -> jax.Array:
+    """What hypotheses take over from their parents: leaf [B, K, ...] and indices [B, K'] -> [B, K', ...]."""
+    return jax.vmap(lambda x, i: x[i])(leaf, parents)
 
 
-def _next_log_probs(step: Step, tokens, position, cache, limits):
-    """log P of each next token [B, K, V]; -inf for what no sentence holds, and at its limit [B] for all but the end."""
-    logits, cache = step(tokens, position, cache)
+def ensemble(steps: Sequence[Step]) -> Step:
+    """One model out of several, whose probabilities are averaged; its cache is the tuple of theirs."""
+
+    def step(tokens, parents, position, caches):
+        results = [one(tokens, parents, position, cache) for one, cache in zip(steps, caches, strict=True)]
+        logits, caches = zip(*results, strict=True)
+        return logits[0] if len(logits) == 1 else mean_probability(logits), caches
+
+    return step
+
+
+def mean_probability(logits: Sequence[jax.Array]) -> jax.Array:
+    """The logarithm of the mean of softmax(logits) [..., V] over several models."""
+    log_probs = jnp.stack([jax.nn.log_softmax(x.astype(jnp.float32)) for x in logits])
+    return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits))
+
+
+def _next_log_probs(step: Step, tokens, parents, position, cache, bounds: Bounds):
+    """log P of each next token [B, K, V], -inf for those that the bounds exclude; and the cache."""
+    logits, cache = step(tokens, parents, position, cache)
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     ids = jnp.arange(log_probs.shape[-1])
-    at_limit = (position + 1 >= limits)[:, None, None]
-    allowed = jnp.where(at_limit, ids == END_ID, (ids != PAD_ID) & (ids != BEGIN_ID))
-    return jnp.where(allowed, log_probs, -jnp.inf), cache
+    length = position + 1  # of an output that would end here
+    allowed = (ids != PAD_ID) & (ids != BEGIN_ID) & ((ids != END_ID) | (length >= bounds.shortest)[:, None])
+    allowed = jnp.where((length >= bounds.longest)[:, None], ids == END_ID, allowed)
+    forced = bounds.prefix[:, position][:, None]
+    allowed = jnp.where(forced != PAD_ID, ids == forced, allowed)
+    return jnp.where(allowed[:, None], log_probs, -jnp.inf), cache
 
 
-def greedy_search(step: Step, cache: Any, limits: jax.Array, *, max_length: int, alpha: float) -> Hypotheses:
-    """The likeliest next token, again and again.
+def greedy_search(step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty) -> Hypotheses:
+    """The likeliest next token, again and again; N = 1, as are the hypotheses of the cache."""
+    keys = jax.random.split(jax.random.key(0), bounds.longest.shape)  # unused at temperature 0
+    return sample(step, cache, bounds, penalty, keys[:, None], Sampling(temperature=0))
+
+
+def sample(
+    step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty, keys: jax.Array, sampling: Sampling
+) -> Hypotheses:
+    """Draws every next token from the model's distribution.
 
     Args:
-      step: the model; sees K = 1.
+      step: the model.
       cache: its state before the first step.
-      limits: int32 [B], the longest output of each sentence, from 1 to max_length.
-      max_length: L.
-      alpha: of the length penalty in the score.
-
-    Returns:
-      Hypotheses with K = 1.
+      bounds: what the outputs may be.
+      penalty: of the length, in the scores.
+      keys: [B, N], one for each sample; a sample depends on its own alone.
+      sampling: how to draw. The scores are those of the model, whatever the temperature.
     """
-    batch = limits.shape[0]
+    max_length = bounds.prefix.shape[1]
+    itself = jnp.broadcast_to(jnp.arange(keys.shape[1]), keys.shape)
 
     def unfinished(carry):
         position, _, _, _, done, _ = carry
         return (position < max_length) & ~jnp.all(done)
 
     def extend(carry):
-        position, last, tokens, scores, done, cache = carry
-        log_probs, cache = _next_log_probs(step, last, position, cache, limits)
-        best = jnp.argmax(log_probs[:, 0], axis=-1).astype(jnp.int32)
-        scores = scores + jnp.where(done, 0, jnp.max(log_probs[:, 0], axis=-1))
-        tokens = tokens.at[:, 0, position].set(jnp.where(done, PAD_ID, best))
-        return position + 1, best[:, None], tokens, scores, done | (best == END_ID), cache
+        position, last, tokens, total, done, cache = carry
+        log_probs, cache = _next_log_probs(step, last, itself, position, cache, bounds)
+        best = _draw(log_probs, keys, position, sampling)
+        chosen = jnp.take_along_axis(log_probs, best[:, :, None], axis=-1)[:, :, 0]
+        total = total + jnp.where(done, 0, chosen)
+        tokens = tokens.at[:, :, position].set(jnp.where(done, PAD_ID, best))
+        return position + 1, best, tokens, total, done | (best == END_ID), cache
 
     first = (
         jnp.int32(0),
-        jnp.full((batch, 1), BEGIN_ID, jnp.int32),
-        jnp.full((batch, 1, max_length), PAD_ID, jnp.int32),
-        jnp.zeros(batch, jnp.float32),
-        jnp.zeros(batch, bool),
+        jnp.full(keys.shape, BEGIN_ID, jnp.int32),
+        jnp.full((*keys.shape, max_length), PAD_ID, jnp.int32),
+        jnp.zeros(keys.shape, jnp.float32),
+        jnp.zeros(keys.shape, bool),
         cache,
     )
-    _, _, tokens, scores, _, _ = jax.lax.while_loop(unfinished, extend, first)
-    lengths = jnp.sum(tokens != PAD_ID, axis=-1)
-    return Hypotheses(tokens, scores[:, None] / length_penalty(lengths, alpha))
+    _, _, tokens, log_probs, _, _ = jax.lax.while_loop(unfinished, extend, first)
+    scores = log_probs / penalty(jnp.sum(tokens != PAD_ID, axis=-1))
+    return Hypotheses(tokens, log_probs, scores).best(keys.shape[1])
+
+
+def _draw(log_probs, keys, position, sampling: Sampling):
+    """One token of each distribution [B, N, V] -> int32 [B, N].
+
+    The Gumbel-max trick: argmax(x + g) is a draw from softmax(x) where g is Gumbel noise; with x / T and a factor of T,
+    which changes no argmax, temperature 0 is greedy search itself.
+    """
+    logits = log_probs
+    if sampling.temperature > 0:
+        if sampling.top_k or sampling.top_p < 1:
+            logits = _truncate(logits, sampling)
+        keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, position)))(keys)
+        noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:])))(keys)
+        logits = logits + sampling.temperature * noise
+    # The first of the largest, as argmax gives it; XLA's own argmax is many times slower than its max on a CPU.
+    ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
+    return jnp.min(jnp.where(logits == jnp.max(logits, axis=-1, keepdims=True), ids, ids[-1]), axis=-1)
+
+
+def _truncate(log_probs, sampling: Sampling):
+    """-inf for all but the `top_k` likeliest tokens and, of these, the fewest that reach `top_p`; ties stay."""
+    ordered = jnp.flip(jnp.sort(log_probs, axis=-1), axis=-1)
+    if sampling.top_k:
+        ordered = jnp.where(jnp.arange(ordered.shape[-1]) < sampling.top_k, ordered, -jnp.inf)
+    probabilities = jax.nn.softmax(ordered / sampling.temperature)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    kept = (before < sampling.top_p) & (ordered > -jnp.inf)
+    least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(log_probs >= least, log_probs, -jnp.inf)
 
 
 class _Beam(NamedTuple):
     position: jax.Array  # int32 []
     last: jax.Array  # int32 [B, K]
+    parents: jax.Array  # int32 [B, K]
     tokens: jax.Array  # int32 [B, K, L], unfinished hypotheses
     log_probs: jax.Array  # float32 [B, K], -inf in unused places
     finished: Hypotheses
@@ -93,76 +219,73 @@ class _Beam(NamedTuple):
 
 
 def beam_search(
-    step: Step, cache: Any, limits: jax.Array, *, beam_size: int, max_length: int, alpha: float
+    step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty, *, beam_size: int, nbest: int = 1
 ) -> Hypotheses:
-    """Beam search with the paper's length penalty.
+    """The N best of what a beam of K hypotheses comes upon.
 
     At each position, of all continuations of the unfinished hypotheses the K best are kept; those among them that end
     the sentence are finished, the others live on. A sentence is done when none lives, or when none that lives can still
-    beat the best finished one, even if all its further tokens were certain (log P only falls, so log P over the largest
+    come among its N best, even if all its further tokens were certain (log P only falls, so log P over the largest
     penalty ahead bounds its final score). It is not done for having K finished ones: beside one good hypothesis, the
     others of a beam are bad ones, which end early. With K = 1 this is greedy search.
 
     Args:
       step: the model.
-      cache: its state before the first step, leaves [B, K, ...].
-      limits: int32 [B], the longest output of each sentence, from 1 to max_length.
+      cache: its state before the first step.
+      bounds: what the outputs may be.
+      penalty: of the length.
       beam_size: K.
-      max_length: L.
-      alpha: of the length penalty; 0 compares log-probabilities.
+      nbest: N, at most K.
     """
-    batch = limits.shape[0]
+    batch, max_length = bounds.prefix.shape
 
     def unfinished(beam: _Beam):
         return (beam.position < max_length) & ~jnp.all(beam.done)
 
     def extend(beam: _Beam) -> _Beam:
-        next_log_probs, cache = _next_log_probs(step, beam.last, beam.position, beam.cache, limits)
+        next_log_probs, cache = _next_log_probs(step, beam.last, beam.parents, beam.position, beam.cache, bounds)
         vocab_size = next_log_probs.shape[-1]
         candidates = beam.log_probs[:, :, None] + next_log_probs
         log_probs, index = jax.lax.top_k(candidates.reshape(batch, -1), beam_size)  # [B, K]
-        parent, token = index // vocab_size, (index % vocab_size).astype(jnp.int32)
-        tokens = _follow(beam.tokens, parent).at[:, :, beam.position].set(token)
+        parents, token = index // vocab_size, (index % vocab_size).astype(jnp.int32)
+        tokens = follow(beam.tokens, parents).at[:, :, beam.position].set(token)
         ends = token == END_ID
-
-        # Done sentences change no more: their result must not depend on how long the others take.
-        scores = log_probs / length_penalty(beam.position + 1, alpha)
-        scores = jnp.where(ends & ~beam.done[:, None], scores, -jnp.inf)
-        pool = Hypotheses(
-            jnp.concatenate([beam.finished.tokens, tokens], axis=1),
-            jnp.concatenate([beam.finished.scores, scores], axis=1),
-        )
-        best_scores, best = jax.lax.top_k(pool.scores, beam_size)
-        finished = Hypotheses(_follow(pool.tokens, best), best_scores)
+        ended = Hypotheses(tokens, log_probs, jnp.where(ends, log_probs / penalty(beam.position + 1), -jnp.inf))
+        pool = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), beam.finished, ended)
+        finished = pool.best(nbest)
 
         log_probs = jnp.where(ends, -jnp.inf, log_probs)
         # Of the penalties still ahead, the one that is kindest to a negative log P: the largest.
-        kindest = jnp.maximum(length_penalty(limits, alpha), length_penalty(beam.position + 2, alpha))
-        hopeless = jnp.max(log_probs, axis=1) / kindest <= finished.scores[:, 0]
+        kindest = jnp.maximum(penalty(bounds.longest), penalty(beam.position + 2))
+        # What is hopeless stays so, and its N best with it: a sentence does not change while others go on.
+        hopeless = jnp.max(log_probs, axis=1) / kindest <= finished.scores[:, -1]
         return _Beam(
             position=beam.position + 1,
             last=token,
+            parents=parents,
             tokens=tokens,
             log_probs=log_probs,
             finished=finished,
-            done=beam.done | hopeless,
-            cache=jax.tree.map(lambda leaf: _follow(leaf, parent), cache),
+            done=hopeless,
+            cache=cache,
         )
 
-    empty = jnp.full((batch, beam_size, max_length), PAD_ID, jnp.int32)
+    def unused(places: int):
+        return jnp.full((batch, places), -jnp.inf)
+
+    def empty(places: int):
+        return jnp.full((batch, places, max_length), PAD_ID, jnp.int32)
+
+    hypothesis = jnp.broadcast_to(jnp.arange(beam_size, dtype=jnp.int32), (batch, beam_size))
     first = _Beam(
         position=jnp.int32(0),
         last=jnp.full((batch, beam_size), BEGIN_ID, jnp.int32),
-        tokens=empty,
+        parents=hypothesis,
+        tokens=empty(beam_size),
         # All hypotheses begin alike: only the first counts, lest K copies of it fill the beam.
-        log_probs=jnp.where(jnp.arange(beam_size) == 0, 0.0, jnp.full((batch, beam_size), -jnp.inf)),
-        finished=Hypotheses(empty, jnp.full((batch, beam_size), -jnp.inf)),
+        log_probs=jnp.where(hypothesis == 0, 0.0, unused(beam_size)),
+        finished=Hypotheses(empty(nbest), unused(nbest), unused(nbest)),
         done=jnp.zeros(batch, bool),
         cache=cache,
     )
     return jax.lax.while_loop(unfinished, extend, first).finished
-
-
-def _follow(leaf: jax.Array, hypotheses: jax.Array) -> jax.Array:
-    """leaf [B, K, ...] and indices [B, K'] -> [B, K', ...]."""
-    return jax.vmap(lambda x, i: x[i])(leaf, hypotheses)

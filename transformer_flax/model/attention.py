@@ -25,6 +25,21 @@ def causal_mask(length: int) -> jax.Array:
     return jnp.tril(jnp.ones((length, length), bool))[None, None]
 
 
+def ancestor_mask(ancestors: jax.Array, position: jax.Array) -> jax.Array:
+    """True where hypothesis k may attend to what hypothesis j wrote at position l, being its own past or itself.
+
+    Args:
+      ancestors: int [B, K, L], the hypothesis that each one's token at each position was written by.
+      position: the last one written.
+
+    Returns:
+      [B, 1, K, K * L], the keys ordered by (j, l).
+    """
+    batch, hypotheses, length = ancestors.shape
+    own = ancestors[:, :, None, :] == jnp.arange(hypotheses)[:, None]  # [B, K, K, L]
+    return (own & (jnp.arange(length) <= position)).reshape(batch, 1, hypotheses, -1)
+
+
 def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array) -> jax.Array:
     """softmax(Q K^T / sqrt(d_k)), the left half of equation 1, in float32.
 
@@ -36,9 +51,35 @@ def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array) -> jax.
     Returns:
       [B, H, Q, M]; rows sum to 1. A row with nothing allowed is all zeros, with finite gradients.
     """
-    logits = jnp.einsum("bqhd,bmhd->bhqm", query, key, preferred_element_type=jnp.float32) / query.shape[-1] ** 0.5
+    products = jnp.einsum("bqhd,bmhd->bhqm", query, key, preferred_element_type=jnp.float32)
+    return _masked_softmax(products / query.shape[-1] ** 0.5, mask)
+
+
+def _masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
     weights = jax.nn.softmax(jnp.where(mask, logits, jnp.finfo(logits.dtype).min))
     return jnp.where(mask, weights, 0)
+
+
+def look_up(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
+    """softmax(Q K^T / sqrt(d_k)) V, equation 1, for the few queries of a step of decoding.
+
+    Written as sums of products: for a handful of queries a matrix product would first repack all keys and values on a
+    CPU, which takes several times as long (benchmarks/ancestors.py).
+
+    Args:
+      query: [B, K, H, d_k].
+      key: [B, H, d_k, M].
+      value: [B, H, M, d_v].
+      mask: broadcastable to [B, H, K, M]; True where attention is allowed.
+
+    Returns:
+      [B, K, H, d_v].
+    """
+    query = query.swapaxes(1, 2)[..., None].astype(jnp.float32)  # [B, H, K, d_k, 1]
+    products = jnp.sum(query * key[:, :, None], axis=3)  # [B, H, K, M]
+    weights = _masked_softmax(products / query.shape[3] ** 0.5, mask)
+    mixed = jnp.sum(weights[..., None] * value[:, :, None], axis=3)  # [B, H, K, d_v]
+    return mixed.astype(value.dtype).swapaxes(1, 2)
 
 
 class MultiHeadAttention(nn.Module):
@@ -46,8 +87,8 @@ class MultiHeadAttention(nn.Module):
 
     Besides the call that training uses, there are the two halves that decoding needs: attention to a memory that is
     projected once (`remember`, `recall`), and to one's own growing past (`begin`, `step`). What is kept lies in the
-    variable collections "memory" (one per sentence) and "cache" (one per hypothesis).
-    The weights can be had by making the collection "intermediates" mutable.
+    variable collections "memory" (of the sentence) and "cache" (of the outputs so far). The weights of the call
+    can be had by making the collection "intermediates" mutable.
     """
 
     config: TransformerConfig
@@ -68,40 +109,37 @@ class MultiHeadAttention(nn.Module):
 
     def __call__(self, x: jax.Array, memory: jax.Array, mask: jax.Array) -> jax.Array:
         """From x [B, Q, d_model] to memory [B, M, d_model] under mask [B | 1, 1, Q | 1, M] -> [B, Q, d_model]."""
-        return self._attend(self.query(x), self.key(memory), self.value(memory), mask)
-
-    def _attend(self, query, key, value, mask):
-        weights = attention_weights(query, key, mask)
+        weights = attention_weights(self.query(x), self.key(memory), mask)
         self.sow("intermediates", "weights", weights)
+        value = self.value(memory)
         weights = self.dropout(weights).astype(value.dtype)
         return self.output(jnp.einsum("bhqm,bmhv->bqhv", weights, value))
 
     def remember(self, memory: jax.Array) -> None:
         """Projects memory [B, M, d_model] once, for every later `recall`."""
-        self.put_variable("memory", "key", self.key(memory))
-        self.put_variable("memory", "value", self.value(memory))
+        self.put_variable("memory", "key", self.key(memory).transpose(0, 2, 3, 1))
+        self.put_variable("memory", "value", self.value(memory).swapaxes(1, 2))
 
     def recall(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         """From x [B, K, d_model] to what was remembered -> [B, K, d_model]."""
-        return self._attend(
-            self.query(x), self.get_variable("memory", "key"), self.get_variable("memory", "value"), mask
-        )
+        key, value = self.get_variable("memory", "key"), self.get_variable("memory", "value")
+        return self.output(look_up(self.query(x), key, value, mask))
 
     def begin(self, batch: int, hypotheses: int, length: int) -> None:
-        """Makes room for the keys and values of `length` positions of every hypothesis."""
+        """Makes room for the keys [B, H, d_k, K, L] and values [B, H, K, L, d_v] of all positions to come."""
         c = self.config
-        for name, depth in (("key", c.d_k), ("value", c.d_v)):
-            self.put_variable("cache", name, jnp.zeros((batch, hypotheses, length, c.num_heads, depth), c.dtype))
+        self.put_variable("cache", "key", jnp.zeros((batch, c.num_heads, c.d_k, hypotheses, length), c.dtype))
+        self.put_variable("cache", "value", jnp.zeros((batch, c.num_heads, hypotheses, length, c.d_v), c.dtype))
 
-    def step(self, x: jax.Array, position: jax.Array) -> jax.Array:
-        """From x [B, K, d_model], which stands at `position`, to its own past and itself -> [B, K, d_model]."""
+    def step(self, x: jax.Array, position: jax.Array, mask: jax.Array) -> jax.Array:
+        """From x [B, K, d_model], which stands at `position`, to its own past and itself -> [B, K, d_model].
 
-        def extend(name, new):  # [B, K, H, d] into [B, K, L, H, d]
-            cached = self.get_variable("cache", name).at[:, :, position].set(new)
-            self.put_variable("cache", name, cached)
-            return cached.reshape(-1, *cached.shape[2:])
-
-        key, value = extend("key", self.key(x)), extend("value", self.value(x))
-        query = self.query(x).reshape(-1, 1, *key.shape[2:])
-        mask = (jnp.arange(key.shape[1]) <= position)[None, None, None, :]
-        return self._attend(query, key, value, mask).reshape(x.shape)
+        Keys and values stay where they were written: each hypothesis attends to those of all K under a mask
+        [B, 1, K, K * L] of its ancestors (`ancestor_mask`), so that none is moved when hypotheses are exchanged.
+        """
+        key = self.get_variable("cache", "key").at[..., position].set(self.key(x).transpose(0, 2, 3, 1))
+        value = self.get_variable("cache", "value").at[..., position, :].set(self.value(x).swapaxes(1, 2))
+        self.put_variable("cache", "key", key)
+        self.put_variable("cache", "value", value)
+        key, value = key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1])
+        return self.output(look_up(self.query(x), key, value, mask))

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.attention import MultiHeadAttention, causal_mask, padding_mask
+from transformer_flax.model.attention import MultiHeadAttention, ancestor_mask, causal_mask, padding_mask
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.positions import Positions
@@ -98,8 +98,8 @@ class DecoderLayer(nn.Module):
         self.cross_attention.remember(memory)
         self.self_attention.begin(memory.shape[0], hypotheses, length)
 
-    def step(self, y: jax.Array, position: jax.Array, memory_mask: jax.Array) -> jax.Array:
-        y = self.after_self_attention(y, lambda y: self.self_attention.step(y, position))
+    def step(self, y: jax.Array, position: jax.Array, mask: jax.Array, memory_mask: jax.Array) -> jax.Array:
+        y = self.after_self_attention(y, lambda y: self.self_attention.step(y, position, mask))
         y = self.after_cross_attention(y, lambda y: self.cross_attention.recall(y, memory_mask))
         return self.after_feed_forward(y, self.feed_forward)
 
@@ -150,20 +150,31 @@ class Transformer(nn.Module):
     def begin(self, source: jax.Array, hypotheses: int, length: int) -> None:
         """Encodes source [B, S] and makes room for K hypotheses of at most L tokens for each sentence.
 
-        Fills the collections "memory" (one per sentence) and "cache" (leaves [B, K, ...], one per hypothesis).
+        Fills the collections "memory" (of the sentence) and "cache" (of the outputs so far).
         """
         memory = self.encode(source)
         self.put_variable("memory", "mask", padding_mask(source))
         for layer in self.decoder:
             layer.begin(memory, hypotheses, length)
         self.put_variable("memory", "positions", self.positions(length))
+        self.put_variable("cache", "ancestors", jnp.zeros((source.shape[0], hypotheses, length), jnp.int32))
 
-    def step(self, tokens: jax.Array, position: jax.Array) -> jax.Array:
-        """One more token for each hypothesis: tokens [B, K] at `position` -> logits [B, K, V] of the next."""
-        encoding = self.get_variable("memory", "positions")[position]
-        y = self._embed(self.target_embedding, tokens, encoding)
+    def step(self, tokens: jax.Array, parents: jax.Array, position: jax.Array) -> jax.Array:
+        """One more token for each hypothesis -> the logits [B, K, V] of the next.
+
+        Args:
+          tokens: [B, K], at `position`.
+          parents: [B, K], the hypotheses of the step before that these continue.
+          position: counts from 0, the begin symbol's.
+        """
+        itself = jnp.arange(tokens.shape[1])
+        ancestors = jnp.take_along_axis(self.get_variable("cache", "ancestors"), parents[:, :, None], axis=1)
+        ancestors = ancestors.at[:, :, position].set(itself)
+        self.put_variable("cache", "ancestors", ancestors)
+        mask = ancestor_mask(ancestors, position)
+        y = self._embed(self.target_embedding, tokens, self.get_variable("memory", "positions")[position])
         for layer in self.decoder:
-            y = layer.step(y, position, self.get_variable("memory", "mask"))
+            y = layer.step(y, position, mask, self.get_variable("memory", "mask"))
         return self._logits(y)
 
     def _embed(self, embedding: nn.Embed, tokens: jax.Array, positions: jax.Array) -> jax.Array:

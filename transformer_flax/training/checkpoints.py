@@ -3,7 +3,7 @@
 import contextlib
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +15,79 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.step import TrainState
 
 _training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for
+
+
+def saved_steps(directory: pathlib.Path) -> list[int]:
+    """The steps of the checkpoints in a directory, ascending; those that were never completed have other names."""
+    return sorted(int(folder.name) for folder in directory.glob("*") if folder.name.isdecimal())
+
+
+def to_average(steps: Sequence[int], every: int, count: int) -> list[int]:
+    """Of the steps [ascending] of checkpoints, those whose parameters are averaged for an average of `count`.
+
+    They are the last regular ones, those at the interval: one made for an evaluation or at the end may lie in between.
+    Where nothing is to be averaged, or none is regular, it is the newest of all.
+    """
+    return (_regular(steps, every)[-count:] if count > 1 else []) or list(steps[-1:])
+
+
+def _regular(steps: Iterable[int], every: int) -> list[int]:
+    return [step for step in steps if step % every == 0]
+
+
+def load_params(directory: pathlib.Path, step: int, like: Any, *, kind: str = "params") -> Any:
+    """The parameters of one checkpoint and nothing else of it, on the first device.
+
+    Args:
+      directory: where the checkpoints lie; it may be in use by a run that trains.
+      step: one of `saved_steps`.
+      like: a tree of their shapes.
+      kind: "params", or "ema" for their moving average.
+
+    Raises:
+      UserError: the checkpoint cannot be read.
+    """
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True
+    try:
+        with context:
+            loaded: Any = ocp.load_checkpointables(
+                str(directory.resolve() / str(step)), {"state": {kind: _on_first_device(like)}}
+            )
+    except Exception as error:  # of whatever kind the storage has for it
+        reason = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"the checkpoint {directory / str(step)} cannot be read, in whole or in part: {reason}\n"
+            f"there are those of steps {', '.join(map(str, saved_steps(directory)))}"
+        ) from error
+    params = loaded["state"][kind]
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):  # loaded in part, silently
+        raise UserError(
+            f"the checkpoint {directory / str(step)} does not hold all of {kind!r} that its config asks for"
+        )
+    return params
+
+
+def mean(trees: Iterable[Any]) -> Any:
+    """The mean of trees of parameters, in float32, on the host; no more than two of them are in memory."""
+    total, count = None, 0
+    for tree in trees:
+        tree = jax.tree.map(np.float32, jax.device_get(tree))
+        total, count = tree if total is None else jax.tree.map(np.add, total, tree), count + 1
+    return jax.tree.map(lambda leaf: leaf / np.float32(count), total)
+
+
+def describe(steps: Sequence[int], *, ema: bool = False) -> str:
+    """Which parameters these are, for people."""
+    listed = ", ".join(f"{step:,}" for step in steps)
+    if ema:
+        return f"the moving average at step {listed}"
+    return f"the parameters of step {listed}" if len(steps) == 1 else f"the mean of the parameters at steps {listed}"
+
+
+def _on_first_device(like: Any) -> Any:
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
 
 
 class Checkpoints:
@@ -43,7 +116,7 @@ class Checkpoints:
         """Orbax's question which of these, ascending by step, to keep."""
         del context
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*self._regular(steps)[-self._keep :], *steps[-1:]}
+        kept = {*_regular(steps, self._every)[-self._keep :], *steps[-1:]}
         scored = [c for c in checkpoints if c.metrics]
         if scored:
             kept.add(max(scored, key=lambda c: (c.metrics["bleu"], c.step)).step)
@@ -87,40 +160,32 @@ class Checkpoints:
           like: a tree of its shapes.
           step: one of `steps()`.
         """
-        sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
-        return self._checkpointer.load_checkpointables(step, {"state": abstract})["state"]
+        return self._checkpointer.load_checkpointables(step, {"state": _on_first_device(like)})["state"]
 
     def steps(self) -> list[int]:
         """The steps that can be restored, ascending."""
         return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
 
-    def average(self, state: TrainState, count: int) -> tuple[Any, list[int]]:
-        """The mean of the parameters of `state` and of the last regular checkpoints before it, in float32.
+    def average(self, params: Any, step: int, count: int) -> tuple[Any, list[int]]:
+        """The mean of the parameters of the last `count` checkpoints up to a step, as `to_average` chooses them.
 
         Args:
-          state: on one device.
-          count: how many to take, `state` included; fewer where there are fewer.
+          params: of that step, on one device; its checkpoint need not be there yet.
+          step: the newest.
+          count: how many to take; fewer where there are fewer.
 
         Returns:
-          The parameters, on the host, and the steps that were taken.
+          The parameters in float32, on the host, and the steps that were taken.
         """
         with self._explaining():
             self._checkpointer.wait()  # the newest may still be on its way to the disk
-        step = int(state.step)
-        earlier = self._regular(s for s in self.steps() if s < step)[-(count - 1) :] if count > 1 else []
-        total = jax.device_get(state.params)
-        for other in earlier:
-            total = jax.tree.map(np.add, total, jax.device_get(self.restore(state, other).params))
-        return jax.tree.map(lambda leaf: leaf / np.float32(len(earlier) + 1), total), [*earlier, step]
+        taken = to_average([*(s for s in self.steps() if s < step), step], self._every, count)
+        return mean(params if s == step else load_params(self._directory, s, params) for s in taken), taken
 
     def close(self) -> None:
         """Waits for what is still being written."""
         with self._explaining():
             self._checkpointer.close()
-
-    def _regular(self, steps) -> list[int]:
-        return [step for step in steps if step % self._every == 0]
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:

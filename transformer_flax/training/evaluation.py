@@ -87,9 +87,9 @@ class Evaluator:
                 update(k + 1, self._batches.batches_per_epoch)
         examples = [self._pairs[i] for i in range(min(max_sentences or len(self._pairs), len(self._pairs)))]
         sources, references = ([example[side] for example in examples] for side in (0, 1))
-        self._translator.params = self._parallel.unreplicate(replicated)
+        self._translator.params = [self._parallel.unreplicate(replicated)]
         with self._progress.bar(f"{self._name} translations") as update:
-            translations = self._translator.translate(sources, progress=update)
+            translations = self._translator.translate(sources, progress=lambda done: update(done, len(sources)))
         scores = score(translations, references)
         return Evaluation(
             {**meter.means(), "bleu": scores.bleu, "exact_match": scores.exact_match},

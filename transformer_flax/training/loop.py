@@ -16,7 +16,7 @@ from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import count_parameters
 from transformer_flax.model.transformer import Transformer, init_params
 from transformer_flax.special_tokens import PAD_ID
-from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.checkpoints import Checkpoints, describe
 from transformer_flax.training.evaluation import Evaluation, Evaluator
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.metrics import Meter, MetricsWriter
@@ -78,14 +78,20 @@ class Trainer:
         loss_fn = translation_loss(model, config.label_smoothing)
         axis_name = parallel.axis_name
         train_step = make_train_step(
-            loss_fn, optimizer, accumulation_steps=config.accumulation_steps, axis_name=axis_name
+            loss_fn,
+            optimizer,
+            accumulation_steps=config.accumulation_steps,
+            ema_decay=config.ema_decay,
+            axis_name=axis_name,
         )
         eval_step = make_eval_step(loss_fn, axis_name=axis_name)
         self._train_step = parallel.compile(self._counted("training", train_step), donate_state=True)
         self._eval_step = parallel.compile(self._counted("evaluation", eval_step))
-        self._init = lambda: TrainState.create(config.seed, init_params(model.config, init_key(config.seed)), optimizer)
+        self._init = lambda: TrainState.create(
+            config.seed, init_params(model.config, init_key(config.seed)), optimizer, keep_ema=config.ema_decay > 0
+        )
         self._checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=config.checkpoint.keep)
-        self._translator = Translator(model, None, data.tokenizer, **config.decode)
+        self._translator = Translator([model], None, data.tokenizer, **config.decode)
         self._evaluators = {
             split: Evaluator(
                 split,
@@ -167,7 +173,7 @@ class Trainer:
                 bleu = None
                 if evaluate:
                     scalars = self._evaluate(state)["valid"].scalars
-                    if config.eval.average == 1:  # else it is not these parameters' BLEU
+                    if config.eval.average == 1 or config.ema_decay:  # else it is not of what is saved now
                         bleu = scalars["bleu"]
                 if save:
                     self._checkpoints.save(self._parallel.unreplicate(state), bleu)
@@ -207,12 +213,11 @@ class Trainer:
         """Evaluates the validation split, and all splits after the last step; shows and keeps the translations."""
         config = self._config.eval
         step = int(np.ravel(state.step)[0])
+        params, taken = self._parallel.unreplicate(state.params if state.ema is None else state.ema), [step]
         average = config.final_average if last else config.average
-        if average > 1:
-            params, taken = self._checkpoints.average(self._parallel.unreplicate(state), average)
-            self._progress.say(f"evaluating the mean of the parameters at steps {', '.join(f'{s:,}' for s in taken)}")
-        else:
-            params = self._parallel.unreplicate(state.params)
+        if average > 1 and state.ema is None:
+            params, taken = self._checkpoints.average(params, step, average)
+        self._progress.say(f"evaluating {describe(taken, ema=state.ema is not None)}")
         evaluations = {}
         for split, evaluator in self._evaluators.items():
             if split == "valid" or last:

@@ -12,6 +12,7 @@ from transformer_flax.data.batches import Batches, select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
 from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, sample_texts
+from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.training.optimizer import make_optimizer
@@ -38,13 +39,14 @@ AT_LEAST_1 = (
     "data.rows_multiple_of",
     "decode.beam_size",
     "decode.batch_size",
+    "decode.window",
     "eval.average",
     "eval.final_average",
     "checkpoint.every",
     "checkpoint.keep",
     "log.every",
 )
-AT_LEAST_0 = ("decode.max_extra_length", "eval.every", "eval.sentences")
+AT_LEAST_0 = ("decode.min_length", "decode.max_extra_length", "eval.every", "eval.sentences")
 
 
 def check(config: ConfigDict) -> None:
@@ -62,6 +64,7 @@ def check(config: ConfigDict) -> None:
     _refuse_none(config, "config")
     model_config(config, config.data.vocab_size)
     make_optimizer(config.optimizer, config.model.d_model)
+    LengthPenalty(config.decode.length_penalty, config.decode.alpha)
     for name in AT_LEAST_1:
         require(name, lambda value: value >= 1, "at least 1")
     for name in AT_LEAST_0:
@@ -71,7 +74,8 @@ def check(config: ConfigDict) -> None:
     require("data.vocab_size", lambda value: value >= SMALLEST_VOCABULARY, f"at least {SMALLEST_VOCABULARY}")
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
-    require("label_smoothing", lambda value: 0 <= value < 1, "from 0 to below 1")
+    for name in ("label_smoothing", "ema_decay"):
+        require(name, lambda value: 0 <= value < 1, "from 0 to below 1")
     averaged = max(config.eval.average, config.eval.final_average)
     require(
         "checkpoint.keep",

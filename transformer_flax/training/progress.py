@@ -9,10 +9,14 @@ import rich.table
 
 
 class Progress:
-    """A context in which lines are printed, above the bars if the output is a terminal."""
+    """A context in which lines are printed, above the bars if the output is a terminal.
 
-    def __init__(self):
-        self._console = rich.console.Console(highlight=False, emoji=False, soft_wrap=True)
+    Args:
+      stderr: print to standard error, for commands whose standard output holds their results.
+    """
+
+    def __init__(self, *, stderr: bool = False):
+        self._console = rich.console.Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=True)
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
@@ -21,6 +25,7 @@ class Progress:
             rich.progress.TextColumn("{task.fields[note]}"),
             console=self._console,
             disable=not self._console.is_terminal,
+            redirect_stdout=not stderr,  # results are not to be drawn into the bars
         )
 
     def __enter__(self) -> "Progress":
@@ -35,7 +40,9 @@ class Progress:
         self._console.print(text, markup=False)
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
-        table = rich.table.Table(*columns, title=title, title_justify="left")
+        table = rich.table.Table(title=title, title_justify="left")
+        for column in columns:
+            table.add_column(column, overflow="fold")  # a signature that is cut says nothing
         for row in rows:
             table.add_row(*row)
         self._console.print(table)
@@ -45,7 +52,7 @@ class Progress:
         """A bar that lasts as long as the context; yields `update(done, of)`; a `note=` stays until the next."""
         task = self._bars.add_task(description, total=None, completed=start, note="")
         try:
-            yield lambda done, of, **note: self._bars.update(task, completed=done, total=of, **note)
+            yield lambda done, of=None, **note: self._bars.update(task, completed=done, total=of, **note)
         finally:
             self._bars.remove_task(task)
 

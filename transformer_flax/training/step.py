@@ -18,10 +18,14 @@ class TrainState(flax.struct.PyTreeNode):
     seed: jax.Array  # uint32 []
     params: Any
     opt_state: Any
+    ema: Any = None  # the exponential moving average of the parameters after each update, where one is kept
 
     @classmethod
-    def create(cls, seed: int, params: Any, optimizer: optax.GradientTransformation) -> "TrainState":
-        return cls(jnp.int32(0), jnp.uint32(seed), params, optimizer.init(params))
+    def create(
+        cls, seed: int, params: Any, optimizer: optax.GradientTransformation, *, keep_ema: bool = False
+    ) -> "TrainState":
+        ema = jax.tree.map(jnp.zeros_like, params) if keep_ema else None
+        return cls(jnp.int32(0), jnp.uint32(seed), params, optimizer.init(params), ema)
 
 
 class Metrics(flax.struct.PyTreeNode):
@@ -76,6 +80,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     *,
     accumulation_steps: int = 1,
+    ema_decay: float = 0.0,
     axis_name: str | None = None,
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
     """Makes the update: sums before ratios, so that devices and micro-batches do not change it.
@@ -84,6 +89,7 @@ def make_train_step(
       loss_fn: `(params, batch, key) -> (sums, counts)`, of which sums["loss"] / counts["loss"] is minimised.
       optimizer: of optax.
       accumulation_steps: micro-batches per update; must divide the rows of a batch.
+      ema_decay: of the moving average, for a state that keeps one.
       axis_name: the mapped axis of devices under pmap, over which to sum; None under jit, where a batch is global.
     """
 
@@ -97,10 +103,20 @@ def make_train_step(
         grads = jax.tree.map(lambda g: g / counts["loss"], grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state)
+        ema = None if state.ema is None else update_ema(state.ema, params, state.step + 1, ema_decay)
+        new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
         return new_state, Metrics(sums, counts, optax.tree.norm(grads))
 
     return train_step
+
+
+def update_ema(ema: Any, params: Any, step: jax.Array, decay: float) -> Any:
+    """The mean of the parameters after updates 1 to `step`, those of update i weighted by decay^(step - i).
+
+    The weights sum to 1 from the first update on: the initial value, whatever it is, has none.
+    """
+    weight = (1 - decay) / -jnp.expm1(step * jnp.log(decay))  # of the newest; the denominator is 1 - decay^step
+    return optax.incremental_update(params, ema, weight)
 
 
 def make_eval_step(loss_fn: LossFn, *, axis_name: str | None = None) -> Callable[[Any, Any], tuple[Sums, Sums]]:

@@ -61,11 +61,11 @@ class Workdir:
     def load_tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.tokenizer_file)
 
-    def save_translations(self, name: str, lines: list[str]) -> pathlib.Path:
-        """One translation a line, in the order of the split; line breaks within one become spaces."""
+    def save_translations(self, name: str, translations: list[str]) -> pathlib.Path:
+        """One translation a line, in the order of the split."""
         file = self.path / "translations" / f"{name}.txt"
         file.parent.mkdir(exist_ok=True)
-        self._write(file, "".join(" ".join(line.splitlines()) + "\n" for line in lines))
+        self._write(file, "".join(f"{line}\n" for line in translations))
         return file
 
     def _load_run(self) -> dict:

@@ -1,0 +1,129 @@
+"""How fast the search is: python benchmarks/decode.py [--sizes=small,base] [--beam_sizes=1,4] [--json=FILE].
+
+A random model translates random sentences, every output forced to the same length. Sentences and output tokens a
+second, the median of interleaved runs with the slowest and the fastest. `--without_cache` adds the same search with a
+model that decodes the whole output anew at each step.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rich.console
+import rich.table
+from absl import app, flags
+
+ROOT = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.timing import interleaved  # noqa: E402
+from configs import base  # noqa: E402
+from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, follow, greedy_search  # noqa: E402
+from transformer_flax.decoding.translator import Translator  # noqa: E402
+from transformer_flax.model.attention import causal_mask, padding_mask  # noqa: E402
+from transformer_flax.model.config import TransformerConfig  # noqa: E402
+from transformer_flax.model.transformer import Transformer, init_params, shift_right  # noqa: E402
+from transformer_flax.special_tokens import NUM_SPECIAL  # noqa: E402
+
+BASE = TransformerConfig(vocab_size=37_000, **base.get_config().model)
+SIZES = {
+    "base": BASE,
+    "small": dataclasses.replace(
+        BASE, vocab_size=8_000, num_layers=3, d_model=256, d_ff=1024, num_heads=4, d_k=64, d_v=64
+    ),
+}
+SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")
+BEAM_SIZE = flags.DEFINE_list("beam_sizes", ["1", "4"], "hypotheses a sentence; 1 is greedy search")
+BATCH = flags.DEFINE_integer("batch_size", 16, "sentences at a time")
+LENGTH = flags.DEFINE_integer("length", 64, "tokens of each output")
+SOURCE_LENGTH = flags.DEFINE_integer("source_length", 32, "tokens of each input")
+DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "of the computation")
+REPEATS = flags.DEFINE_integer("repeats", 5, "timed calls of each search")
+WITHOUT_CACHE = flags.DEFINE_bool("without_cache", False, "also search with a model that remembers nothing")
+JSON = flags.DEFINE_string("json", None, "write the figures to this file")
+
+
+def decode_anew(module: Transformer, tokens, memory, memory_mask, position):
+    """The logits behind `position`, with all of the output so far [B, L] decoded for it."""
+    length = tokens.shape[1]
+    y = module._embed(module.target_embedding, shift_right(tokens), module.positions(length))
+    for layer in module.decoder:
+        y = layer(y, causal_mask(length), memory, memory_mask)
+    return module._logits(y[:, position])
+
+
+def begin_without_cache(model: Transformer, params, source, hypotheses: int, length: int):
+    """As the translator's `begin`, for a model whose only memory is the tokens."""
+    memory = jnp.repeat(model.apply({"params": params}, source, method="encode"), hypotheses, axis=0)
+    mask = jnp.repeat(padding_mask(source), hypotheses, axis=0)
+
+    def step(tokens, parents, position, outputs):
+        # What is given at a position was put out at the one before.
+        outputs = follow(outputs, parents).at[:, :, position - 1].set(tokens)
+        flat = outputs.reshape(-1, length)
+        logits = model.apply({"params": params}, flat, memory, mask, position, method=decode_anew)
+        return logits.reshape(*tokens.shape, -1), outputs
+
+    return step, jnp.zeros((source.shape[0], hypotheses, length), jnp.int32)
+
+
+def make_search(begin, model: Transformer, params, source, beam_size: int, length: int):
+    """A compiled search of outputs of exactly so many tokens."""
+    penalty = LengthPenalty("gnmt", 0.6)
+
+    @jax.jit
+    def search(params, source):
+        step, cache = begin(model, params, source, beam_size, length)
+        bounds = Bounds.of(jnp.full(source.shape[0], length), length, shortest=length)
+        if beam_size == 1:
+            return greedy_search(step, cache, bounds, penalty)
+        return beam_search(step, cache, bounds, penalty, beam_size=beam_size)
+
+    return functools.partial(search, params, source)
+
+
+def main(_) -> None:
+    batch, length = BATCH.value, LENGTH.value
+    searches = {}
+    for size in SIZE.value:
+        config = dataclasses.replace(SIZES[size], dtype=DTYPE.value)
+        model, params = Transformer(config), init_params(config, jax.random.key(0))
+        source = np.random.default_rng(0).integers(NUM_SPECIAL, config.vocab_size, (batch, SOURCE_LENGTH.value))
+        source = jnp.asarray(source, jnp.int32)
+        for beam_size in map(int, BEAM_SIZE.value):
+            name = f"{size}, beam {beam_size}"
+            searches[name] = make_search(Translator.begin, model, params, source, beam_size, length)
+            if WITHOUT_CACHE.value:
+                searches[f"{name}, no cache"] = make_search(
+                    begin_without_cache, model, params, source, beam_size, length
+                )
+    timings = interleaved(searches, REPEATS.value)
+    table = rich.table.Table("search", "sentences a second", "tokens a second", "a step", "first call")
+    for name, timing in timings.items():
+        table.add_row(
+            name,
+            timing.per_second(batch),
+            timing.per_second(batch * length),
+            f"{1000 * timing.median / length:.2f} ms",
+            f"{timing.first:.1f} s",
+        )
+    device = jax.devices()[0]
+    about = f"{batch} sentences of {SOURCE_LENGTH.value} tokens into {length}, {DTYPE.value}, {device.device_kind}"
+    console = rich.console.Console()
+    console.print(about, table, sep="\n")
+    for name, timing in timings.items():
+        if f"{name}, no cache" in timings:
+            ratio = timings[f"{name}, no cache"].median / timing.median
+            console.print(f"{name}: {ratio:.1f} times as fast as without a cache")
+    if JSON.value is not None:
+        figures = {name: dataclasses.asdict(timing) for name, timing in timings.items()}
+        pathlib.Path(JSON.value).write_text(json.dumps({"about": about, "seconds": figures}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,90 @@
+"""`python -m transformer_flax.evaluate` as a user meets it: a table for people, JSON for programs."""
+
+import json
+
+import pytest
+
+import transformer_flax
+from tests.commands.process import refused, run, succeeds
+from transformer_flax.training.metrics import read_metrics
+
+KEYS = {
+    *("run", "text", "sentences", "bleu", "signature", "chrf", "chrf_signature", "tokenised_bleu"),
+    *("tokenised_signature", "exact_match", "perplexity", "length_ratio", "warnings", "parameters"),
+    *("sentences_per_second", "compilations"),
+}
+
+
+def test_a_split_is_measured_as_at_the_end_of_training(finished, tmp_path):
+    result = succeeds("evaluate", f"--workdir={finished}", "--split=test", f"--translations={tmp_path / 'out.txt'}")
+    report = json.loads(result.stdout)
+    assert report.keys() == KEYS
+    (measured,) = (line for line in read_metrics(finished / "metrics.jsonl") if "test/bleu" in line)
+    for name in ("bleu", "exact_match", "perplexity"):
+        assert report[name] == pytest.approx(measured[f"test/{name}"], rel=1e-3)
+    assert (report["run"], report["text"], report["sentences"]) == ("numbers", "test split", 20)
+    assert report["parameters"] == "the mean of the parameters at steps 150, 200"
+    assert (tmp_path / "out.txt").read_bytes() == (finished / "translations/200.test.txt").read_bytes()
+    table = result.stderr
+    assert "numbers, test split: 20 sentences" in table
+    for shown in ("BLEU", f"{report['bleu']:.2f}", f"{report['chrf']:.2f}", f"{report['perplexity']:.3f}"):
+        assert shown in table
+    assert "WARNING" not in table
+    assert report["warnings"] == []
+
+
+def test_files_are_measured_with_the_flags_of_a_search_and_doubts_are_warned_of(finished, tmp_path):
+    source, reference = tmp_path / "in.txt", tmp_path / "reference.txt"
+    lines = ["zwanzig", "", "fünfhundertdreizehn"]
+    source.write_text("\n".join(lines))
+    reference.write_text("twenty and many more words than that\n\nfive hundred and thirteen and many more words\n")
+    options = [f"--source={source}", f"--reference={reference}", "--beam_size=1", f"--translations={tmp_path / 'out'}"]
+    result = succeeds("evaluate", f"--workdir={finished}@150", *options)
+    report = json.loads(result.stdout)
+    assert (report["text"], report["sentences"]) == (str(source), 3)
+    assert report["parameters"] == "the parameters of step 150"
+    greedy = transformer_flax.restore(finished, steps=[150]).translate(lines, beam_size=1)
+    assert (tmp_path / "out").read_text() == "".join(f"{line}\n" for line in greedy)
+    assert report["length_ratio"] < 0.9
+    (warning,) = report["warnings"]
+    assert f"WARNING: {warning}" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--source", "--reference"])
+def test_a_source_and_its_reference_belong_together(flag):
+    assert "--source and --reference belong together" in refused("evaluate", "--workdir=/nowhere", f"{flag}=a.txt")
+
+
+def test_files_of_different_length_are_refused_before_a_run_is_looked_for(tmp_path):
+    (tmp_path / "a.txt").write_text("a\nb\n")
+    (tmp_path / "b.txt").write_text("a\n")
+    options = [f"--source={tmp_path / 'a.txt'}", f"--reference={tmp_path / 'b.txt'}"]
+    message = refused("evaluate", "--workdir=/nowhere", *options)
+    assert f"{tmp_path / 'a.txt'} has 2 lines and {tmp_path / 'b.txt'} 1" in message
+    assert "no.txt" in refused("evaluate", "--workdir=/nowhere", options[0], "--reference=no.txt")
+
+
+def test_a_place_for_translations_that_cannot_be_written_is_told_of_before_any_work(tmp_path):
+    message = refused("evaluate", "--workdir=/nowhere", f"--translations={tmp_path / 'no/out.txt'}")
+    assert str(tmp_path / "no/out.txt") in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name the directory of a trained run: --workdir=runs/NAME"),
+        (["--workdir=/nowhere", "--split=dev"], "flag --split=dev: value should be one of <train|valid|test>"),
+        (["--workdir=/nowhere", "in.txt"], "unexpected argument 'in.txt'"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_told_in_one_message(arguments, message):
+    assert message in refused("evaluate", *arguments)
+
+
+def test_help_tells_of_usage_and_flags():
+    told = run("evaluate", "--help").stdout
+    assert "python -m transformer_flax.evaluate --workdir=runs/base [--split=test]" in told
+    for flag in ("workdir", "average", "split", "source", "reference", "translations", "beam_size"):
+        assert f"  --{flag}:" in told
+    assert "--nbest" not in told

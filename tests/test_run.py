@@ -1,0 +1,324 @@
+"""A trained run as one object, and what is told to those who name one that cannot be had."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import transformer_flax
+from tests.conftest import ROOT
+from tests.training.small import small_config
+from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.decoding.search import Sampling
+from transformer_flax.errors import UserError
+from transformer_flax.model.transformer import init_params
+from transformer_flax.run import Run, restore, restore_named
+from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.metrics import read_metrics
+from transformer_flax.training.prepare import model_config
+from transformer_flax.training.step import TrainState
+from transformer_flax.training.workdir import Workdir
+
+LAST, BEFORE = 200, 150  # checkpoints of the finished run
+
+
+@pytest.fixture(scope="module")
+def run(finished):
+    return restore(finished)
+
+
+@pytest.fixture(scope="module")
+def sources(run):
+    return run.split("test")[0]
+
+
+def lines(file: pathlib.Path) -> list[str]:
+    return file.read_text().removesuffix("\n").split("\n")
+
+
+def assert_same(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+def test_the_package_gives_run_and_restore_and_loads_jax_for_nothing_else():
+    script = "import sys, transformer_flax, transformer_flax.translate; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+    assert transformer_flax.restore is restore
+    assert transformer_flax.Run is Run
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        transformer_flax.nonsense  # noqa: B018
+
+
+# What a run does
+
+
+@pytest.mark.parametrize("split", ["test", "valid"])
+def test_a_run_is_measured_as_it_was_at_its_end(finished, run, split):
+    # In the validation split is a pair that is cut, with an end symbol that is then none of its own.
+    sources, references = run.split(split)
+    done = []
+    report = run.evaluate(sources, references, progress=done.append)
+    name = f"{LAST}.test.txt" if split == "test" else f"{LAST}.txt"
+    assert report.translations == lines(finished / "translations" / name)
+    (measured,) = (line for line in read_metrics(finished / "metrics.jsonl") if f"{split}/bleu" in line)
+    assert report.bleu == pytest.approx(measured[f"{split}/bleu"])
+    assert report.exact_match == measured[f"{split}/exact_match"]
+    assert report.perplexity == pytest.approx(measured[f"{split}/perplexity"], rel=1e-3)
+    assert 0 < report.exact_match < 1 < report.bleu < 100  # not alike for being 0
+    assert report.parameters == run.parameters == f"the mean of the parameters at steps {BEFORE}, {LAST}"
+    assert done == sorted(done)
+    assert done[-1] == len(sources)
+    assert report.compilations > 0
+    assert report.sentences_per_second > 0
+
+
+def test_a_translator_is_made_once_for_the_same_settings(run, sources):
+    assert run.translator() is run.translator()
+    greedy = run.translator(beam_size=1)
+    assert greedy is run.translator(beam_size=1)
+    assert greedy is not run.translator()
+    drawn = run.translator(sampling=Sampling(seed=1), nbest=2)
+    assert drawn is run.translator(nbest=2, sampling=Sampling(seed=1))
+    assert drawn is not run.translator(nbest=2, sampling=Sampling(seed=2))
+    run.translator(beam_size=3, nbest=3)  # which a beam of 2, the config's, could not give
+    assert run.translate(sources[:3], beam_size=1) == greedy.translate(sources[:3])
+    before = greedy.compilations
+    run.translate(sources[3:6], beam_size=1)
+    assert greedy.compilations == before
+
+
+def test_a_string_is_no_list_of_lines(run):
+    with pytest.raises(UserError, match=r"a list of lines, not a string: \['zwei'\]"):
+        run.translate("zwei")
+
+
+def test_the_score_of_a_translation_is_its_probability_token_by_token(run, sources):
+    found = [best for best, *_ in run.translator().search(sources)]
+    spelt = run.tokenizer.encode([best.text for best in found])
+    canonical = [i for i, best in enumerate(found) if best.tokens[:-1] == tuple(spelt[i])]
+    assert len(canonical) > 10  # others are spelt in pieces that the tokenizer would not take
+    scores = run.score([sources[i] for i in canonical], [found[i].text for i in canonical])
+    for i, score in zip(canonical, scores, strict=True):
+        assert len(score) == len(found[i].tokens)
+        assert sum(score) == pytest.approx(found[i].log_prob, abs=1e-3)
+
+
+def test_a_split_is_that_of_the_files(finished, run):
+    text = finished.parent / "text"
+    assert run.split("test") == (lines(text / "test.de"), lines(text / "test.en"))
+    with pytest.raises(UserError, match="there is no split 'dev'"):
+        run.split("dev")
+
+
+def test_an_ensemble_is_the_mean_of_probabilities(finished, run):
+    first, second = (restore(finished, steps=[step]) for step in (BEFORE, LAST))
+    both = first.ensemble(second)
+    assert both.parameters == f"the parameters of step {BEFORE}; the parameters of step {LAST}"
+    p, q, mean = (np.exp(np.concatenate(one.score(*run.split("test")))) for one in (first, second, both))
+    np.testing.assert_allclose(mean, (p + q) / 2, rtol=1e-3, atol=1e-6)
+    assert not np.allclose(p, q, rtol=0.1)
+
+
+def test_an_ensemble_of_one_run_is_that_run(run, sources):
+    assert run.ensemble(run).translate(sources) == run.translate(sources)
+    assert run.ensemble().params is run.params
+
+
+# Which parameters
+
+
+STEPS = (10, 20, 25, 30, 34)  # 25, the best so far, and 34, the last, are not at the interval
+
+
+def make(path: pathlib.Path, *, words: str = "one two three", steps=STEPS, **overrides) -> pathlib.Path:
+    """A run's directory as training leaves it, with parameters at random."""
+    config = small_config(checkpoint__every=10, checkpoint__keep=5, eval__final_average=2, **overrides)
+    tokenizer = Tokenizer.train([words] * 3, 270)
+    workdir = Workdir(path)
+    workdir.claim(config, {"train": "abc"}, tokenizer)
+    shapes = jax.eval_shape(lambda: init_params(model_config(config, tokenizer.vocab_size), jax.random.key(0)))
+    checkpoints = Checkpoints(workdir.checkpoints, every=10, keep=5)
+    for step in steps:
+        params = random_like(shapes, step)
+        ema = random_like(shapes, 1000 + step) if config.ema_decay else None
+        state = TrainState.create(0, params, optax.sgd(0.1)).replace(step=jnp.int32(step), ema=ema)
+        checkpoints.save(state, 30.0 if step == 25 else None)
+    checkpoints.close()
+    return path
+
+
+def random_like(shapes, seed):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.array(rng.normal(size=leaf.shape), jnp.float32), shapes)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("made") / "run", ema_decay=0.9)
+
+
+@pytest.fixture(scope="module")
+def single(made):
+    """The parameters of each step alone."""
+    return {step: restore(made, steps=[step]).params for step in STEPS}
+
+
+@pytest.mark.parametrize(
+    ("which", "steps", "parameters"),
+    [
+        ({"average": 1}, [34], "the parameters of step 34"),
+        ({"average": 2}, [20, 30], "the mean of the parameters at steps 20, 30"),
+        ({"average": 3}, [10, 20, 30], "the mean of the parameters at steps 10, 20, 30"),
+        ({"average": 9}, [10, 20, 30], "the mean of the parameters at steps 10, 20, 30"),
+        ({"steps": [25]}, [25], "the parameters of step 25"),
+        ({"steps": [34, 10, 25, 10]}, [10, 25, 34], "the mean of the parameters at steps 10, 25, 34"),
+    ],
+    ids=str,
+)
+def test_the_parameters_are_the_mean_of_those_that_are_named(made, single, which, steps, parameters):
+    run = restore(made, **which)
+    assert run.parameters == parameters
+    explicit = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0, dtype=np.float64), *(single[s] for s in steps))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), run.params, explicit)
+    assert {leaf.dtype for leaf in jax.tree.leaves(run.params)} == {np.dtype(np.float32)}
+    assert_same(run.params, restore(made, **which).params)  # each time
+
+
+def test_a_restored_mean_is_to_the_bit_that_of_the_run_s_own_evaluation(finished, run):
+    config = run.config.checkpoint
+    checkpoints = Checkpoints(finished / "checkpoints", every=config.every, keep=config.keep)
+    newest = restore(finished, steps=[LAST]).params
+    average, steps = checkpoints.average(newest, LAST, run.config.eval.final_average)
+    checkpoints.close()
+    assert steps == [BEFORE, LAST]
+    assert_same(run.params, average)
+
+
+def test_by_default_they_are_those_of_the_last_evaluation(made, tmp_path):
+    kept = restore(made)
+    assert kept.parameters == "the moving average at step 34"
+    assert_same(kept.params, random_like(kept.params, 1034))
+    assert_same(restore(made, average="ema").params, kept.params)
+    plain = make(tmp_path / "plain", steps=(10, 20))
+    assert restore(plain).parameters == "the mean of the parameters at steps 10, 20"
+    with pytest.raises(UserError, match=r"plain has kept no moving average: its config\.ema_decay is 0"):
+        restore(plain, average="ema")
+
+
+@pytest.mark.parametrize(
+    ("names", "average", "parameters"),
+    [
+        (["run"], None, "the moving average at step 34"),
+        (["run"], "2", "the mean of the parameters at steps 20, 30"),
+        (["run"], "ema", "the moving average at step 34"),
+        (["run@25"], None, "the parameters of step 25"),
+        (["run@10,25"], None, "the mean of the parameters at steps 10, 25"),
+        (["run@20", "run"], "1", "the parameters of step 20; the parameters of step 34"),
+    ],
+    ids=str,
+)
+def test_runs_are_named_with_or_without_steps(made, names, average, parameters):
+    assert restore_named([str(made.parent / name) for name in names], average).parameters == parameters
+
+
+def test_a_directory_may_have_an_at_in_its_name(tmp_path):
+    make(tmp_path / "lr@high", steps=(10,))
+    assert restore_named([str(tmp_path / "lr@high")]).parameters == "the parameters of step 10"
+    assert restore_named([str(tmp_path / "lr@high@10")]).parameters == "the parameters of step 10"
+
+
+# What cannot be had
+
+
+@pytest.mark.parametrize("average", ["best", "", "2.5", 0, -1, 1.5], ids=repr)
+def test_an_average_that_is_none_is_refused(made, average):
+    with pytest.raises(UserError) as refusal:
+        restore(made, average=average)
+    assert repr(average) in str(refusal.value)
+    assert "number of checkpoints" in str(refusal.value)
+
+
+def test_a_missing_step_is_refused_with_those_that_are_there(made):
+    with pytest.raises(UserError, match=r"run has no checkpoint of step 15; it has those of 10, 20, 25, 30, 34"):
+        restore(made, steps=[10, 15])
+    with pytest.raises(UserError, match="steps"):
+        restore(made, steps=[])
+
+
+def test_runs_with_different_tokenizers_are_no_ensemble(made, tmp_path):
+    other = restore(make(tmp_path / "other", words="four five six", steps=(10,)))
+    with pytest.raises(UserError, match="different tokenizers"):
+        restore(made).ensemble(other)
+
+
+def refused(path) -> str:
+    with pytest.raises(UserError) as refusal:
+        restore(path)
+    return str(refusal.value)
+
+
+def test_a_directory_without_a_run_without_a_checkpoint_or_without_a_tokenizer_is_named(made, tmp_path):
+    assert str(tmp_path / "nowhere") in refused(tmp_path / "nowhere")
+    (tmp_path / "notes.txt").write_text("milk")
+    assert str(tmp_path) in refused(tmp_path)
+    fresh = tmp_path / "fresh"
+    shutil.copytree(made, fresh, ignore=shutil.ignore_patterns("checkpoints"))
+    assert refused(fresh) == f"{fresh} holds no checkpoint yet; a run writes one every 10 steps"
+    (fresh / "checkpoints/10.orbax-checkpoint-tmp").mkdir(parents=True)
+    assert "holds no checkpoint yet" in refused(fresh)
+    (fresh / "tokenizer.json").unlink()
+    assert str(fresh / "tokenizer.json") in refused(fresh)
+
+
+def remove(path):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def cut_short(path):
+    for file in path.rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[:50])
+
+
+@pytest.mark.parametrize(
+    ("part", "damage"),
+    [
+        ("state/_METADATA", remove),
+        ("state/manifest.ocdbt", remove),
+        ("state/ocdbt.process_0", remove),
+        ("state/ocdbt.process_0/d", cut_short),
+        ("state", remove),
+        (".", cut_short),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_checkpoint_that_is_not_whole_is_named_with_the_others(made, tmp_path, part, damage):
+    broken = tmp_path / "broken"
+    shutil.copytree(made, broken)
+    damage(broken / "checkpoints/34" / part)
+    message = refused(broken)
+    assert message.startswith(f"the checkpoint {broken / 'checkpoints/34'} ")
+    assert "10, 20, 25, 30" in message
+    assert len(message) < 500
+    assert "<class" not in message
+    assert restore(broken, steps=[30]).parameters == "the parameters of step 30"
+
+
+@pytest.mark.parametrize(("section", "field"), [(None, "ema_decay"), ("decode", "window")])
+def test_a_run_of_another_version_is_refused_with_the_field_that_it_lacks(made, tmp_path, section, field):
+    old = tmp_path / "old"
+    shutil.copytree(made, old)
+    written = json.loads((old / "config.json").read_text())
+    config = written["config"]
+    del (config[section] if section else config)[field]
+    (old / "config.json").write_text(json.dumps(written))
+    message = refused(old)
+    assert str(old / "config.json") in message
+    assert field in message

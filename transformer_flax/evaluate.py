@@ -1,0 +1,76 @@
+"""Measures a trained run: python -m transformer_flax.evaluate --workdir=runs/base [--split=test].
+
+On a split of the run's own data, or on two text files, line by line: --source=FILE --reference=FILE. A table goes to
+standard error, the same as JSON to standard output.
+"""
+
+import dataclasses
+import json
+import logging
+import pathlib
+import sys
+
+from absl import flags
+
+from transformer_flax import cli
+from transformer_flax.errors import UserError
+
+RESTORE = cli.define_run()
+SPLIT = flags.DEFINE_enum("split", "test", ["train", "valid", "test"], "of the data that the run was made with")
+SOURCE = flags.DEFINE_string("source", None, "a file to translate in place of a split, one sentence a line")
+REFERENCE = flags.DEFINE_string("reference", None, "its translation, line by line")
+TRANSLATIONS = flags.DEFINE_string("translations", None, "write the translations to this file")
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    if (SOURCE.value is None) != (REFERENCE.value is None):
+        raise UserError("--source and --reference belong together: a text, and its translation line by line")
+    run, settings = RESTORE()
+
+    from transformer_flax.data.pairs import read_lines
+    from transformer_flax.training.progress import Progress
+
+    if SOURCE.value is None or REFERENCE.value is None:
+        what = f"{SPLIT.value} split"
+        sources, references = run.split(SPLIT.value)
+    else:
+        what = SOURCE.value
+        sources, references = map(read_lines, map(pathlib.Path, (SOURCE.value, REFERENCE.value)))
+        if len(sources) != len(references):
+            raise UserError(
+                f"{SOURCE.value} has {len(sources):,} lines and {REFERENCE.value} {len(references):,}: "
+                "line N of one must translate line N of the other"
+            )
+    with Progress(stderr=True) as progress, progress.bar("lines") as update:
+        report = run.evaluate(sources, references, progress=lambda done: update(done, len(sources)), **settings)
+    for warning in report.warnings:
+        logger.warning(warning)
+    progress.table(
+        f"{run.config.name}, {what}: {len(sources):,} sentences",
+        ["", "", "how it was measured"],
+        [
+            ["BLEU", f"{report.bleu:.2f}", report.signature],
+            ["chrF", f"{report.chrf:.2f}", report.chrf_signature],
+            ["BLEU, tokenised as in the paper", f"{report.tokenised_bleu:.2f}", report.tokenised_signature],
+            ["exact matches", f"{100 * report.exact_match:.1f} %", "whole lines"],
+            ["perplexity", f"{report.perplexity:.3f}", "of the references, per word-piece"],
+            ["length ratio", f"{report.length_ratio:.3f}", "to the references, in 13a tokens"],
+            [
+                "sentences per second",
+                f"{report.sentences_per_second:.1f}",
+                f"{report.compilations} compilations included",
+            ],
+            ["parameters", "", report.parameters],
+        ],
+    )
+    if TRANSLATIONS.value is not None:
+        pathlib.Path(TRANSLATIONS.value).write_text("".join(f"{line}\n" for line in report.translations), "utf-8")
+    values = {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"}
+    json.dump({"run": run.config.name, "text": what, "sentences": len(sources), **values}, sys.stdout, indent=2)
+    print()
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,181 @@
+"""A trained run as one object, for notebooks and scripts."""
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.decoding.bleu import FullScores, full_scores
+from transformer_flax.decoding.translator import Translator
+from transformer_flax.errors import UserError
+from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.training.checkpoints import describe, load_params, mean, saved_steps, to_average
+from transformer_flax.training.loss import perplexity
+from transformer_flax.training.prepare import model_config
+from transformer_flax.training.workdir import Workdir
+
+EMA = "ema"
+
+
+@dataclasses.dataclass(frozen=True)
+class Report(FullScores):
+    """How good a run is on a text."""
+
+    perplexity: float  # of the references, per word-piece, unsmoothed
+    sentences_per_second: float  # translated, compilation included
+    compilations: int
+    parameters: str  # which checkpoints were used
+    translations: list[str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A trained model and all that belongs to it; `restore` makes it from a working directory."""
+
+    config: ConfigDict
+    tokenizer: Tokenizer
+    model: Transformer
+    params: Any
+    parameters: str  # which checkpoints `params` are from
+    partners: tuple["Run", ...] = ()  # whose probabilities are averaged with this one's
+    _translators: dict = dataclasses.field(default_factory=dict, repr=False)
+
+    def translate(self, lines: Iterable[str], **settings) -> list[str]:
+        """The best translation of each line, in order; settings are those of `translator`."""
+        if isinstance(lines, str):
+            raise UserError(f"translate takes a list of lines, not a string: [{lines[:40]!r}]")
+        return self.translator(**settings).translate(lines)
+
+    def score(self, sources: Sequence[str], targets: Sequence[str], **settings) -> list[list[float]]:
+        """log P of each token of given targets, the end symbol included."""
+        return self.translator(**settings).score(sources, targets)
+
+    def translator(self, **settings) -> Translator:
+        """The run's translator, with `config.decode` as it is but for the settings given.
+
+        The same settings give the same object, with the programs that it has compiled.
+
+        Args:
+          settings: arguments of `Translator`, such as beam_size=8, nbest=8 or sampling=Sampling(temperature=0.7).
+        """
+        key = tuple(sorted(settings.items()))
+        if key not in self._translators:
+            members = (self, *self.partners)
+            self._translators[key] = Translator(
+                [run.model for run in members],
+                [run.params for run in members],
+                self.tokenizer,
+                **{**self.config.decode, **settings},
+            )
+        return self._translators[key]
+
+    def evaluate(
+        self,
+        sources: Sequence[str],
+        references: Sequence[str],
+        *,
+        progress: Callable[[int], Any] = lambda done: None,
+        **settings,
+    ) -> Report:
+        """Translates a text and compares it with its reference; `split` gives those of the run's own data."""
+        translator = self.translator(**settings)
+        started = time.perf_counter()
+        translations = translator.translate(sources, progress=progress)
+        seconds = time.perf_counter() - started
+        scores = full_scores(translations, references, self.config.data.target_language)
+        log_probs = [log_prob for line in translator.score(sources, references) for log_prob in line]
+        return Report(
+            **vars(scores),
+            perplexity=perplexity(-sum(log_probs), len(log_probs)),
+            sentences_per_second=len(translations) / seconds,
+            compilations=translator.compilations,
+            parameters=self.parameters,
+            translations=translations,
+        )
+
+    def split(self, name: str) -> tuple[list[str], list[str]]:
+        """The sources and references of a split of the data that the run was made with."""
+        pairs = load_pairs(self.config.data, name)
+        sources, references = zip(*(pairs[i] for i in range(len(pairs))), strict=True)
+        return list(sources), list(references)
+
+    def ensemble(self, *others: "Run") -> "Run":
+        """This run and others as one model, whose next-token probabilities are the mean of theirs.
+
+        Raises:
+          UserError: another has not the same tokenizer.
+        """
+        for other in others:
+            if other.tokenizer.to_json() != self.tokenizer.to_json():
+                raise UserError(
+                    f"{self.config.name} (vocabulary {self.tokenizer.vocab_size:,}) and {other.config.name} "
+                    f"(vocabulary {other.tokenizer.vocab_size:,}) have different tokenizers, so they cannot be an "
+                    "ensemble; train them on the same data with the same config.data"
+                )
+        partners = (*self.partners, *others)
+        parameters = "; ".join([self.parameters, *(other.parameters for other in others)])
+        return dataclasses.replace(self, partners=partners, parameters=parameters, _translators={})
+
+
+def restore(workdir: str | os.PathLike, *, average: int | str | None = None, steps: Sequence[int] | None = None) -> Run:
+    """The run in a working directory, finished or still training.
+
+    Args:
+      workdir: runs/<name>; nothing in it is executed or unpickled.
+      average: how many of the last checkpoints at the interval to average, or "ema" for the moving average that the
+        run has kept; None for what its config evaluates with at the end.
+      steps: average the checkpoints of these steps instead.
+
+    Raises:
+      UserError: there is no run, no such checkpoint, or one that cannot be read.
+    """
+    place = Workdir(workdir)
+    config, tokenizer = place.load_config(), place.load_tokenizer()
+    saved = saved_steps(place.checkpoints)
+    if not saved:
+        raise UserError(
+            f"{place.path} holds no checkpoint yet; a run writes one every {config.checkpoint.every:,} steps"
+        )
+    if average is None:
+        average = EMA if config.ema_decay else config.eval.final_average
+    ema = average == EMA and steps is None
+    if steps is not None:
+        taken = sorted(set(steps))
+        if missing := [step for step in taken if step not in saved]:
+            there = ", ".join(map(str, saved))
+            raise UserError(f"{place.path} has no checkpoint of step {missing[0]}; it has those of {there}")
+    elif ema:
+        if not config.ema_decay:
+            raise UserError(f"{place.path} has kept no moving average: its config.ema_decay is 0")
+        taken = saved[-1:]
+    else:
+        if not (isinstance(average, int) and average >= 1):
+            raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
+        taken = to_average(saved, config.checkpoint.every, average)
+    model = Transformer(model_config(config, tokenizer.vocab_size))
+    like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
+    params = mean(load_params(place.checkpoints, step, like, kind=EMA if ema else "params") for step in taken)
+    return Run(config, tokenizer, model, params, describe(taken, ema=ema))
+
+
+def restore_named(names: Sequence[str], average: str | None = None) -> Run:
+    """What the commands are given: `DIRECTORY` or `DIRECTORY@STEP,STEP,...`, several of them for an ensemble.
+
+    Args:
+      average: as of `restore`, as text; for those without steps.
+    """
+    runs = []
+    for name in names:
+        directory, _, steps = name.rpartition("@")
+        if directory and re.fullmatch(r"\d+(,\d+)*", steps):
+            runs.append(restore(directory, steps=[int(step) for step in steps.split(",")]))
+        else:
+            runs.append(restore(name, average=int(average) if average and average.isdecimal() else average))
+    return runs[0].ensemble(*runs[1:])

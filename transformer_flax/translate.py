@@ -1,0 +1,161 @@
+"""Translates lines of text: python -m transformer_flax.translate --workdir=runs/base [FILE ...] < in.txt > out.txt.
+
+One line out for each line in, in order, an empty one for an empty one. On a terminal it is a prompt. With --score it
+puts out how likely given translations are instead: log P, a tab, log P of each token, a tab, the tokens.
+"""
+
+import contextlib
+import itertools
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from absl import flags
+
+from transformer_flax import cli
+from transformer_flax.errors import UserError
+
+if TYPE_CHECKING:
+    from transformer_flax.data.tokenizer import Tokenizer
+    from transformer_flax.decoding.translator import Translation
+
+RESTORE = cli.define_run()
+OUTPUT = flags.DEFINE_string("output", None, "write to this file in place of standard output")
+NBEST = flags.DEFINE_integer("nbest", None, "put out so many hypotheses a line, as Moses does: id ||| text ||| ...")
+SCORES = flags.DEFINE_bool("scores", False, "put each translation's score and a tab before it")
+SCORE = flags.DEFINE_string("score", None, "a file of translations, line by line, to score instead of translating")
+PREFIX = flags.DEFINE_string("prefix", None, "what every output must begin with")
+PREFIX_FILE = flags.DEFINE_string("prefix_file", None, "a file of what each output must begin with, line by line")
+SAMPLE = flags.DEFINE_bool("sample", False, "draw at random from the model's distribution; --nbest: so many a line")
+TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "of samples; 0: greedy search")
+TOP_K = flags.DEFINE_integer("top_k", 0, "sample among the k likeliest tokens only; 0: all")
+TOP_P = flags.DEFINE_float("top_p", 1.0, "sample among the fewest tokens that together have this probability")
+SEED = flags.DEFINE_integer("seed", 0, "of samples")
+INVALID = flags.DEFINE_enum("invalid", "replace", ["replace", "refuse"], "what to do with lines that are not UTF-8")
+LONG = flags.DEFINE_enum("long", "cut", ["cut", "refuse"], "what to do with lines longer than --max_input_length")
+
+logger = logging.getLogger(__name__)
+
+
+def main(*files: str) -> None:
+    with contextlib.ExitStack() as stack:
+        inputs = [stack.enter_context(open(file, "rb")) for file in files] or [sys.stdin.buffer]
+        at_prompt = not files and sys.stdin.isatty() and SCORE.value is None
+        prefixes = PREFIX.value or ""
+        if PREFIX_FILE.value is not None:
+            prefixes = _read_beside(PREFIX_FILE.value, inputs)
+        targets = None if SCORE.value is None else _read_beside(SCORE.value, inputs)
+        out = stack.enter_context(open(OUTPUT.value, "wb")) if OUTPUT.value else sys.stdout.buffer
+
+        run, settings = RESTORE()
+        print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
+        translator = run.translator(
+            **({"batch_size": 1, "window": 1} if at_prompt else {}), **settings, **_own_settings()
+        )
+
+        progress = _watch(stack, inputs)
+        started = time.perf_counter()
+        if targets is not None:
+            scored = translator.score(list(_read(inputs)), targets, progress=progress)
+            results = (_show_scores(*result, run.tokenizer) for result in zip(targets, scored, strict=True))
+        else:
+            lines = _prompt() if at_prompt else _read(inputs)
+            found = translator.search(lines, prefixes=prefixes, progress=progress)
+            results = (_show(number, translations) for number, translations in enumerate(found))
+        done = 0
+        for result in results:
+            out.write(f"{result}\n".encode())
+            out.flush()  # so that a prompt is answered, and a closed pipe noticed, at once
+            done += 1
+        seconds = time.perf_counter() - started
+    if not at_prompt:
+        rate = f"{done:,} lines in {seconds:,.0f} seconds, {done / seconds:,.1f} a second"
+        print(f"{rate}; {translator.compilations} compilations", file=sys.stderr)
+
+
+def _watch(stack: contextlib.ExitStack, inputs: Sequence[BinaryIO]) -> Callable[[int], None]:
+    """A bar on standard error that is told how many lines are done."""
+    if OUTPUT.value is None and sys.stdout.isatty():
+        return lambda done: None  # the lines themselves are the progress
+    from transformer_flax.training.progress import Progress
+
+    update = stack.enter_context(stack.enter_context(Progress(stderr=True)).bar("lines"))
+    of = sum(map(_count_lines, inputs)) if all(file.seekable() for file in inputs) else None
+    return lambda done: update(done, of)
+
+
+def _own_settings() -> dict[str, Any]:
+    """Those of a translator that no config has."""
+    settings: dict[str, Any] = {"refuse_long": LONG.value == "refuse"}
+    if NBEST.value is not None:
+        settings["nbest"] = NBEST.value
+    if SAMPLE.value:
+        from transformer_flax.decoding.search import Sampling
+
+        settings["sampling"] = Sampling(TEMPERATURE.value, TOP_K.value, TOP_P.value, SEED.value)
+    return settings
+
+
+def _prompt() -> Iterator[str]:
+    import readline  # noqa: F401  it gives input() its history and line editing
+
+    with contextlib.suppress(EOFError):
+        while True:
+            yield input("> " if sys.stdout.isatty() else "")
+    print(file=sys.stderr)
+
+
+def _read(files: Sequence[BinaryIO]) -> Iterator[str]:
+    """The lines of files, one after the other; none is read before it is asked for."""
+    spoilt = []
+    for number, raw in enumerate(itertools.chain.from_iterable(files), start=1):
+        line = raw.rstrip(b"\r\n")
+        try:
+            yield line.decode()
+        except UnicodeDecodeError as error:
+            if INVALID.value == "refuse":
+                raise UserError(f"line {number:,} is not UTF-8: {error.reason} at byte {error.start}") from error
+            spoilt.append(number)
+            yield line.decode(errors="replace")
+    if spoilt:
+        logger.warning(
+            "%d lines are not UTF-8, line %d first; what could not be read became U+FFFD", len(spoilt), spoilt[0]
+        )
+
+
+def _read_beside(name: str, inputs: Sequence[BinaryIO]) -> list[str]:
+    """The lines of a file that has one for each line of the input, which is counted here if it can be."""
+    with open(name, "rb") as file:
+        lines = list(_read([file]))
+    if all(file.seekable() for file in inputs):
+        count = sum(map(_count_lines, inputs))
+        if count != len(lines):
+            raise UserError(f"{name} has {len(lines):,} lines and the input {count:,}: one must belong to each")
+    return lines
+
+
+def _count_lines(file: BinaryIO) -> int:
+    start = file.tell()
+    count = sum(1 for _ in file)
+    file.seek(start)
+    return count
+
+
+def _show(number: int, translations: Sequence["Translation"]) -> str:
+    if NBEST.value is not None:
+        return "\n".join(
+            f"{number} ||| {t.text} ||| log_prob= {t.log_prob:.4f} ||| {t.score:.4f}" for t in translations
+        )
+    best = translations[0]
+    return f"{best.score:.4f}\t{best.text}" if SCORES.value else best.text
+
+
+def _show_scores(target: str, log_probs: Sequence[float], tokenizer: "Tokenizer") -> str:
+    pieces = tokenizer.pieces(target)[: len(log_probs)]
+    return "\t".join([f"{sum(log_probs):.4f}", " ".join(f"{x:.4f}" for x in log_probs), " ".join(pieces)])
+
+
+if __name__ == "__main__":
+    cli.run(main, takes_files=True)
