@@ -13,6 +13,7 @@ import sys
 from absl import flags
 
 from transformer_flax import cli
+from transformer_flax.data.pairs import read_lines
 from transformer_flax.errors import UserError
 
 RESTORE = cli.define_run()
@@ -27,15 +28,10 @@ logger = logging.getLogger(__name__)
 def main() -> None:
     if (SOURCE.value is None) != (REFERENCE.value is None):
         raise UserError("--source and --reference belong together: a text, and its translation line by line")
-    run, settings = RESTORE()
-
-    from transformer_flax.data.pairs import read_lines
-    from transformer_flax.training.progress import Progress
-
-    if SOURCE.value is None or REFERENCE.value is None:
-        what = f"{SPLIT.value} split"
-        sources, references = run.split(SPLIT.value)
-    else:
+    if TRANSLATIONS.value is not None:
+        open(TRANSLATIONS.value, "ab").close()  # refused now, if at all, and not after the work
+    sources, references, what = [], [], f"{SPLIT.value} split"
+    if SOURCE.value is not None and REFERENCE.value is not None:
         what = SOURCE.value
         sources, references = map(read_lines, map(pathlib.Path, (SOURCE.value, REFERENCE.value)))
         if len(sources) != len(references):
@@ -43,6 +39,12 @@ def main() -> None:
                 f"{SOURCE.value} has {len(sources):,} lines and {REFERENCE.value} {len(references):,}: "
                 "line N of one must translate line N of the other"
             )
+    run, settings = RESTORE()
+    if SOURCE.value is None:
+        sources, references = run.split(SPLIT.value)
+
+    from transformer_flax.training.progress import Progress
+
     with Progress(stderr=True) as progress, progress.bar("lines") as update:
         report = run.evaluate(sources, references, progress=lambda done: update(done, len(sources)), **settings)
     for warning in report.warnings:

@@ -1,6 +1,7 @@
 """A trained run as one object, for notebooks and scripts."""
 
 import dataclasses
+import inspect
 import os
 import re
 import time
@@ -138,6 +139,7 @@ def restore(workdir: str | os.PathLike, *, average: int | str | None = None, ste
     """
     place = Workdir(workdir)
     config, tokenizer = place.load_config(), place.load_tokenizer()
+    _require_fields(config, place)
     saved = saved_steps(place.checkpoints)
     if not saved:
         raise UserError(
@@ -148,6 +150,8 @@ def restore(workdir: str | os.PathLike, *, average: int | str | None = None, ste
     ema = average == EMA and steps is None
     if steps is not None:
         taken = sorted(set(steps))
+        if not taken:
+            raise UserError("steps is empty: name the steps of the checkpoints to average")
         if missing := [step for step in taken if step not in saved]:
             there = ", ".join(map(str, saved))
             raise UserError(f"{place.path} has no checkpoint of step {missing[0]}; it has those of {there}")
@@ -163,6 +167,19 @@ def restore(workdir: str | os.PathLike, *, average: int | str | None = None, ste
     like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
     params = mean(load_params(place.checkpoints, step, like, kind=EMA if ema else "params") for step in taken)
     return Run(config, tokenizer, model, params, describe(taken, ema=ema))
+
+
+def _require_fields(config: ConfigDict, place: Workdir) -> None:
+    """Refuses the config of another version, rather than to guess what it would have said."""
+    arguments = inspect.signature(Translator).parameters.values()
+    decode = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty]
+    for name in ("ema_decay", "eval.final_average", "checkpoint.every", *(f"decode.{name}" for name in decode)):
+        section, _, field = name.rpartition(".")
+        if field not in (config[section] if section else config):
+            raise UserError(
+                f"{place.config_file} lacks config.{name}, as a run of another version of this package; add it there "
+                "(configs/base.py says what it means)"
+            )
 
 
 def restore_named(names: Sequence[str], average: str | None = None) -> Run:

@@ -5,11 +5,12 @@ puts out how likely given translations are instead: log P, a tab, log P of each 
 """
 
 import contextlib
-import itertools
 import logging
+import os
+import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from absl import flags
@@ -43,25 +44,27 @@ def main(*files: str) -> None:
     with contextlib.ExitStack() as stack:
         inputs = [stack.enter_context(open(file, "rb")) for file in files] or [sys.stdin.buffer]
         at_prompt = not files and sys.stdin.isatty() and SCORE.value is None
-        prefixes = PREFIX.value or ""
-        if PREFIX_FILE.value is not None:
-            prefixes = _read_beside(PREFIX_FILE.value, inputs)
-        targets = None if SCORE.value is None else _read_beside(SCORE.value, inputs)
-        out = stack.enter_context(open(OUTPUT.value, "wb")) if OUTPUT.value else sys.stdout.buffer
+        lines = _prompt() if at_prompt else _read(inputs)
+        prefixes: str | list[str] = PREFIX.value or ""
+        targets = None
+        if SCORE.value is not None:
+            lines, targets = _read_side_by_side(lines, SCORE.value)
+        elif PREFIX_FILE.value is not None:
+            lines, prefixes = _read_side_by_side(lines, PREFIX_FILE.value)
+        own_settings = _own_settings()
+        out = _open_output(stack, files)
 
         run, settings = RESTORE()
         print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
-        translator = run.translator(
-            **({"batch_size": 1, "window": 1} if at_prompt else {}), **settings, **_own_settings()
-        )
-
-        progress = _watch(stack, inputs)
+        translator = run.translator(**({"batch_size": 1, "window": 1} if at_prompt else {}) | settings | own_settings)
+        if OUTPUT.value is not None:
+            out.truncate(0)
+        progress = _watch(stack, len(lines) if isinstance(lines, list) else _count_lines(inputs))
         started = time.perf_counter()
-        if targets is not None:
-            scored = translator.score(list(_read(inputs)), targets, progress=progress)
+        if isinstance(lines, list) and targets is not None:
+            scored = translator.score(lines, targets, progress=progress)
             results = (_show_scores(*result, run.tokenizer) for result in zip(targets, scored, strict=True))
         else:
-            lines = _prompt() if at_prompt else _read(inputs)
             found = translator.search(lines, prefixes=prefixes, progress=progress)
             results = (_show(number, translations) for number, translations in enumerate(found))
         done = 0
@@ -75,19 +78,31 @@ def main(*files: str) -> None:
         print(f"{rate}; {translator.compilations} compilations", file=sys.stderr)
 
 
-def _watch(stack: contextlib.ExitStack, inputs: Sequence[BinaryIO]) -> Callable[[int], None]:
+def _open_output(stack: contextlib.ExitStack, files: Sequence[str]) -> BinaryIO:
+    """Opened before the work, so that it is refused before it, and not emptied yet."""
+    if OUTPUT.value is None:
+        return sys.stdout.buffer
+    out = stack.enter_context(pathlib.Path(OUTPUT.value).open("ab"))
+    if any(os.path.samefile(OUTPUT.value, file) for file in files):
+        raise UserError(f"{OUTPUT.value} is an input; write to another file")
+    return out
+
+
+def _watch(stack: contextlib.ExitStack, of: int | None) -> Callable[[int], None]:
     """A bar on standard error that is told how many lines are done."""
     if OUTPUT.value is None and sys.stdout.isatty():
         return lambda done: None  # the lines themselves are the progress
     from transformer_flax.training.progress import Progress
 
     update = stack.enter_context(stack.enter_context(Progress(stderr=True)).bar("lines"))
-    of = sum(map(_count_lines, inputs)) if all(file.seekable() for file in inputs) else None
     return lambda done: update(done, of)
 
 
 def _own_settings() -> dict[str, Any]:
     """Those of a translator that no config has."""
+    for name in ("temperature", "top_k", "top_p", "seed"):
+        if flags.FLAGS[name].present and not SAMPLE.value:
+            raise UserError(f"--{name} is of samples, and without --sample there are none")
     settings: dict[str, Any] = {"refuse_long": LONG.value == "refuse"}
     if NBEST.value is not None:
         settings["nbest"] = NBEST.value
@@ -110,37 +125,41 @@ def _prompt() -> Iterator[str]:
 def _read(files: Sequence[BinaryIO]) -> Iterator[str]:
     """The lines of files, one after the other; none is read before it is asked for."""
     spoilt = []
-    for number, raw in enumerate(itertools.chain.from_iterable(files), start=1):
-        line = raw.rstrip(b"\r\n")
-        try:
-            yield line.decode()
-        except UnicodeDecodeError as error:
-            if INVALID.value == "refuse":
-                raise UserError(f"line {number:,} is not UTF-8: {error.reason} at byte {error.start}") from error
-            spoilt.append(number)
-            yield line.decode(errors="replace")
+    for file in files:
+        for number, raw in enumerate(file, start=1):
+            line = raw.rstrip(b"\r\n")
+            try:
+                yield line.decode()
+            except UnicodeDecodeError as error:
+                place = f"{file.name}, line {number:,}"
+                if INVALID.value == "refuse":
+                    raise UserError(f"{place}: not UTF-8 ({error.reason} at byte {error.start})") from error
+                spoilt.append(place)
+                yield line.decode(errors="replace")
     if spoilt:
-        logger.warning(
-            "%d lines are not UTF-8, line %d first; what could not be read became U+FFFD", len(spoilt), spoilt[0]
-        )
+        logger.warning("%d lines are not UTF-8 (%s first); bytes were replaced by U+FFFD", len(spoilt), spoilt[0])
 
 
-def _read_beside(name: str, inputs: Sequence[BinaryIO]) -> list[str]:
-    """The lines of a file that has one for each line of the input, which is counted here if it can be."""
+def _read_side_by_side(lines: Iterable[str], name: str) -> tuple[list[str], list[str]]:
+    """All lines of the input, and those of a file that has one for each."""
     with open(name, "rb") as file:
-        lines = list(_read([file]))
-    if all(file.seekable() for file in inputs):
-        count = sum(map(_count_lines, inputs))
-        if count != len(lines):
-            raise UserError(f"{name} has {len(lines):,} lines and the input {count:,}: one must belong to each")
-    return lines
+        beside = list(_read([file]))
+    lines = list(lines)
+    if len(beside) != len(lines):
+        raise UserError(f"{name} has {len(beside):,} lines and the input {len(lines):,}: one must belong to each")
+    return lines, beside
 
 
-def _count_lines(file: BinaryIO) -> int:
-    start = file.tell()
-    count = sum(1 for _ in file)
-    file.seek(start)
-    return count
+def _count_lines(files: Sequence[BinaryIO]) -> int | None:
+    """None where reading them ahead would lose them."""
+    if not all(file.seekable() for file in files):
+        return None
+    total = 0
+    for file in files:
+        start = file.tell()
+        total += sum(1 for _ in file)
+        file.seek(start)
+    return total
 
 
 def _show(number: int, translations: Sequence["Translation"]) -> str:

@@ -151,7 +151,7 @@ def test_a_reader_that_has_had_enough_is_no_error(finished, expected, file):
     assert err.decode().splitlines() == ["numbers: the mean of the parameters at steps 150, 200"]
 
 
-def test_a_terminal_is_a_prompt(finished, expected):
+def test_a_terminal_is_a_prompt(finished, restored, expected):
     terminal, theirs = pty.openpty()
     shown = b""
 
@@ -164,9 +164,10 @@ def test_a_terminal_is_a_prompt(finished, expected):
 
     with started("translate", f"--workdir={finished}", stdin=theirs, stdout=theirs, stderr=PIPE) as process:
         os.close(theirs)
-        for line, translation in ((LINES[0], expected[0]), (LINES[3], expected[3])):
+        (odd,) = restored.translate(["zwanz\ufffdig"])
+        for line, translation in ((LINES[0].encode(), expected[0]), (b"zwanz\xffig", odd)):
             wait_for("> ")
-            os.write(terminal, f"{line}\n".encode())
+            os.write(terminal, line + b"\n")
             wait_for(f"{translation}\r\n")
         wait_for("> ")
         os.write(terminal, b"\x04")  # Ctrl-D

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoints import (
@@ -162,6 +163,18 @@ def test_a_checkpoint_without_what_is_asked_for_is_named_in_words_for_people(two
     assert told.startswith(f"the checkpoint {two_kinds / '1'} ")
     assert len(told) < 500
     assert "<class" not in told
+
+
+def test_an_interruption_while_one_is_read_is_no_damage(two_kinds, monkeypatch):
+    def interrupted(*args):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interruption:
+            raise ValueError("no handler could read it") from interruption  # as Orbax puts it
+
+    monkeypatch.setattr(ocp, "load_checkpointables", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_params(two_kinds, 1, state_at(0).params)
 
 
 @pytest.fixture

@@ -156,13 +156,17 @@ class Translator:
 
         Args:
           sources: sentences.
-          targets: as many, a translation of each; cut or refused like inputs where they are too long.
+          targets: as many, a translation of each. One longer than any output may be is cut or refused, as inputs are;
+            what is left of it has no end symbol.
           progress: called with the number of lines done so far.
         """
         if len(sources) != len(targets):
             raise UserError(f"there are {len(sources):,} sources and {len(targets):,} targets: each needs the other")
         longest = self._max_input_length + self._max_extra_length  # of an output
-        (inputs, cut_inputs), (outputs, cut_outputs) = self._encode(sources), self._encode(targets, limit=longest)
+        inputs, cut_inputs = self._encode(sources)
+        outputs, cut_outputs = self._encode(targets, limit=longest)
+        for i in cut_outputs:
+            outputs[i].pop()
         self._warn_of_cut(len({*cut_inputs, *cut_outputs}), len(sources))
         pairs = list(zip(inputs, outputs, strict=True))
         scores: list[list[float]] = [[] for _ in pairs]

@@ -55,17 +55,19 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, kind: str = "p
                 str(directory.resolve() / str(step)), {"state": {kind: _on_first_device(like)}}
             )
     except Exception as error:  # of whatever kind the storage has for it
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(
-            f"the checkpoint {directory / str(step)} cannot be read, in whole or in part: {reason}\n"
-            f"there are those of steps {', '.join(map(str, saved_steps(directory)))}"
-        ) from error
+        raise _unreadable(directory, step) from error
     params = loaded["state"][kind]
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):  # loaded in part, silently
-        raise UserError(
-            f"the checkpoint {directory / str(step)} does not hold all of {kind!r} that its config asks for"
-        )
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):  # what is missing is left so
+        raise _unreadable(directory, step)
     return params
+
+
+def _unreadable(directory: pathlib.Path, step: int) -> UserError:
+    others = ", ".join(str(other) for other in saved_steps(directory) if other != step)
+    return UserError(
+        f"the checkpoint {directory / str(step)} cannot be read: it is damaged, cut short, or of another model; "
+        + (f"there are those of steps {others} too" if others else "there is no other")
+    )
 
 
 def mean(trees: Iterable[Any]) -> Any:

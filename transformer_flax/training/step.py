@@ -1,5 +1,6 @@
 """One update, pure: `train_step(state, batch) -> (state, metrics)`."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -115,7 +116,7 @@ def update_ema(ema: Any, params: Any, step: jax.Array, decay: float) -> Any:
 
     The weights sum to 1 from the first update on: the initial value, whatever it is, has none.
     """
-    weight = (1 - decay) / -jnp.expm1(step * jnp.log(decay))  # of the newest; the denominator is 1 - decay^step
+    weight = (1 - decay) / -jnp.expm1(step * math.log(decay))  # of the newest; the denominator is 1 - decay^step
     return optax.incremental_update(params, ema, weight)
 
 
