@@ -7,7 +7,6 @@ puts out how likely given translations are instead: log P, a tab, log P of each 
 import contextlib
 import logging
 import os
-import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -52,7 +51,7 @@ def main(*files: str) -> None:
         elif PREFIX_FILE.value is not None:
             lines, prefixes = _read_side_by_side(lines, PREFIX_FILE.value)
         own_settings = _own_settings()
-        out = _open_output(stack, files)
+        out = stack.enter_context(_open_output(files))
 
         run, settings = RESTORE()
         print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
@@ -78,14 +77,14 @@ def main(*files: str) -> None:
         print(f"{rate}; {translator.compilations} compilations", file=sys.stderr)
 
 
-def _open_output(stack: contextlib.ExitStack, files: Sequence[str]) -> BinaryIO:
+def _open_output(files: Sequence[str]) -> contextlib.AbstractContextManager[BinaryIO]:
     """Opened before the work, so that it is refused before it, and not emptied yet."""
-    if OUTPUT.value is None:
-        return sys.stdout.buffer
-    out = stack.enter_context(pathlib.Path(OUTPUT.value).open("ab"))
-    if any(os.path.samefile(OUTPUT.value, file) for file in files):
-        raise UserError(f"{OUTPUT.value} is an input; write to another file")
-    return out
+    name = OUTPUT.value
+    if name is None:
+        return contextlib.nullcontext(sys.stdout.buffer)
+    if os.path.exists(name) and any(os.path.samefile(name, file) for file in files):
+        raise UserError(f"{name} is an input; write to another file")
+    return open(name, "ab")
 
 
 def _watch(stack: contextlib.ExitStack, of: int | None) -> Callable[[int], None]:

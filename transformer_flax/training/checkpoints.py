@@ -55,6 +55,8 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, kind: str = "p
                 str(directory.resolve() / str(step)), {"state": {kind: _on_first_device(like)}}
             )
     except Exception as error:  # of whatever kind the storage has for it
+        if isinstance(error.__cause__, KeyboardInterrupt):  # which the storage takes for a damage
+            raise error.__cause__ from None
         raise _unreadable(directory, step) from error
     params = loaded["state"][kind]
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):  # what is missing is left so
