@@ -117,11 +117,14 @@ def main(_) -> None:
     console = rich.console.Console()
     console.print(about, table, sep="\n")
     for name, timing in timings.items():
-        if f"{name}, no cache" in timings:
-            ratio = timings[f"{name}, no cache"].median / timing.median
-            console.print(f"{name}: {ratio:.1f} times as fast as without a cache")
+        if slow := timings.get(f"{name}, no cache"):
+            np.testing.assert_allclose(slow.result.scores, timing.result.scores, rtol=1e-3, err_msg=name)
+            console.print(f"{name}: {slow.median / timing.median:.1f} times as fast as without a cache, same scores")
     if JSON.value is not None:
-        figures = {name: dataclasses.asdict(timing) for name, timing in timings.items()}
+        figures = {
+            name: {"median": timing.median, "low": timing.low, "high": timing.high, "first": timing.first}
+            for name, timing in timings.items()
+        }
         pathlib.Path(JSON.value).write_text(json.dumps({"about": about, "seconds": figures}, indent=2) + "\n")
 
 

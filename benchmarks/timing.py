@@ -19,6 +19,7 @@ class Timing:
     low: float
     high: float
     first: float  # the first call, which compiles
+    result: Any  # of the first call
 
     def per_second(self, count: int) -> str:
         """So many of a thing done in a call, as `median (from worst to best)` a second."""
@@ -28,24 +29,21 @@ class Timing:
 def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
     """Calls each function once to compile it, then all of them in turn, `repeats` times; waits for what they return."""
 
-    def timed(function) -> float:
-        started = time.perf_counter()
-        jax.block_until_ready(function())
-        return time.perf_counter() - started
-
     console = rich.console.Console(stderr=True)
     with rich.progress.Progress(console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("timing", total=len(functions) * (repeats + 1))
 
-        def watched(function) -> float:
-            seconds = timed(function)
+        def timed(function) -> tuple[float, Any]:
+            started = time.perf_counter()
+            result = jax.block_until_ready(function())
+            seconds = time.perf_counter() - started
             progress.advance(task)
-            return seconds
+            return seconds, result
 
-        first = {name: watched(function) for name, function in functions.items()}
-        rounds = [{name: watched(function) for name, function in functions.items()} for _ in range(repeats)]
+        first = {name: timed(function) for name, function in functions.items()}
+        rounds = [{name: timed(function)[0] for name, function in functions.items()} for _ in range(repeats)]
     timings = {}
     for name in functions:
         seconds = [each[name] for each in rounds]
-        timings[name] = Timing(statistics.median(seconds), min(seconds), max(seconds), first[name])
+        timings[name] = Timing(statistics.median(seconds), min(seconds), max(seconds), *first[name])
     return timings

@@ -159,7 +159,10 @@ def test_a_terminal_is_a_prompt(finished, restored, expected):
         nonlocal shown
         while text.encode() not in shown:
             wait_for_output(terminal)
-            shown += os.read(terminal, 1000)
+            try:
+                shown += os.read(terminal, 1000)
+            except OSError:  # nobody is at the other end any more
+                pytest.fail(process.stderr.read().decode())
         shown = shown.split(text.encode(), 1)[1]
 
     with started("translate", f"--workdir={finished}", stdin=theirs, stdout=theirs, stderr=PIPE) as process:

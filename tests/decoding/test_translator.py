@@ -357,6 +357,16 @@ def test_a_prefix_is_needed_for_each_line(prefixes):
         found(["", ""], prefixes=prefixes)
 
 
+# ----- a model that is broken
+
+
+def test_a_model_that_is_no_number_is_told_of():
+    translator = new()
+    translator.params = jax.tree.map(lambda x: x * np.nan, translator.params)
+    with pytest.raises(UserError, match="not finite"):
+        translator.translate(["abc"])
+
+
 # ----- bounds
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -98,6 +99,8 @@ class Translator:
         ):
             if value < least:
                 raise UserError(f"{name} is {value}; it must be at least {least}")
+        if not math.isfinite(alpha):
+            raise UserError(f"alpha is {alpha}; it must be finite")
         if sampling is None and nbest > beam_size:
             raise UserError(
                 f"nbest is {nbest} and beam_size {beam_size}: a beam holds no more hypotheses than its size"
@@ -248,6 +251,8 @@ class Translator:
                 ids = tuple(tokens[tokens != PAD_ID].tolist())
                 text = " ".join(self.tokenizer.decode(ids).splitlines())
                 translations.append(Translation(text, float(score), float(log_prob), ids))
+        if not translations:
+            raise UserError("the model gives no token a probability: its parameters are not finite")
         return translations
 
     def _search_batch(self, params, source, prefix, numbers) -> Hypotheses:
