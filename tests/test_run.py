@@ -1,5 +1,6 @@
 """A trained run as one object, and what is told to those who name one that cannot be had."""
 
+import gc
 import json
 import pathlib
 import shutil
@@ -299,11 +300,13 @@ def cut_short(path):
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_checkpoint_that_is_not_whole_is_named_with_the_others(made, tmp_path, part, damage):
     broken = tmp_path / "broken"
     shutil.copytree(made, broken)
     damage(broken / "checkpoints/34" / part)
     message = refused(broken)
+    gc.collect()  # the reads that Orbax gave up in the middle complain now and not in another test
     assert message.startswith(f"the checkpoint {broken / 'checkpoints/34'} ")
     assert "10, 20, 25, 30" in message
     assert len(message) < 500

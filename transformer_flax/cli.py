@@ -101,6 +101,8 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             _fail(f"unexpected argument {files[0]!r}; options are written --name=value, see --help")
         # In place of absl's handler, whose INFO level is the libraries' own chatter.
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
+        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        sys.unraisablehook = _ignore_abandoned_reads
         try:
             main(*files)
             sys.stdout.flush()  # here, where a closed pipe is still understood
@@ -122,8 +124,15 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
 
 
 def _fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(USER_ERROR)
+    sys.stdout.flush()
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    os._exit(USER_ERROR)  # at once: what Orbax has left unread of a damaged checkpoint would complain at length
+
+
+def _ignore_abandoned_reads(unraisable: Any) -> None:
+    """Reads of a checkpoint that go on after the first of them has failed find nobody to tell."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 def _explain(error: Exception, argv: list[str]) -> str:

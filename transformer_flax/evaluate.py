@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 def main() -> None:
     if (SOURCE.value is None) != (REFERENCE.value is None):
         raise UserError("--source and --reference belong together: a text, and its translation line by line")
+    if SOURCE.value is not None and flags.FLAGS["split"].present:
+        raise UserError("--split does nothing beside --source: leave one of them out")
     if TRANSLATIONS.value is not None:
         open(TRANSLATIONS.value, "ab").close()  # refused now, if at all, and not after the work
     sources, references, what = [], [], f"{SPLIT.value} split"
@@ -40,6 +42,7 @@ def main() -> None:
                 "line N of one must translate line N of the other"
             )
     run, settings = RESTORE()
+    print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
     if SOURCE.value is None:
         sources, references = run.split(SPLIT.value)
 

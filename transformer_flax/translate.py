@@ -44,21 +44,21 @@ def main(*files: str) -> None:
         inputs = [stack.enter_context(open(file, "rb")) for file in files] or [sys.stdin.buffer]
         at_prompt = not files and sys.stdin.isatty() and SCORE.value is None
         lines = _prompt() if at_prompt else _read(inputs)
+        own_settings = _own_settings()
         prefixes: str | list[str] = PREFIX.value or ""
         targets = None
         if SCORE.value is not None:
             lines, targets = _read_side_by_side(lines, SCORE.value)
         elif PREFIX_FILE.value is not None:
             lines, prefixes = _read_side_by_side(lines, PREFIX_FILE.value)
-        own_settings = _own_settings()
-        out = stack.enter_context(_open_output(files))
+        out = stack.enter_context(_open_output(inputs))
 
         run, settings = RESTORE()
         print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
         translator = run.translator(**({"batch_size": 1, "window": 1} if at_prompt else {}) | settings | own_settings)
-        if OUTPUT.value is not None:
+        if OUTPUT.value is not None and os.path.isfile(OUTPUT.value):  # and no pipe
             out.truncate(0)
-        progress = _watch(stack, len(lines) if isinstance(lines, list) else _count_lines(inputs))
+        progress = (lambda done: None) if at_prompt else _watch(stack, lines, inputs)
         started = time.perf_counter()
         if isinstance(lines, list) and targets is not None:
             scored = translator.score(lines, targets, progress=progress)
@@ -77,23 +77,24 @@ def main(*files: str) -> None:
         print(f"{rate}; {translator.compilations} compilations", file=sys.stderr)
 
 
-def _open_output(files: Sequence[str]) -> contextlib.AbstractContextManager[BinaryIO]:
+def _open_output(inputs: Sequence[BinaryIO]) -> contextlib.AbstractContextManager[BinaryIO]:
     """Opened before the work, so that it is refused before it, and not emptied yet."""
     name = OUTPUT.value
     if name is None:
         return contextlib.nullcontext(sys.stdout.buffer)
-    if os.path.exists(name) and any(os.path.samefile(name, file) for file in files):
+    if os.path.isfile(name) and any(os.path.samestat(os.stat(name), os.fstat(file.fileno())) for file in inputs):
         raise UserError(f"{name} is an input; write to another file")
     return open(name, "ab")
 
 
-def _watch(stack: contextlib.ExitStack, of: int | None) -> Callable[[int], None]:
+def _watch(stack: contextlib.ExitStack, lines: Any, inputs: Sequence[BinaryIO]) -> Callable[[int], None]:
     """A bar on standard error that is told how many lines are done."""
     if OUTPUT.value is None and sys.stdout.isatty():
         return lambda done: None  # the lines themselves are the progress
     from transformer_flax.training.progress import Progress
 
     update = stack.enter_context(stack.enter_context(Progress(stderr=True)).bar("lines"))
+    of = len(lines) if isinstance(lines, list) else _count_lines(inputs)
     return lambda done: update(done, of)
 
 
@@ -102,6 +103,14 @@ def _own_settings() -> dict[str, Any]:
     for name in ("temperature", "top_k", "top_p", "seed"):
         if flags.FLAGS[name].present and not SAMPLE.value:
             raise UserError(f"--{name} is of samples, and without --sample there are none")
+    for chosen, idle in (
+        ("score", ("nbest", "scores", "sample", "prefix", "prefix_file")),
+        ("nbest", ("scores",)),
+        ("prefix", ("prefix_file",)),
+    ):
+        for name in idle:
+            if flags.FLAGS[chosen].present and flags.FLAGS[name].present:
+                raise UserError(f"--{name} does nothing beside --{chosen}: leave one of them out")
     settings: dict[str, Any] = {"refuse_long": LONG.value == "refuse"}
     if NBEST.value is not None:
         settings["nbest"] = NBEST.value
@@ -117,7 +126,8 @@ def _prompt() -> Iterator[str]:
 
     with contextlib.suppress(EOFError):
         while True:
-            yield input("> " if sys.stdout.isatty() else "")
+            line = input("> " if sys.stdout.isatty() else "")
+            yield line.encode(errors="surrogateescape").decode(errors="replace")  # what was typed may not be UTF-8
     print(file=sys.stderr)
 
 

@@ -89,7 +89,7 @@ def test_scores_stand_before_translations_and_settings_are_those_of_the_flags(fi
 
 def test_samples_are_those_of_their_seed(finished, restored):
     options = [f"--workdir={finished}", "--sample", "--temperature=2", "--top_k=50", "--top_p=0.95", "--seed=3"]
-    result = succeeds("translate", *options, "--nbest=3", given=TEXT)
+    result = succeeds("translate", *options, "--nbest=3", "--output=/dev/stdout", given=TEXT)  # a pipe, no file
     drawn = restored.translator(sampling=Sampling(2.0, 50, 0.95, seed=3), nbest=3).search(LINES)
     texts = [translation.text for translations in drawn for translation in translations]
     assert [line.split(" ||| ")[1] for line in result.stdout.splitlines()] == texts
@@ -240,13 +240,14 @@ def test_a_place_that_cannot_be_written_is_told_of_before_any_work(tmp_path):
     assert message == f"No such file or directory: {tmp_path / 'no/out.txt'}"
 
 
-def test_an_output_is_not_emptied_for_nothing(file, finished):
+def test_an_output_is_not_emptied_for_nothing(file):
     kept = file("out.txt", "the work of a day\n")
     refused("translate", NOWHERE, f"--output={kept}", file("in.txt"))
     assert kept.read_text() == "the work of a day\n"
-    text = file("in.txt")
-    assert str(text) in refused("translate", f"--workdir={finished}", f"--output={text}", text)
-    assert text.read_text() == TEXT
+    assert str(kept) in refused("translate", NOWHERE, f"--output={kept}", kept)
+    with kept.open("rb") as given, started("translate", NOWHERE, f"--output={kept}", stdin=given, stderr=PIPE) as same:
+        assert str(kept) in same.communicate(timeout=PATIENCE)[1].decode()
+    assert kept.read_text() == "the work of a day\n"
 
 
 @pytest.mark.parametrize("flag", ["--score", "--prefix_file"])

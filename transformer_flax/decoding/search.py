@@ -61,6 +61,8 @@ class Sampling:
             raise UserError(f"top_k is {self.top_k}; it must be at least 1, or 0 for all tokens")
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"the seed is {self.seed}; it must be from 0 to 2^32 - 1")
 
 
 class Bounds(NamedTuple):

@@ -164,7 +164,10 @@ class Checkpoints:
           like: a tree of its shapes.
           step: one of `steps()`.
         """
-        return self._checkpointer.load_checkpointables(step, {"state": _on_first_device(like)})["state"]
+        try:
+            return self._checkpointer.load_checkpointables(step, {"state": _on_first_device(like)})["state"]
+        except Exception as error:  # of whatever kind the storage has for it
+            raise _unreadable(self._directory, step) from error
 
     def steps(self) -> list[int]:
         """The steps that can be restored, ascending."""

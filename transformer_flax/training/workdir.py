@@ -69,6 +69,10 @@ class Workdir:
         return file
 
     def _load_run(self) -> dict:
+        if not self.path.is_dir():
+            raise UserError(f"there is no directory {self.path}")
+        if not self.config_file.exists():
+            raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}")
         try:
             run = json.loads(self.config_file.read_text(encoding="utf-8"))
             if not (isinstance(run["config"], dict) and isinstance(run["data_fingerprints"], dict)):
