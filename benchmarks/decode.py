@@ -18,17 +18,16 @@ import rich.console
 import rich.table
 from absl import app, flags
 
-ROOT = pathlib.Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from benchmarks.timing import interleaved  # noqa: E402
-from configs import base  # noqa: E402
-from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, follow, greedy_search  # noqa: E402
-from transformer_flax.decoding.translator import Translator  # noqa: E402
-from transformer_flax.model.attention import causal_mask, padding_mask  # noqa: E402
-from transformer_flax.model.config import TransformerConfig  # noqa: E402
-from transformer_flax.model.transformer import Transformer, init_params, shift_right  # noqa: E402
-from transformer_flax.special_tokens import NUM_SPECIAL  # noqa: E402
+from benchmarks.timing import interleaved
+from configs import base
+from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, follow, greedy_search
+from transformer_flax.decoding.translator import as_step
+from transformer_flax.model.attention import causal_mask, padding_mask
+from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.transformer import Transformer, init_params, shift_right
+from transformer_flax.special_tokens import NUM_SPECIAL
 
 BASE = TransformerConfig(vocab_size=37_000, **base.get_config().model)
 SIZES = {
@@ -58,12 +57,12 @@ def decode_anew(module: Transformer, tokens, memory, memory_mask, position):
 
 
 def begin_without_cache(model: Transformer, params, source, hypotheses: int, length: int):
-    """As the translator's `begin`, for a model whose only memory is the tokens."""
+    """As `as_step`, for a model whose only memory is the tokens."""
     memory = jnp.repeat(model.apply({"params": params}, source, method="encode"), hypotheses, axis=0)
     mask = jnp.repeat(padding_mask(source), hypotheses, axis=0)
 
     def step(tokens, parents, position, outputs):
-        # What is given at a position was put out at the one before.
+        # What is given at a position was put out at the one before; at 0, it lands where shift_right drops it.
         outputs = follow(outputs, parents).at[:, :, position - 1].set(tokens)
         flat = outputs.reshape(-1, length)
         logits = model.apply({"params": params}, flat, memory, mask, position, method=decode_anew)
@@ -97,7 +96,7 @@ def main(_) -> None:
         source = jnp.asarray(source, jnp.int32)
         for beam_size in map(int, BEAM_SIZE.value):
             name = f"{size}, beam {beam_size}"
-            searches[name] = make_search(Translator.begin, model, params, source, beam_size, length)
+            searches[name] = make_search(as_step, model, params, source, beam_size, length)
             if WITHOUT_CACHE.value:
                 searches[f"{name}, no cache"] = make_search(
                     begin_without_cache, model, params, source, beam_size, length

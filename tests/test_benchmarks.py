@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.decode import begin_without_cache, make_search
 from tests.conftest import ROOT, TINY
-from transformer_flax.decoding.translator import Translator
+from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.transformer import Transformer, init_params
 
 
@@ -17,8 +17,7 @@ def test_the_search_without_a_cache_finds_the_same():
     params = jax.tree.map(lambda x: 3 * x, init_params(TINY, jax.random.key(0)))
     source = jnp.array([[9, 8, 7, 2], [5, 2, 0, 0]])
     cached, plain = (
-        make_search(begin, Transformer(TINY), params, source, 3, 6)()
-        for begin in (Translator.begin, begin_without_cache)
+        make_search(begin, Transformer(TINY), params, source, 3, 6)() for begin in (as_step, begin_without_cache)
     )
     np.testing.assert_array_equal(cached.tokens, plain.tokens)
     np.testing.assert_allclose(cached.scores, plain.scores, atol=1e-4)

@@ -35,9 +35,13 @@ def define_config(default: pathlib.Path) -> flags.FlagHolder:
     )
 
 
+def _define_penalty(name: str, default: None, text: str) -> flags.FlagHolder:
+    return flags.DEFINE_enum(name, default, ["gnmt", "length", "none"], text)
+
+
 SETTINGS = {  # of a search: fields of config.decode that a command may set otherwise
     "beam_size": (flags.DEFINE_integer, "hypotheses followed at a time; 1: greedy search"),
-    "length_penalty": (flags.DEFINE_string, "gnmt: ((5 + |Y|) / 6)^alpha; length: |Y|^alpha; none"),
+    "length_penalty": (_define_penalty, "gnmt: ((5 + |Y|) / 6)^alpha; length: |Y|^alpha; none"),
     "alpha": (flags.DEFINE_float, "of the length penalty: the larger, the longer the output"),
     "min_length": (flags.DEFINE_integer, "shortest output in tokens, the end symbol included"),
     "max_extra_length": (flags.DEFINE_integer, "tokens that an output may have beyond those of its input"),

@@ -7,6 +7,7 @@ standard error, the same as JSON to standard output.
 import dataclasses
 import json
 import logging
+import os
 import pathlib
 import sys
 
@@ -31,6 +32,8 @@ def main() -> None:
     if SOURCE.value is not None and flags.FLAGS["split"].present:
         raise UserError("--split does nothing beside --source: leave one of them out")
     if TRANSLATIONS.value is not None:
+        if os.path.isfile(TRANSLATIONS.value) and TRANSLATIONS.value in (SOURCE.value, REFERENCE.value):
+            raise UserError(f"{TRANSLATIONS.value} is an input; write the translations to another file")
         open(TRANSLATIONS.value, "ab").close()  # refused now, if at all, and not after the work
     sources, references, what = [], [], f"{SPLIT.value} split"
     if SOURCE.value is not None and REFERENCE.value is not None:

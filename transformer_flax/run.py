@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import logging
 import os
 import re
 import time
@@ -16,6 +17,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.bleu import FullScores, full_scores
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
+from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.transformer import Transformer, init_params
 from transformer_flax.training.checkpoints import describe, load_params, mean, saved_steps, to_average
 from transformer_flax.training.loss import perplexity
@@ -23,6 +25,8 @@ from transformer_flax.training.prepare import model_config
 from transformer_flax.training.workdir import Workdir
 
 EMA = "ema"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Report(FullScores):
     sentences_per_second: float  # translated, compilation included
     compilations: int
     parameters: str  # which checkpoints were used
+    decode: dict[str, Any]  # settings of the search
     translations: list[str]
 
 
@@ -45,6 +50,7 @@ class Run:
     model: Transformer
     params: Any
     parameters: str  # which checkpoints `params` are from
+    fingerprints: dict[str, str]  # of the splits that it was trained on and measured with
     partners: tuple["Run", ...] = ()  # whose probabilities are averaged with this one's
     _translators: dict = dataclasses.field(default_factory=dict, repr=False)
 
@@ -66,6 +72,7 @@ class Run:
         Args:
           settings: arguments of `Translator`, such as beam_size=8, nbest=8 or sampling=Sampling(temperature=0.7).
         """
+        settings = {**self.config.decode, **settings}
         key = tuple(sorted(settings.items()))
         if key not in self._translators:
             members = (self, *self.partners)
@@ -73,7 +80,7 @@ class Run:
                 [run.model for run in members],
                 [run.params for run in members],
                 self.tokenizer,
-                **{**self.config.decode, **settings},
+                **settings,
             )
         return self._translators[key]
 
@@ -86,6 +93,10 @@ class Run:
         **settings,
     ) -> Report:
         """Translates a text and compares it with its reference; `split` gives those of the run's own data."""
+        if len(sources) != len(references):
+            raise UserError(
+                f"there are {len(sources):,} sources and {len(references):,} references: each needs the other"
+            )
         translator = self.translator(**settings)
         started = time.perf_counter()
         translations = translator.translate(sources, progress=progress)
@@ -98,14 +109,21 @@ class Run:
             sentences_per_second=len(translations) / seconds,
             compilations=translator.compilations,
             parameters=self.parameters,
+            decode={**self.config.decode, **settings},
             translations=translations,
         )
 
     def split(self, name: str) -> tuple[list[str], list[str]]:
-        """The sources and references of a split of the data that the run was made with."""
+        """The sources and references of a split of the data that the run was made with.
+
+        Raises:
+          UserError: there is no such split any more, or its text has changed.
+        """
         pairs = load_pairs(self.config.data, name)
-        sources, references = zip(*(pairs[i] for i in range(len(pairs))), strict=True)
-        return list(sources), list(references)
+        if self.fingerprints.get(name, pairs.fingerprint) != pairs.fingerprint:
+            raise UserError(f"the {name} split of {self.config.name} has changed since the run was made")
+        examples = [pairs[i] for i in range(len(pairs))]
+        return [source for source, _ in examples], [target for _, target in examples]
 
     def ensemble(self, *others: "Run") -> "Run":
         """This run and others as one model, whose next-token probabilities are the mean of theirs.
@@ -120,7 +138,7 @@ class Run:
                     f"(vocabulary {other.tokenizer.vocab_size:,}) have different tokenizers, so they cannot be an "
                     "ensemble; train them on the same data with the same config.data"
                 )
-        partners = (*self.partners, *others)
+        partners = (*self.partners, *(member for other in others for member in (other, *other.partners)))
         parameters = "; ".join([self.parameters, *(other.parameters for other in others)])
         return dataclasses.replace(self, partners=partners, parameters=parameters, _translators={})
 
@@ -163,23 +181,36 @@ def restore(workdir: str | os.PathLike, *, average: int | str | None = None, ste
         if not (isinstance(average, int) and average >= 1):
             raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
         taken = to_average(saved, config.checkpoint.every, average)
+        if len(taken) < average:
+            logger.warning(
+                "%d checkpoints are to be averaged, and %s has %d at the interval", average, place.path, len(taken)
+            )
     model = Transformer(model_config(config, tokenizer.vocab_size))
     like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
     params = mean(load_params(place.checkpoints, step, like, kind=EMA if ema else "params") for step in taken)
-    return Run(config, tokenizer, model, params, describe(taken, ema=ema))
+    params = jax.device_put(params)  # once: arrays of the host would travel with every batch
+    return Run(config, tokenizer, model, params, describe(taken, ema=ema), place.load_fingerprints())
 
 
 def _require_fields(config: ConfigDict, place: Workdir) -> None:
     """Refuses the config of another version, rather than to guess what it would have said."""
     arguments = inspect.signature(Translator).parameters.values()
-    decode = [a.name for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty]
-    for name in ("ema_decay", "eval.final_average", "checkpoint.every", *(f"decode.{name}" for name in decode)):
-        section, _, field = name.rpartition(".")
-        if field not in (config[section] if section else config):
-            raise UserError(
-                f"{place.config_file} lacks config.{name}, as a run of another version of this package; add it there "
-                "(configs/base.py says what it means)"
-            )
+    needed = {
+        "": ["ema_decay"],
+        "eval": ["final_average"],
+        "checkpoint": ["every"],
+        "decode": [a.name for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty],
+        "model": [field.name for field in dataclasses.fields(TransformerConfig) if field.name != "vocab_size"],
+    }
+    for section, fields in needed.items():
+        there: Any = config.get(section, {}) if section else config
+        for field in fields:
+            if field not in there:
+                name = ".".join(filter(None, ("config", section, field)))
+                raise UserError(
+                    f"{place.config_file} lacks {name}, as a run of another version of this package; add it there "
+                    "(configs/base.py says what it means)"
+                )
 
 
 def restore_named(names: Sequence[str], average: str | None = None) -> Run:

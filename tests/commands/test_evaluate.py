@@ -9,6 +9,7 @@ from tests.commands.process import refused, run, succeeds
 from transformer_flax.training.metrics import read_metrics
 
 KEYS = {
+    "decode",
     *("run", "text", "sentences", "bleu", "signature", "chrf", "chrf_signature", "tokenised_bleu"),
     *("tokenised_signature", "exact_match", "perplexity", "length_ratio", "warnings", "parameters"),
     *("sentences_per_second", "compilations"),
@@ -46,6 +47,7 @@ def test_files_are_measured_with_the_flags_of_a_search_and_doubts_are_warned_of(
     greedy = transformer_flax.restore(finished, steps=[150]).translate(lines, beam_size=1)
     assert (tmp_path / "out").read_text() == "".join(f"{line}\n" for line in greedy)
     assert report["length_ratio"] < 0.9
+    assert (report["decode"]["beam_size"], report["decode"]["alpha"]) == (1, 0.6)
     (warning,) = report["warnings"]
     assert f"WARNING: {warning}" in result.stderr
 

@@ -40,7 +40,7 @@ from transformer_flax.decoding.search import (
     ensemble,
     follow,
     greedy_search,
-    mean_probability,
+    log_mean_probability,
     sample,
 )
 from transformer_flax.errors import UserError
@@ -598,7 +598,7 @@ def test_the_same_keys_give_the_same_samples_and_others_others():
 
 def test_the_probabilities_of_an_ensemble_are_averaged():
     one, other = np.log(np.array([[0.5, 0.5], [0.2, 0.8]], np.float32))
-    mean = jax.jit(lambda one, other: jnp.exp(mean_probability([one, other, other])))
+    mean = jax.jit(lambda one, other: jnp.exp(log_mean_probability([one, other, other])))
     np.testing.assert_allclose(mean(one, other), [0.3, 0.7], rtol=1e-5)
     # Logits say no more than their differences.
     np.testing.assert_allclose(mean(one + 30, other - 5), [0.3, 0.7], rtol=1e-5)
@@ -606,7 +606,7 @@ def test_the_probabilities_of_an_ensemble_are_averaged():
 
 def test_an_ensemble_of_low_precision_is_averaged_in_high():
     logits = jax.ShapeDtypeStruct((2, VOCAB_SIZE), jnp.bfloat16)
-    assert jax.eval_shape(lambda x: mean_probability([x, x]), logits).dtype == jnp.float32
+    assert jax.eval_shape(lambda x: log_mean_probability([x, x]), logits).dtype == jnp.float32
 
 
 def test_an_ensemble_of_one_is_the_model_itself():
@@ -626,7 +626,7 @@ def test_an_ensemble_of_a_model_with_itself_is_that_model(toy):
     np.testing.assert_allclose(one.scores, two.scores, rtol=1e-5, atol=1e-5)
 
 
-def test_an_ensemble_finds_the_best_by_mean_probability():
+def test_an_ensemble_finds_the_best_by_log_mean_probability():
     # Each toy's own cache must follow the hypotheses, or its logits are those of another prefix.
     toys = [hashed(seed=11), hashed(seed=12)]
     full = beam(toys, SENTENCES, RULES, beam_size=FULL, nbest=12)

@@ -107,12 +107,12 @@ def ensemble(steps: Sequence[Step]) -> Step:
     def step(tokens, parents, position, caches):
         results = [one(tokens, parents, position, cache) for one, cache in zip(steps, caches, strict=True)]
         logits, caches = zip(*results, strict=True)
-        return logits[0] if len(logits) == 1 else mean_probability(logits), caches
+        return logits[0] if len(logits) == 1 else log_mean_probability(logits), caches
 
     return step
 
 
-def mean_probability(logits: Sequence[jax.Array]) -> jax.Array:
+def log_mean_probability(logits: Sequence[jax.Array]) -> jax.Array:
     """The logarithm of the mean of softmax(logits) [..., V] over several models."""
     log_probs = jnp.stack([jax.nn.log_softmax(x.astype(jnp.float32)) for x in logits])
     return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits))

@@ -18,10 +18,11 @@ from transformer_flax.decoding.search import (
     Hypotheses,
     LengthPenalty,
     Sampling,
+    Step,
     beam_search,
     ensemble,
     greedy_search,
-    mean_probability,
+    log_mean_probability,
     sample,
 )
 from transformer_flax.errors import UserError
@@ -264,7 +265,7 @@ class Translator:
         hypotheses = self._beam_size if self._sampling is None else self._nbest
         steps, caches = zip(
             *(
-                self.begin(model, one_params, source, hypotheses, max_length)
+                as_step(model, one_params, source, hypotheses, max_length)
                 for model, one_params in zip(self.models, params, strict=True)
             ),
             strict=True,
@@ -280,28 +281,28 @@ class Translator:
             return greedy_search(step, caches, bounds, self._penalty)
         return beam_search(step, caches, bounds, self._penalty, beam_size=self._beam_size, nbest=self._nbest)
 
-    @staticmethod
-    def begin(model: nn.Module, params, source, hypotheses: int, max_length: int):
-        """A model as the search sees it: its step, and its cache before the first."""
-        _, state = model.apply(
-            {"params": params}, source, hypotheses, max_length, method="begin", mutable=["memory", "cache"]
-        )
-
-        def step(tokens, parents, position, cache):
-            variables = {"params": params, "memory": state["memory"], "cache": cache}
-            logits, updated = model.apply(variables, tokens, parents, position, method="step", mutable=["cache"])
-            return logits, updated["cache"]
-
-        return step, state["cache"]
-
     def _score_batch(self, params, source, target) -> jax.Array:
         self.compilations += 1
         logits: list[Any] = [
             model.apply({"params": one_params}, source, target)
             for model, one_params in zip(self.models, params, strict=True)
         ]
-        log_probs = jax.nn.log_softmax(logits[0] if len(logits) == 1 else mean_probability(logits))
+        log_probs = jax.nn.log_softmax(logits[0] if len(logits) == 1 else log_mean_probability(logits))
         return jnp.take_along_axis(log_probs, target[:, :, None], axis=-1)[:, :, 0]
+
+
+def as_step(model: nn.Module, params: Any, source: jax.Array, hypotheses: int, max_length: int) -> tuple[Step, Any]:
+    """A model as the search sees it, for source [B, S]: its step, and its cache before the first."""
+    _, state = model.apply(
+        {"params": params}, source, hypotheses, max_length, method="begin", mutable=["memory", "cache"]
+    )
+
+    def step(tokens, parents, position, cache):
+        variables = {"params": params, "memory": state["memory"], "cache": cache}
+        logits, updated = model.apply(variables, tokens, parents, position, method="step", mutable=["cache"])
+        return logits, updated["cache"]
+
+    return step, state["cache"]
 
 
 def _fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:

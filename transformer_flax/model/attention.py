@@ -75,10 +75,11 @@ def look_up(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array)
     Returns:
       [B, K, H, d_v].
     """
+    d_k = query.shape[-1]
     query = query.swapaxes(1, 2)[..., None].astype(jnp.float32)  # [B, H, K, d_k, 1]
-    products = jnp.sum(query * key[:, :, None], axis=3)  # [B, H, K, M]
-    weights = _masked_softmax(products / query.shape[3] ** 0.5, mask)
-    mixed = jnp.sum(weights[..., None] * value[:, :, None], axis=3)  # [B, H, K, d_v]
+    products = jnp.sum(query * key[:, :, None], axis=-2)  # with [B, H, 1, d_k, M] -> [B, H, K, M]
+    weights = _masked_softmax(products / d_k**0.5, mask)
+    mixed = jnp.sum(weights[..., None] * value[:, :, None], axis=-2)  # with [B, H, 1, M, d_v] -> [B, H, K, d_v]
     return mixed.astype(value.dtype).swapaxes(1, 2)
 
 

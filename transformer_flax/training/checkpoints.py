@@ -73,7 +73,7 @@ def _unreadable(directory: pathlib.Path, step: int) -> UserError:
 
 
 def mean(trees: Iterable[Any]) -> Any:
-    """The mean of trees of parameters, in float32, on the host; no more than two of them are in memory."""
+    """The mean of trees of parameters, in float32, on the host; they are taken one at a time."""
     total, count = None, 0
     for tree in trees:
         tree = jax.tree.map(np.float32, jax.device_get(tree))
@@ -145,7 +145,7 @@ class Checkpoints:
 
         Args:
           state: on one device, as `Parallel.unreplicate` gives it.
-          bleu: what these very parameters reach on the validation split.
+          bleu: what is evaluated of it reaches on the validation split.
 
         Raises:
           UserError: this one has no room, or the one before could not be written.

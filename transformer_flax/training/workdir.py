@@ -58,6 +58,10 @@ class Workdir:
         """The config of the run that lies here."""
         return ConfigDict(self._load_run()["config"])
 
+    def load_fingerprints(self) -> dict[str, str]:
+        """Those of the splits that the run was trained on and measured with."""
+        return self._load_run()["data_fingerprints"]
+
     def load_tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.tokenizer_file)
 
