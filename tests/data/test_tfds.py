@@ -203,6 +203,36 @@ def test_another_process_reads_without_tensorflow_nor_the_set_s_code_from_where_
         assert fingerprint == read(made, split).fingerprint
 
 
+def test_a_set_on_another_machine_is_copied_once(make, tmp_path, monkeypatch):
+    folder, other = make(TEXTS), make({"train": [("other", "anders")]}, "other")
+    fingerprint = read(folder).fingerprint
+    monkeypatch.setattr(tfds_builder, "REMOTE", "made_translate")  # as if it lay on gs://
+    cache = {"cache_dir": str(tmp_path / "cache")}
+    pairs = read(folder, **cache)
+    assert (dict(as_list(pairs)), pairs.fingerprint) == (GERMAN_OF, fingerprint)
+    for file in files_of(folder).glob("*array_record*"):
+        file.unlink()
+    assert as_list(read(folder, **cache)) == as_list(pairs)
+    shutil.copytree(other, folder, dirs_exist_ok=True)
+    assert as_list(read(folder, **cache)) == [("other", "anders")]
+
+
+def test_a_set_is_not_prepared_on_another_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(tfds_builder, "REMOTE", "made_translate")
+    with pytest.raises(UserError, match=rf"is not in {tmp_path}.*copy DIRECTORY/made_translate to {tmp_path}/made_tr"):
+        read(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_copy_that_cannot_be_made_is_not_left_half(made, tmp_path, monkeypatch):
+    monkeypatch.setattr(tfds_builder, "REMOTE", "made_translate")
+    folder = shutil.copytree(made, tmp_path / "data")
+    (files_of(folder) / "a directory").mkdir()
+    with pytest.raises(UserError, match=r"could not be copied to .*cache/tfds/"):
+        read(folder, cache_dir=str(tmp_path / "cache"))
+    assert not list((tmp_path / "cache" / "tfds").iterdir())
+
+
 @pytest.mark.parametrize(
     ("name", "near"),
     [

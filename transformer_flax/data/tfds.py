@@ -41,7 +41,9 @@ class TfdsPairs:
     """
 
     def __init__(self, config, split: str):
-        builder, raw = prepared_builder(config)
+        builder = prepared_builder(config)
+        from tensorflow_datasets.core.decode import DeserializeMethod  # it is there, or the line above has said so
+
         self._folder = builder.data_dir
         self._languages = (config.source_language, config.target_language)
         info = builder.info
@@ -49,7 +51,8 @@ class TfdsPairs:
             there = ", ".join(sorted(info.splits))
             raise UserError(f"{config.name} has no {SPLITS[split]!r} split, to be used as {split!r}; it has {there}")
         try:
-            self._records = builder.as_data_source(SPLITS[split], deserialize_method=raw).data_source
+            raw = builder.as_data_source(SPLITS[split], deserialize_method=DeserializeMethod.RAW_BYTES)
+            self._records = raw.data_source
         except NotImplementedError as error:
             raise UserError(
                 f"{self._folder} holds {config.name} as {info.file_format.value}, which cannot be read at random; "

@@ -1,24 +1,29 @@
 """A translation set of TensorFlow Datasets (TFDS), found by its name and prepared where it is not yet.
 
 A set lies in `config.data.path`, or where TFDS keeps its sets: $TFDS_DATA_DIR, or else ~/tensorflow_datasets. It is
-prepared once, which takes TensorFlow for nearly all sets, in the format array_record, which is read without it.
+prepared once, which takes TensorFlow for nearly all sets, in the format array_record, which is read without it. One
+that lies on gs:// is copied to the cache once.
 """
 
 import difflib
+import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import sys
+import uuid
 
 from transformer_flax.errors import UserError
 
 RETRIES = 5  # of a download, 6 s in all; TFDS's own 10 take more than 3 minutes to notice that there is no network
+REMOTE = "://"  # what tells gs://bucket from a directory
 INSTALL = 'pip install -e ".[wmt]"'
 WITHOUT = "These run without: configs/numbers.py, and configs/multi30k.py with a folder of text."
 
 
-def prepared_builder(config) -> tuple:
-    """The builder of the set that `config.data` names, after it was prepared; and TFDS's word for undecoded records.
+def prepared_builder(config):
+    """The builder of the set that `config.data` names, after it was prepared.
 
     Raises:
       UserError: there is no such set or language, it cannot be prepared, or something that this needs is not installed.
@@ -28,7 +33,9 @@ def prepared_builder(config) -> tuple:
     if not _is_prepared(builder):
         _prepare(tfds, builder)
         builder = _find(tfds, config)
-    return builder, tfds.decode.DeserializeMethod.RAW_BYTES
+    if REMOTE in builder.data_dir:
+        builder = _copied(tfds, builder, config.cache_dir)
+    return builder
 
 
 def _import_tfds():
@@ -58,7 +65,8 @@ def _find(tfds, config):
         place = config.path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
         raise UserError(f"{place} cannot be read: {error}") from error
     features = builder.info.features
-    texts = [name for name, kind in dict(features).items() if isinstance(kind, tfds.features.Text)]
+    fields = dict(features) if isinstance(features, tfds.features.FeaturesDict) else {}
+    texts = [name for name, kind in fields.items() if isinstance(kind, tfds.features.Text)]
     for field in ("source_language", "target_language"):
         if config[field] not in texts:
             there = ", ".join(texts) or "none"
@@ -91,6 +99,11 @@ def _prepare(tfds, builder) -> None:
     from tensorflow_datasets.core.download import download_manager, downloader
 
     name = f"{builder.name}/{builder.builder_config_name}" if builder.builder_config_name else builder.name
+    if REMOTE in builder.data_dir:
+        raise UserError(
+            f"{name} is not in {builder.data_dir}, where array_record cannot be written: prepare it on this machine "
+            f"(--config.data.path=DIRECTORY), and copy DIRECTORY/{name} to {builder.data_dir_root}/{name}"
+        )
     no_tensorflow = UserError(f"preparing {name} needs TensorFlow, reading it does not: {INSTALL}\n{WITHOUT}")
     if type(builder).__module__.startswith("tensorflow_datasets.") and importlib.util.find_spec("tensorflow") is None:
         raise no_tensorflow  # now, not when gigabytes have come and are to be extracted
@@ -115,13 +128,35 @@ def _prepare(tfds, builder) -> None:
         ) from error
 
 
+def _copied(tfds, builder, cache_dir: str):
+    """The builder of a copy on this machine: from another one, array_record asks for every single pair."""
+    from transformer_flax.data.corpus import cache_root  # which uses pairs, and so this
+
+    key = hashlib.sha256((builder.data_path / "dataset_info.json").read_bytes()).hexdigest()[:32]
+    folder = cache_root(cache_dir) / "tfds" / key
+    if not folder.is_dir():
+        partial = folder.with_name(f"{key}.partial.{uuid.uuid4().hex}")
+        try:
+            partial.mkdir(parents=True)
+            print(f"copying {builder.data_dir} to {folder}")
+            for file in builder.data_path.iterdir():
+                file.copy(partial / file.name)
+            partial.rename(folder)
+        except Exception as error:  # of many types, as the other end is not a local directory
+            if not folder.is_dir():  # if it is, another process was first: its copy is the same
+                raise UserError(f"{builder.data_dir} could not be copied to {folder} ({error})") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return tfds.builder_from_directory(folder)
+
+
 def _unreachable(builder, name: str, error) -> str:
     """Which archive could not be downloaded, and what can be done about it."""
     from tensorflow_datasets.core.download import checksums
     from tensorflow_datasets.translate import wmt
 
     urls = [error.request.url] if getattr(error, "request", None) else []
-    reason = getattr(error.args[0], "reason", error)  # without what requests says around it
+    reason = getattr(next(iter(error.args), None), "reason", error)  # without what requests says around it
     message = f"{name}: {' '.join(urls) or 'an archive'} could not be reached ({reason})"
     if isinstance(builder, wmt.WmtTranslate):  # whose archives are known before they are asked for
         source, _ = builder.builder_config.language_pair
