@@ -1,5 +1,6 @@
 """`python train.py` as a user meets it: real processes, their messages and exit codes."""
 
+import os
 import subprocess
 import sys
 
@@ -8,8 +9,9 @@ import pytest
 from tests.conftest import ROOT
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, "train.py", *arguments], cwd=ROOT, capture_output=True, text=True)
+def run(*arguments, **environment):
+    command = [sys.executable, "train.py", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
 
 
 def refused(*arguments) -> str:
@@ -45,12 +47,23 @@ def test_a_model_that_cannot_be_is_refused_before_anything_is_written(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_wmt14_is_told_not_to_be_there_yet_behind_the_size_of_its_row(tmp_path):
-    result = run("--config=configs/table3.py:B-dk16", f"--workdir={tmp_path / 'run'}")
+@pytest.mark.parametrize(
+    ("config", "parameters", "name"),
+    [
+        ("table3.py:B-dk16", "37,023,744", "wmt14_translate/de-en"),
+        ("en_fr.py", "60,485,632 parameters with a vocabulary of 32,000, 44,101,632", "wmt14_translate/fr-en"),
+    ],
+)
+def test_wmt14_without_tensorflow_or_network_is_told_behind_the_size_of_its_model(tmp_path, config, parameters, name):
+    nowhere = {"TFDS_DATA_DIR": str(tmp_path), "http_proxy": "http://127.0.0.1:9"}  # nothing listens there
+    result = run(f"--config=configs/{config}", f"--workdir={tmp_path / 'run'}", **nowhere)
     assert result.returncode == 2
-    assert "37,023,744 without" in result.stdout
+    assert f"{parameters} without" in result.stdout
+    assert "error: " in result.stderr
+    assert name in result.stderr
     assert "configs/multi30k.py" in result.stderr
     assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_help_tells_of_config_and_workdir():

@@ -1,5 +1,4 @@
 import gzip
-import importlib
 import lzma
 import re
 
@@ -191,12 +190,3 @@ def test_an_unknown_split_is_refused_with_those_there_are(tmp_path):
 def test_numbers_are_a_source():
     pairs = load_pairs(data_config(source="numbers", num_pairs=1_000), "train")
     assert pairs[21] == ("twenty-one", "einundzwanzig")
-
-
-def test_tfds_is_refused_with_configs_that_run():
-    with pytest.raises(UserError, match="wmt14_translate/de-en") as refusal:
-        load_pairs(data_config(source="tfds", name="wmt14_translate/de-en"), "train")
-    named = re.findall(r"configs/(\w+)\.py", str(refusal.value))
-    assert named
-    for name in named:
-        assert importlib.import_module(f"configs.{name}").get_config().data.source in ("numbers", "folder")

@@ -8,6 +8,7 @@ import zlib
 from typing import Protocol
 
 from transformer_flax.data.numbers import NumberPairs
+from transformer_flax.data.tfds import TfdsPairs
 from transformer_flax.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -28,7 +29,7 @@ def load_pairs(config, split: str) -> Pairs:
     """The pairs of a split of `config.data`.
 
     Raises:
-      UserError: there is no such source, folder, file or language, or a file is not what it should be.
+      UserError: there is no such source, folder, set, file or language, or a file is not what it should be.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
@@ -37,10 +38,7 @@ def load_pairs(config, split: str) -> Pairs:
     if config.source == "folder":
         return FolderPairs(config, split)
     if config.source == "tfds":
-        raise UserError(
-            f"config.data.source 'tfds' ({config.name}) cannot be read yet. These run today: configs/numbers.py, "
-            "configs/multi30k.py, or any config with --config.data.source=folder --config.data.path=FOLDER"
-        )
+        return TfdsPairs(config, split)
     raise UserError(f"config.data.source is {config.source!r}; it must be numbers, folder or tfds")
 
 

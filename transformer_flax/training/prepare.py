@@ -107,7 +107,8 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
       UserError: about the text, or because the working directory holds another run.
     """
     splits = ["train", "valid", *(["test"] if config.eval.test else [])]
-    pairs = {split: load_pairs(config.data, split) for split in splits}
+    with progress.aside():  # TFDS shows its own while it prepares a set
+        pairs = {split: load_pairs(config.data, split) for split in splits}
     for split in splits:
         if not len(pairs[split]):
             raise UserError(f"the {split} split is empty")

@@ -35,6 +35,15 @@ class Progress:
     def __exit__(self, *_) -> None:
         self._bars.stop()
 
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """A context that leaves the terminal to the bars of others, which would be torn into lines under these."""
+        self._bars.stop()
+        try:
+            yield
+        finally:
+            self._bars.start()
+
     def say(self, text: str) -> None:
         """Prints a line as it is."""
         self._console.print(text, markup=False)
