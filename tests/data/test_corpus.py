@@ -46,7 +46,7 @@ def assert_holds(corpus, pairs, tokenizer) -> None:
     for side, sentences in enumerate((corpus.source, corpus.target)):
         texts = [pairs[i][side] for i in range(len(pairs))]
         assert as_lists(sentences) == [[*ids, END_ID] for ids in tokenizer.encode(texts)]
-        assert sentences.ids.dtype == np.int32
+        assert sentences.ids.dtype == np.uint16
         assert sentences.offsets.dtype == np.int64
 
 
@@ -174,6 +174,29 @@ def test_a_leftover_of_a_killed_process_is_not_taken_for_a_cache(tmp_path, token
     assert killed.returncode == -signal.SIGXFSZ
     assert len(entries(tmp_path)) == 1
     assert_holds(load_corpus(PAIRS, tokenizer, str(tmp_path)), PAIRS, tokenizer)
+
+
+def cut_short(file):
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip_a_bit(file):
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["source.ids.npy", "target.offsets.npy", "checksums.json"])
+@pytest.mark.parametrize("damage", [cut_short, flip_a_bit, pathlib.Path.unlink])
+def test_a_damaged_entry_is_noticed_and_made_anew(tmp_path, tokenizer, caplog, name, damage):
+    load_corpus(PAIRS, tokenizer, str(tmp_path))
+    (folder,) = tmp_path.glob("corpora/*")
+    damage(folder / name)
+    assert_holds(load_corpus(PAIRS, tokenizer, str(tmp_path)), PAIRS, tokenizer)
+    assert f"{folder} is damaged" in caplog.text
+    caplog.clear()
+    load_corpus(Unreadable(PAIRS), tokenizer, str(tmp_path))
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,18 @@
 """A split, tokenised once and memory-mapped from then on."""
 
+import concurrent.futures
 import dataclasses
 import hashlib
+import itertools
+import json
+import logging
 import os
 import pathlib
 import shutil
 import uuid
+import zlib
 from collections.abc import Callable
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -15,15 +21,18 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID
 
-FORMAT = "1"  # raise it when what the cache holds changes
+FORMAT = "2"  # raise it when what the cache holds changes
 CHUNK = 4096  # pairs encoded at a time
+CHECKSUMS = "checksums.json"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
     """Sentences as one flat array of ids, each closed by the end symbol: sentence i is ids[offsets[i]:offsets[i+1]]."""
 
-    ids: np.ndarray  # int32 [all tokens]
+    ids: np.ndarray  # uint16, or int32 for a large vocabulary [all tokens]
     offsets: np.ndarray  # int64 [sentences + 1]
 
     def __len__(self) -> int:
@@ -75,58 +84,116 @@ def load_corpus(
     """
     key = hashlib.sha256("\n".join([FORMAT, pairs.fingerprint, tokenizer.to_json()]).encode()).hexdigest()[:32]
     folder = cache_root(cache_dir) / "corpora" / key
-    if not folder.is_dir():
-        corpus = _tokenize(pairs, tokenizer, progress)
+    if folder.is_dir():
         try:
-            _write(corpus, folder)
-        except OSError as error:
-            megabytes = sum(a.nbytes for side in corpus.values() for a in (side.ids, side.offsets)) / 1e6
-            raise UserError(
-                f"the tokenised text needs {megabytes:.1f} MB in {folder.parent}, which cannot be written ({error}); "
-                "make room there, or name another place with --config.data.cache_dir"
-            ) from error
-    return Corpus(*(_map(folder, side) for side in ("source", "target")))
+            return _open(folder)
+        except (OSError, ValueError, KeyError) as error:
+            logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+    partial = folder.with_name(f"{key}.partial.{uuid.uuid4().hex}")
+    done = 0
 
+    def counted(count: int, of: int) -> None:
+        nonlocal done
+        done = count
+        progress(count, of)
 
-def _write(corpus: dict[str, Sentences], folder: pathlib.Path) -> None:
-    partial = folder.with_name(f"{folder.name}.partial.{uuid.uuid4().hex}")
     try:
         partial.mkdir(parents=True)
-        for side, sentences in corpus.items():
-            for part, array in (("ids", sentences.ids), ("offsets", sentences.offsets)):
-                # Not np.save, which overlooks that the last bytes could not be written: a full disk, a quota.
-                with (partial / f"{side}.{part}.npy").open("wb") as file:
-                    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-                    file.write(array.data)
+        _tokenize(pairs, tokenizer, partial, counted)
         try:
             partial.rename(folder)
         except OSError:  # another process was first: its entry is the same
             if not folder.is_dir():
                 raise
+    except OSError as error:
+        written = sum(file.stat().st_size for file in partial.glob("*"))
+        needed = f"about {written / done * len(pairs) / 1e6:,.1f} MB" if done else "room"
+        raise UserError(
+            f"the tokenised text needs {needed} in {folder.parent}, which cannot be written ({error}); "
+            "make room there, or name another place with --config.data.cache_dir"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    return _open(folder)
 
 
-def _tokenize(pairs: Pairs, tokenizer: Tokenizer, progress: Callable[[int, int], None]) -> dict[str, Sentences]:
-    ids: tuple[list, list] = ([], [])
-    lengths: tuple[list, list] = ([], [])
-    for start in range(0, len(pairs), CHUNK):
-        stop = min(start + CHUNK, len(pairs))
-        for side, texts in enumerate(zip(*(pairs[i] for i in range(start, stop)), strict=False)):
-            for sentence in tokenizer.encode(texts):
-                sentence.append(END_ID)
-                ids[side].append(np.array(sentence, np.int32))
-                lengths[side].append(len(sentence))
-        progress(stop, len(pairs))
-    return {
-        name: Sentences(
-            np.concatenate([*ids[side], np.empty(0, np.int32)]), np.cumsum([0, *lengths[side]], dtype=np.int64)
-        )
-        for side, name in enumerate(("source", "target"))
-    }
+class _Side:
+    """One language on its way to the disk: `<name>.ids.npy` as it comes, `<name>.offsets.npy` at the end."""
+
+    def __init__(self, folder: pathlib.Path, name: str, dtype: Any):
+        self._folder, self._name, self._dtype = folder, name, dtype
+        self._ids = (folder / f"{name}.ids.npy").open("wb")
+        self._lengths: list[np.ndarray] = []
+        self._tokens, self._checksum = 0, 0
+        self._write_header(self._ids, np.empty(0, dtype))
+
+    def append(self, sentences: list[list[int]]) -> None:
+        self._lengths.append(np.fromiter((len(ids) + 1 for ids in sentences), np.int32, len(sentences)))
+        total = int(self._lengths[-1].sum())
+        ids = np.fromiter(itertools.chain.from_iterable((*ids, END_ID) for ids in sentences), self._dtype, total)
+        self._ids.write(ids.data)
+        self._tokens += total
+        self._checksum = zlib.crc32(ids.data, self._checksum)
+
+    def close(self) -> dict[str, int]:
+        """Completes the files, and returns the checksum of each."""
+        self._ids.seek(0)  # the header has room for any length
+        self._write_header(self._ids, np.broadcast_to(np.empty((), self._dtype), self._tokens))
+        self._ids.close()
+        offsets = np.cumsum(np.concatenate([np.zeros(1, np.int64), *self._lengths]), dtype=np.int64)
+        with (self._folder / f"{self._name}.offsets.npy").open("wb") as file:
+            # Not np.save, which overlooks that the last bytes could not be written: a full disk, a quota.
+            self._write_header(file, offsets)
+            file.write(offsets.data)
+        return {f"{self._name}.ids": self._checksum, f"{self._name}.offsets": zlib.crc32(offsets.data)}
+
+    @staticmethod
+    def _write_header(file: BinaryIO, array: np.ndarray) -> None:
+        header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
+        np.lib.format.write_array_header_1_0(file, header)
 
 
-def _map(folder: pathlib.Path, side: str) -> Sentences:
-    return Sentences(
-        *(np.load(folder / f"{side}.{part}.npy", mmap_mode="r", allow_pickle=False) for part in ("ids", "offsets"))
-    )
+def _tokenize(pairs: Pairs, tokenizer: Tokenizer, folder: pathlib.Path, progress: Callable[[int, int], None]) -> None:
+    """Writes the entry: what is encoded by all cores is written by a thread, while the next pairs are encoded."""
+    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+    sides = [_Side(folder, name, dtype) for name in ("source", "target")]
+    read = getattr(pairs, "__getitems__", lambda indices: [pairs[i] for i in indices])
+
+    def write(encoded: list[list[list[int]]]) -> None:
+        for side, sentences in zip(sides, encoded, strict=True):
+            side.append(sentences)
+
+    with concurrent.futures.ThreadPoolExecutor(len(sides) + 1) as pool:
+        written = pool.submit(write, [[], []])
+        for start in range(0, len(pairs), CHUNK):
+            stop = min(start + CHUNK, len(pairs))
+            texts = zip(*read(range(start, stop)), strict=True)
+            encoded = list(
+                pool.map(tokenizer.encode, texts)
+            )  # what one side does in Python, the other does not wait for
+            written.result()
+            if start:
+                progress(start, len(pairs))
+            written = pool.submit(write, encoded)
+        written.result()
+    checksums = sides[0].close() | sides[1].close()
+    (folder / CHECKSUMS).write_text(json.dumps(checksums))
+    progress(len(pairs), len(pairs))
+
+
+def _open(folder: pathlib.Path) -> Corpus:
+    """The entry, memory-mapped.
+
+    Raises:
+      OSError, ValueError, KeyError: it is cut short, or not what was written.
+    """
+    checksums = json.loads((folder / CHECKSUMS).read_text())
+
+    def load(name: str) -> np.ndarray:
+        array = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        if zlib.crc32(array.data) != checksums[name]:
+            raise ValueError(f"{name}.npy has changed")
+        return array
+
+    return Corpus(*(Sentences(load(f"{side}.ids"), load(f"{side}.offsets")) for side in ("source", "target")))
