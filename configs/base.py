@@ -49,6 +49,8 @@ def get_config() -> ConfigDict:
     config.data.vocab_size = 37_000  # word-pieces shared by both languages
     config.data.tokenizer_sample = 2_000_000  # pairs that the tokenizer is trained on, at most
     config.data.max_length = 256  # tokens; longer pairs are left out of training
+    config.data.max_length_ratio = 0.0  # of the longer side to the shorter, or the pair is left out too; 0: any
+    config.data.drop_duplicates = False  # leave out pairs that stand before in the split
     config.data.tokens_per_batch = 25_000  # slots a side, at most
     config.data.num_buckets = 12  # batch shapes, at most
     config.data.rows_multiple_of = 8  # rows divide by it, and so among devices and accumulation steps

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.make import corpus_of
-from transformer_flax.data.batches import Batches, bucket_edges, select_training_pairs
+from transformer_flax.data.batches import Batches, bucket_edges
+from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 
@@ -270,24 +271,6 @@ def test_max_length_cuts_and_drops_nothing(max_length):
                 whole = [NUM_SPECIAL + pair] * (length - 1) + [END_ID] + [PAD_ID] * 100
                 assert row.tolist() == whole[:width]
     assert sorted(shown) == list(range(200))
-
-
-def test_selection_keeps_pairs_up_to_the_longest_and_counts_the_others():
-    source, target = [5, 5, 6, 1, 2, 1, 9, 1], [5, 2, 5, 5, 1, 1, 9, 9]
-    selection = select_training_pairs(corpus_of(source, target), max_length=5)
-    assert selection.indices.tolist() == [0, 1]
-    # The last pair is empty and too long: it counts once.
-    assert selection.dropped == {"an empty side": 4, "more than 5 tokens": 2}
-
-
-@law
-@given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), max_size=40), st.integers(2, 12))
-def test_every_pair_is_selected_or_counted(lengths, max_length):
-    source, target = zip(*lengths, strict=True) if lengths else ((), ())
-    selection = select_training_pairs(corpus_of(source, target), max_length)
-    assert len(selection.indices) + sum(selection.dropped.values()) == len(lengths)
-    kept = [i for i, sides in enumerate(lengths) if min(sides) > 1 and max(sides) <= max_length]
-    assert selection.indices.tolist() == kept
 
 
 def test_pairs_that_are_not_selected_are_never_shown():

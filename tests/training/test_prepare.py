@@ -1,5 +1,8 @@
 """Everything that can be checked is checked before any long work starts."""
 
+import json
+import re
+
 import pytest
 
 from tests.training.small import small_config
@@ -78,8 +81,11 @@ def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
     config.data.cache_dir = str(tmp_path / "cache")
     evaluations = train(config, tmp_path / "run")
     told = capsys.readouterr().out
-    assert "left out of training: 1 of 4 pairs with an empty side" in told
-    assert "left out of training: 1 of 4 pairs with more than 20 tokens" in told
+    for reason in ("an empty side", "more than 20 tokens"):
+        assert re.search(rf"{reason} +│ +1 ", told)
+    assert re.search(r"trained on +│ +2 of 4 ", told)
+    counts = json.loads((tmp_path / "run/selection.json").read_text())
+    assert counts == {"used": 2, "left out": {"an empty side": 1, "more than 20 tokens": 1}}
     assert len(evaluations["test"].translations) == 4  # never left out of test
     assert evaluations["test"].translations[2] == ""
 

@@ -3,7 +3,6 @@
 A batch is {"source": int32 [B, L], "target": int32 [B, L]}, every sentence closed by the end symbol and padded with 0.
 """
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -35,25 +34,6 @@ def bucket_edges(lengths: np.ndarray, num_buckets: int) -> np.ndarray:
         edges.append(values[j - 1])
         j = choice[j]
     return np.array(edges[::-1], np.int64)
-
-
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """Which pairs of a training split are used, and how many were left out for what reason."""
-
-    indices: np.ndarray
-    dropped: dict[str, int]
-
-
-def select_training_pairs(corpus: Corpus, max_length: int) -> Selection:
-    """Leaves out pairs with an empty side or with a side of more than `max_length` tokens (end symbol included)."""
-    source, target = corpus.source.lengths, corpus.target.lengths
-    empty = (source == 1) | (target == 1)
-    too_long = ~empty & (np.maximum(source, target) > max_length)
-    return Selection(
-        np.flatnonzero(~empty & ~too_long),
-        {"an empty side": int(empty.sum()), f"more than {max_length} tokens": int(too_long.sum())},
-    )
 
 
 class Batches:

@@ -8,7 +8,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from transformer_flax.data.batches import Batches, select_training_pairs
+from transformer_flax.data.batches import Batches
+from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
 from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, sample_texts
@@ -69,6 +70,7 @@ def check(config: ConfigDict) -> None:
         require(name, lambda value: value >= 1, "at least 1")
     for name in AT_LEAST_0:
         require(name, lambda value: value >= 0, "at least 0")
+    require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("seed", "data.seed"):
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
     require("data.vocab_size", lambda value: value >= SMALLEST_VOCABULARY, f"at least {SMALLEST_VOCABULARY}")
@@ -126,10 +128,16 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
     for split in splits:
         with progress.bar(f"tokenising {split}") as update:
             corpora[split] = load_corpus(pairs[split], tokenizer, config.data.cache_dir, progress=update)
-    selection = select_training_pairs(corpora["train"], config.data.max_length)
-    for reason, count in selection.dropped.items():
-        if count:
-            progress.say(f"left out of training: {count:,} of {len(corpora['train']):,} pairs with {reason}")
+    selection = select_training_pairs(
+        corpora["train"],
+        config.data.max_length,
+        max_length_ratio=config.data.max_length_ratio,
+        drop_duplicates=config.data.drop_duplicates,
+    )
+    if any(selection.dropped.values()):
+        rows = [[reason, f"{count:,}"] for reason, count in selection.dropped.items()]
+        rows.append(["trained on", f"{len(selection.indices):,} of {len(corpora['train']):,}"])
+        progress.table("training pairs left out", ["with", "pairs"], rows)
     train = Batches(
         corpora["train"],
         selection.indices,
@@ -140,6 +148,7 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
         seed=config.seed,
     )
     workdir.claim(config, fingerprints, tokenizer)  # now that nothing about it can be refused any more
+    workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
     sizes = ", ".join(f"{len(corpora[split]):,} {split}" for split in splits)
     progress.say(
         f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "

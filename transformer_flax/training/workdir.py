@@ -1,6 +1,6 @@
 """What a working directory looks like. Nobody else knows.
 
-config.json   tokenizer.json   checkpoints/<step>/   metrics.jsonl   events.*   translations/<step>.txt
+config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   events.*   translations/<step>.txt
 """
 
 import json
@@ -64,6 +64,10 @@ class Workdir:
 
     def load_tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self.tokenizer_file)
+
+    def save_selection(self, counts: dict) -> None:
+        """How many training pairs are used, and left out for which reason."""
+        self._write(self.path / "selection.json", json.dumps(counts, indent=2) + "\n")
 
     def save_translations(self, name: str, translations: list[str]) -> pathlib.Path:
         """One translation a line, in the order of the split."""

@@ -1,0 +1,54 @@
+"""Which pairs a model is trained on, and how many were left out for which reason."""
+
+import dataclasses
+
+import numpy as np
+
+from transformer_flax.data.corpus import Corpus
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """A part of a split, in its order."""
+
+    indices: np.ndarray  # int64 [pairs that are used]
+    dropped: dict[str, int]  # by the first reason that holds
+
+
+def select_training_pairs(
+    corpus: Corpus, max_length: int, *, max_length_ratio: float = 0.0, drop_duplicates: bool = False
+) -> Selection:
+    """Leaves out what a model should not learn from; lengths are in tokens, the end symbol included.
+
+    Args:
+      corpus: the training split.
+      max_length: of the longer side.
+      max_length_ratio: of the longer side to the shorter; 0 for any.
+      drop_duplicates: keep the first only of pairs of which both sides are the same.
+    """
+    source, target = corpus.source.lengths, corpus.target.lengths
+    shorter, longer = np.minimum(source, target), np.maximum(source, target)
+    reasons = {"an empty side": shorter == 1, f"more than {max_length} tokens": longer > max_length}
+    if max_length_ratio:
+        reasons[f"one side over {max_length_ratio:g} times as long"] = longer > max_length_ratio * shorter
+    if drop_duplicates:
+        reasons["an earlier one the same"] = _is_duplicate(corpus)
+    kept = np.ones(len(corpus), bool)
+    dropped = {}
+    for reason, holds in reasons.items():
+        dropped[reason] = int(np.sum(kept & holds))
+        kept &= ~holds
+    return Selection(np.flatnonzero(kept), dropped)
+
+
+def _is_duplicate(corpus: Corpus) -> np.ndarray:
+    """True for pairs that stand before in the corpus: bool [pairs]."""
+    digests = np.empty(len(corpus), np.int64)  # of which two in a few billion may be equal by chance
+    for i in range(len(corpus)):
+        source, target = (
+            side.ids[side.offsets[i] : side.offsets[i + 1]].tobytes() for side in (corpus.source, corpus.target)
+        )
+        digests[i] = hash((source, target))
+    duplicate = np.ones(len(corpus), bool)
+    duplicate[np.unique(digests, return_index=True)[1]] = False
+    return duplicate
