@@ -1,10 +1,12 @@
 """The paper "Attention Is All You Need" as a research codebase, in JAX and Flax."""
 
+import importlib
+
+_PUBLIC = {"Run": "run", "restore": "run", "Sampling": "decoding.search"}
+
 
 def __getattr__(name: str):
-    """`Run` and `restore`, loaded when they are asked for: JAX takes seconds, and `--help` should not."""
-    if name in ("Run", "restore"):
-        from transformer_flax import run
-
-        return getattr(run, name)
+    """What notebooks need, loaded when it is asked for: JAX takes seconds, and `--help` should not."""
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f"transformer_flax.{_PUBLIC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -89,8 +89,8 @@ def _open_output(inputs: Sequence[BinaryIO]) -> contextlib.AbstractContextManage
 
 def _watch(stack: contextlib.ExitStack, lines: Any, inputs: Sequence[BinaryIO]) -> Callable[[int], None]:
     """A bar on standard error that is told how many lines are done."""
-    if OUTPUT.value is None and sys.stdout.isatty():
-        return lambda done: None  # the lines themselves are the progress
+    if not sys.stderr.isatty() or (OUTPUT.value is None and sys.stdout.isatty()):
+        return lambda done: None  # nobody watches, or the lines themselves are the progress
     from transformer_flax.training.progress import Progress
 
     update = stack.enter_context(stack.enter_context(Progress(stderr=True)).bar("lines"))
