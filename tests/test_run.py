@@ -80,6 +80,10 @@ def test_a_run_is_measured_as_it_was_at_its_end(finished, run, split):
     assert report.sentences_per_second > 0
 
 
+def test_a_run_is_shown_in_a_line(run):
+    assert repr(run) == f"<Run numbers: the mean of the parameters at steps {BEFORE}, {LAST}>"
+
+
 def test_a_translator_is_made_once_for_the_same_settings(run, sources):
     assert run.translator() is run.translator()
     greedy = run.translator(beam_size=1)
@@ -325,3 +329,10 @@ def test_a_run_of_another_version_is_refused_with_the_field_that_it_lacks(made, 
     message = refused(old)
     assert str(old / "config.json") in message
     assert field in message
+
+
+def test_an_ensemble_takes_the_members_of_another(made):
+    first, second, third = (restore(made, steps=[step]) for step in (10, 20, 30))
+    nested, flat = first.ensemble(second.ensemble(third)), first.ensemble(second, third)
+    assert [member.parameters for member in nested.partners] == [member.parameters for member in flat.partners]
+    assert len(nested.partners) == 2

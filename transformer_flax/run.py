@@ -52,7 +52,10 @@ class Run:
     parameters: str  # which checkpoints `params` are from
     fingerprints: dict[str, str]  # of the splits that it was trained on and measured with
     partners: tuple["Run", ...] = ()  # whose probabilities are averaged with this one's
-    _translators: dict = dataclasses.field(default_factory=dict, repr=False)
+    _translators: dict = dataclasses.field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.config.name}: {self.parameters}>"
 
     def translate(self, lines: Iterable[str], **settings) -> list[str]:
         """The best translation of each line, in order; settings are those of `translator`."""

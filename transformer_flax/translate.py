@@ -1,7 +1,8 @@
 """Translates lines of text: python -m transformer_flax.translate --workdir=runs/base [FILE ...] < in.txt > out.txt.
 
 One line out for each line in, in order, an empty one for an empty one. On a terminal it is a prompt. With --score it
-puts out how likely given translations are instead: log P, a tab, log P of each token, a tab, the tokens.
+puts out how likely given translations are instead: log P, the end symbol included, a tab, log P of each token, a tab,
+the tokens as the vocabulary spells them: byte by byte, a blank as \u0120. Files may be plain, .gz or .xz.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from absl import flags
 
 from transformer_flax import cli
+from transformer_flax.data.pairs import DAMAGES, OPENERS, plain_line
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 def main(*files: str) -> None:
     with contextlib.ExitStack() as stack:
-        inputs = [stack.enter_context(open(file, "rb")) for file in files] or [sys.stdin.buffer]
+        inputs = [stack.enter_context(_open_input(file)) for file in files] or [sys.stdin.buffer]
         at_prompt = not files and sys.stdin.isatty() and SCORE.value is None
         lines = _prompt() if at_prompt else _read(inputs)
         own_settings = _own_settings()
@@ -77,6 +79,13 @@ def main(*files: str) -> None:
         print(f"{rate}; {translator.compilations} compilations", file=sys.stderr)
 
 
+def _open_input(name: str) -> BinaryIO:
+    if os.path.isdir(name):
+        raise UserError(f"{name} is a directory, not a text; a run is named by --workdir={name}")
+    file: Any = OPENERS.get(os.path.splitext(name)[1], open)(name, "rb")
+    return file
+
+
 def _open_output(inputs: Sequence[BinaryIO]) -> contextlib.AbstractContextManager[BinaryIO]:
     """Opened before the work, so that it is refused before it, and not emptied yet."""
     name = OUTPUT.value
@@ -104,7 +113,8 @@ def _own_settings() -> dict[str, Any]:
         if flags.FLAGS[name].present and not SAMPLE.value:
             raise UserError(f"--{name} is of samples, and without --sample there are none")
     for chosen, idle in (
-        ("score", ("nbest", "scores", "sample", "prefix", "prefix_file")),
+        ("score", ("nbest", "scores", "sample", "prefix", "prefix_file", "beam_size", "length_penalty", "alpha")),
+        ("sample", ("beam_size",)),
         ("nbest", ("scores",)),
         ("prefix", ("prefix_file",)),
     ):
@@ -135,23 +145,27 @@ def _read(files: Sequence[BinaryIO]) -> Iterator[str]:
     """The lines of files, one after the other; none is read before it is asked for."""
     spoilt = []
     for file in files:
-        for number, raw in enumerate(file, start=1):
-            line = raw.rstrip(b"\r\n")
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                place = f"{file.name}, line {number:,}"
-                if INVALID.value == "refuse":
-                    raise UserError(f"{place}: not UTF-8 ({error.reason} at byte {error.start})") from error
-                spoilt.append(place)
-                yield line.decode(errors="replace")
+        name, number = getattr(file, "name", "the input"), 0
+        try:
+            for number, raw in enumerate(file, start=1):
+                line = plain_line(raw, first=number == 1)
+                try:
+                    yield line.decode()
+                except UnicodeDecodeError as error:
+                    place = f"{name}, line {number:,}"
+                    if INVALID.value == "refuse":
+                        raise UserError(f"{place}: not UTF-8 ({error.reason} at byte {error.start})") from error
+                    spoilt.append(place)
+                    yield line.decode(errors="replace")
+        except DAMAGES as error:
+            raise UserError(f"{name} is damaged after line {number:,}: {error}") from error
     if spoilt:
         logger.warning("%d lines are not UTF-8 (%s first); bytes were replaced by U+FFFD", len(spoilt), spoilt[0])
 
 
 def _read_side_by_side(lines: Iterable[str], name: str) -> tuple[list[str], list[str]]:
     """All lines of the input, and those of a file that has one for each."""
-    with open(name, "rb") as file:
+    with _open_input(name) as file:
         beside = list(_read([file]))
     lines = list(lines)
     if len(beside) != len(lines):

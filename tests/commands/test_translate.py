@@ -1,5 +1,6 @@
 """`python -m transformer_flax.translate` as a user meets it: lines, pipes, a terminal, and mistakes."""
 
+import gzip
 import itertools
 import os
 import pty
@@ -265,3 +266,16 @@ def test_a_line_that_is_too_long_is_refused_on_request(finished, expected, file)
 
 def test_settings_that_do_nothing_are_refused(file):
     assert "--sample" in refused("translate", NOWHERE, "--top_p=0.9", file("in.txt"))
+
+
+def test_compressed_text_and_the_mark_of_an_editor_are_read_as_the_plain_text(finished, expected, tmp_path):
+    compressed = tmp_path / "in.txt.gz"
+    compressed.write_bytes(gzip.compress(b"\xef\xbb\xbf" + TEXT.encode()))
+    result = succeeds("translate", f"--workdir={finished}", str(compressed))
+    assert result.stdout.splitlines() == expected
+    compressed.write_bytes(compressed.read_bytes()[:30])
+    assert "in.txt.gz is damaged" in refused("translate", NOWHERE, f"--score={compressed}", str(compressed))
+
+
+def test_a_run_in_place_of_a_text_is_told_how_to_be_named(tmp_path):
+    assert f"--workdir={tmp_path}" in refused("translate", NOWHERE, str(tmp_path))

@@ -155,3 +155,10 @@ def test_sacrebleu_adds_no_warnings_of_its_own(caplog):
     lines = ["Das ist so ."] * 100  # as many as make sacreBLEU speak
     full_scores(lines, lines, "de")
     assert not caplog.records
+
+
+def test_lines_of_a_word_are_told_to_be_no_matter_for_bleu():
+    scores = full_scores(["eins", "zwei", "drei"], ["eins", "zwei", "vier"], "de")
+    assert scores.bleu < 1
+    (warning,) = scores.warnings
+    assert "exact matches" in warning

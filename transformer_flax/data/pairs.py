@@ -1,5 +1,6 @@
 """Where text comes from: random-access sequences of (source, target) sentences, one for each split."""
 
+import codecs
 import gzip
 import hashlib
 import lzma
@@ -13,6 +14,7 @@ from transformer_flax.errors import UserError
 
 SPLITS = ("train", "valid", "test")
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)  # of a compressed file
 
 
 class Pairs(Protocol):
@@ -81,15 +83,20 @@ def _find(folder: pathlib.Path, split: str, language: str) -> pathlib.Path:
     raise UserError(f"{folder} has no {split}.{language} (nor .gz or .xz); it holds {present}")
 
 
+def plain_line(raw: bytes, *, first: bool) -> bytes:
+    """A line without its end and, where it is the first of a file, without the mark that some editors put there."""
+    return (raw.removeprefix(codecs.BOM_UTF8) if first else raw).rstrip(b"\r\n")
+
+
 def read_lines(file: pathlib.Path) -> list[str]:
     lines = []
     with OPENERS.get(file.suffix, open)(file, "rb") as stream:
         try:
             for line in stream:
-                lines.append(line.rstrip(b"\r\n").decode())
+                lines.append(plain_line(line, first=not lines).decode())
         except UnicodeDecodeError as error:
             number = len(lines) + 1
             raise UserError(f"{file}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+        except DAMAGES as error:
             raise UserError(f"{file} is damaged after line {len(lines):,}: {error}") from error
     return lines

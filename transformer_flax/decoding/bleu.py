@@ -79,7 +79,7 @@ def full_scores(translations: Sequence[str], references: Sequence[str], language
             table2_tokens(translations, language), [table2_tokens(references, language)]
         ).score,
         tokenised_signature=str(tokenised.get_signature()).replace("tok:none", how),
-        warnings=tuple(_warnings(translations, references, scores.length_ratio)),
+        warnings=tuple(_warnings(translations, references, scores)),
     )
 
 
@@ -100,8 +100,11 @@ def table2_tokens(lines: Sequence[str], language: str) -> list[str]:
     return tokens
 
 
-def _warnings(translations: Sequence[str], references: Sequence[str], length_ratio: float) -> list[str]:
+def _warnings(translations: Sequence[str], references: Sequence[str], scores: Scores) -> list[str]:
     found = []
+    length_ratio = scores.length_ratio
+    if scores.bleu < 1 and scores.exact_match > 0.5:
+        found.append("BLEU wants four words in a row, which these lines hardly have: look at the exact matches instead")
     low, high = LENGTH_RATIOS
     ratio = f"the translations have {length_ratio:.3f} times the tokens of the references, outside {low} to {high}"
     if length_ratio < low:
