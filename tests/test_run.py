@@ -334,5 +334,6 @@ def test_a_run_of_another_version_is_refused_with_the_field_that_it_lacks(made, 
 def test_an_ensemble_takes_the_members_of_another(made):
     first, second, third = (restore(made, steps=[step]) for step in (10, 20, 30))
     nested, flat = first.ensemble(second.ensemble(third)), first.ensemble(second, third)
-    assert [member.parameters for member in nested.partners] == [member.parameters for member in flat.partners]
-    assert len(nested.partners) == 2
+    for run, member in zip(nested.partners, (second, third), strict=True):
+        assert run.params is member.params
+    assert nested.parameters == flat.parameters
