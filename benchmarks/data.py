@@ -21,7 +21,8 @@ from benchmarks.timing import interleaved
 from configs import numbers
 from transformer_flax.data.batches import Batches
 from transformer_flax.data.corpus import CHUNK, Corpus, Sentences, load_corpus
-from transformer_flax.data.pairs import load_pairs, read_lines
+from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.text import read_side_by_side
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 
@@ -41,7 +42,7 @@ class Lines(list):
 
 def read_pairs() -> Lines:
     if SOURCE.value is not None:
-        sides = (read_lines(pathlib.Path(name)) for name in (SOURCE.value, TARGET.value))
+        sides = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))
         return Lines(itertools.islice(zip(*sides, strict=True), LINES.value))
     pairs = load_pairs(numbers.get_config().data, "train")
     return Lines(pairs[i] for i in range(min(len(pairs), LINES.value)))

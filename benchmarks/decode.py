@@ -22,7 +22,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.timing import interleaved
 from configs import base
-from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, follow, greedy_search
+from transformer_flax.decoding.length_penalty import LengthPenalty
+from transformer_flax.decoding.search import Bounds, beam_search, follow, greedy_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.attention import causal_mask, padding_mask
 from transformer_flax.model.config import TransformerConfig

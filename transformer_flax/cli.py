@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from absl import app, flags
 from ml_collections import config_flags
 
+from transformer_flax.decoding.length_penalty import KINDS
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def define_config(default: pathlib.Path) -> flags.FlagHolder:
 
 
 def _define_penalty(name: str, default: None, text: str) -> flags.FlagHolder:
-    return flags.DEFINE_enum(name, default, ["gnmt", "length", "none"], text)
+    return flags.DEFINE_enum(name, default, KINDS, text)
 
 
 SETTINGS = {  # of a search: fields of config.decode that a command may set otherwise

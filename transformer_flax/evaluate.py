@@ -14,11 +14,12 @@ import sys
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.data.pairs import read_lines
+from transformer_flax.data.pairs import SPLITS
+from transformer_flax.data.text import read_side_by_side
 from transformer_flax.errors import UserError
 
 RESTORE = cli.define_run()
-SPLIT = flags.DEFINE_enum("split", "test", ["train", "valid", "test"], "of the data that the run was made with")
+SPLIT = flags.DEFINE_enum("split", "test", SPLITS, "of the data that the run was made with")
 SOURCE = flags.DEFINE_string("source", None, "a file to translate in place of a split, one sentence a line")
 REFERENCE = flags.DEFINE_string("reference", None, "its translation, line by line")
 TRANSLATIONS = flags.DEFINE_string("translations", None, "write the translations to this file")
@@ -32,18 +33,14 @@ def main() -> None:
     if SOURCE.value is not None and flags.FLAGS["split"].present:
         raise UserError("--split does nothing beside --source: leave one of them out")
     if TRANSLATIONS.value is not None:
-        if os.path.isfile(TRANSLATIONS.value) and TRANSLATIONS.value in (SOURCE.value, REFERENCE.value):
+        texts = [file for file in (SOURCE.value, REFERENCE.value) if file is not None]
+        if os.path.isfile(TRANSLATIONS.value) and any(os.path.samefile(TRANSLATIONS.value, file) for file in texts):
             raise UserError(f"{TRANSLATIONS.value} is an input; write the translations to another file")
         open(TRANSLATIONS.value, "ab").close()  # refused now, if at all, and not after the work
     sources, references, what = [], [], f"{SPLIT.value} split"
     if SOURCE.value is not None and REFERENCE.value is not None:
         what = SOURCE.value
-        sources, references = map(read_lines, map(pathlib.Path, (SOURCE.value, REFERENCE.value)))
-        if len(sources) != len(references):
-            raise UserError(
-                f"{SOURCE.value} has {len(sources):,} lines and {REFERENCE.value} {len(references):,}: "
-                "line N of one must translate line N of the other"
-            )
+        sources, references = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(REFERENCE.value))
     run, settings = RESTORE()
     print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
     if SOURCE.value is None:

@@ -8,6 +8,7 @@ the tokens as the vocabulary spells them: byte by byte, a blank as \u0120. Files
 import contextlib
 import logging
 import os
+import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.data.pairs import DAMAGES, OPENERS, plain_line
+from transformer_flax.data.text import decode_lines, open_text
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
@@ -82,8 +83,7 @@ def main(*files: str) -> None:
 def _open_input(name: str) -> BinaryIO:
     if os.path.isdir(name):
         raise UserError(f"{name} is a directory, not a text; a run is named by --workdir={name}")
-    file: Any = OPENERS.get(os.path.splitext(name)[1], open)(name, "rb")
-    return file
+    return open_text(pathlib.Path(name))
 
 
 def _open_output(inputs: Sequence[BinaryIO]) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -143,22 +143,10 @@ def _prompt() -> Iterator[str]:
 
 def _read(files: Sequence[BinaryIO]) -> Iterator[str]:
     """The lines of files, one after the other; none is read before it is asked for."""
-    spoilt = []
+    spoilt: list[str] = []
     for file in files:
-        name, number = getattr(file, "name", "the input"), 0
-        try:
-            for number, raw in enumerate(file, start=1):
-                line = plain_line(raw, first=number == 1)
-                try:
-                    yield line.decode()
-                except UnicodeDecodeError as error:
-                    place = f"{name}, line {number:,}"
-                    if INVALID.value == "refuse":
-                        raise UserError(f"{place}: not UTF-8 ({error.reason} at byte {error.start})") from error
-                    spoilt.append(place)
-                    yield line.decode(errors="replace")
-        except DAMAGES as error:
-            raise UserError(f"{name} is damaged after line {number:,}: {error}") from error
+        name = getattr(file, "name", "the input")  # which .xz does not tell
+        yield from decode_lines(file, name, spoilt=None if INVALID.value == "refuse" else spoilt)
     if spoilt:
         logger.warning("%d lines are not UTF-8 (%s first); bytes were replaced by U+FFFD", len(spoilt), spoilt[0])
 

@@ -62,13 +62,24 @@ def test_files_of_different_length_are_refused_before_a_run_is_looked_for(tmp_pa
     (tmp_path / "b.txt").write_text("a\n")
     options = [f"--source={tmp_path / 'a.txt'}", f"--reference={tmp_path / 'b.txt'}"]
     message = refused("evaluate", "--workdir=/nowhere", *options)
-    assert f"{tmp_path / 'a.txt'} has 2 lines and {tmp_path / 'b.txt'} 1" in message
+    assert f"{tmp_path / 'a.txt'} has 2 lines and {tmp_path / 'b.txt'} has 1:" in message
     assert "no.txt" in refused("evaluate", "--workdir=/nowhere", options[0], "--reference=no.txt")
 
 
 def test_a_place_for_translations_that_cannot_be_written_is_told_of_before_any_work(tmp_path):
     message = refused("evaluate", "--workdir=/nowhere", f"--translations={tmp_path / 'no/out.txt'}")
     assert str(tmp_path / "no/out.txt") in message
+
+
+@pytest.mark.parametrize("name", ["a.txt", "b.txt"])
+def test_a_text_is_not_overwritten_by_its_translations(tmp_path, name):
+    for text in ("a.txt", "b.txt"):
+        (tmp_path / text).write_text("a\n")
+    options = [f"--source={tmp_path / 'a.txt'}", f"--reference={tmp_path / 'b.txt'}"]
+    other_spelling = f"{tmp_path}/./{name}"
+    message = refused("evaluate", "--workdir=/nowhere", *options, f"--translations={other_spelling}")
+    assert message.startswith(f"{other_spelling} is an input")
+    assert (tmp_path / name).read_text() == "a\n"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.make import ListPairs, sentences_of
-from transformer_flax.data.corpus import CHUNK, Sentences, cache_root, load_corpus
+from transformer_flax.data.cache import cache_root
+from transformer_flax.data.corpus import CHUNK, Sentences, load_corpus
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, PAD_ID

@@ -30,11 +30,10 @@ from tests.decoding.toy import (
     step,
     written,
 )
-from transformer_flax.decoding.search import PENALTIES as KINDS
+from transformer_flax.decoding.length_penalty import KINDS, LengthPenalty
 from transformer_flax.decoding.search import (
     Bounds,
     Hypotheses,
-    LengthPenalty,
     Sampling,
     beam_search,
     ensemble,

@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 import pathlib
 import shutil
 import uuid
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from transformer_flax.data.cache import cache_root
 from transformer_flax.data.pairs import Pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
@@ -62,13 +62,6 @@ class Corpus:
 
     def __len__(self) -> int:
         return len(self.source)
-
-
-def cache_root(cache_dir: str) -> pathlib.Path:
-    """`cache_dir`, or where caches are kept by custom."""
-    if cache_dir:
-        return pathlib.Path(cache_dir)
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "transformer_flax"
 
 
 def load_corpus(

@@ -1,20 +1,15 @@
 """Where text comes from: random-access sequences of (source, target) sentences, one for each split."""
 
-import codecs
-import gzip
 import hashlib
-import lzma
 import pathlib
-import zlib
 from typing import Protocol
 
 from transformer_flax.data.numbers import NumberPairs
+from transformer_flax.data.text import OPENERS, read_side_by_side
 from transformer_flax.data.tfds import TfdsPairs
 from transformer_flax.errors import UserError
 
 SPLITS = ("train", "valid", "test")
-OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
-DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)  # of a compressed file
 
 
 class Pairs(Protocol):
@@ -54,12 +49,7 @@ class FolderPairs:
         if not folder.is_dir():
             raise UserError(f"config.data.path is {config.path!r}: there is no such folder")
         files = [_find(folder, split, language) for language in (config.source_language, config.target_language)]
-        self.sources, self.targets = (read_lines(file) for file in files)
-        if len(self.sources) != len(self.targets):
-            raise UserError(
-                f"{files[0]} has {len(self.sources):,} lines and {files[1]} has {len(self.targets):,}: "
-                "line N of one must translate line N of the other"
-            )
+        self.sources, self.targets = read_side_by_side(*files)
         digest = hashlib.sha256()
         for lines in (self.sources, self.targets):
             for line in lines:
@@ -81,22 +71,3 @@ def _find(folder: pathlib.Path, split: str, language: str) -> pathlib.Path:
             return file
     present = ", ".join(sorted(file.name for file in folder.iterdir())[:20]) or "nothing"
     raise UserError(f"{folder} has no {split}.{language} (nor .gz or .xz); it holds {present}")
-
-
-def plain_line(raw: bytes, *, first: bool) -> bytes:
-    """A line without its end and, where it is the first of a file, without the mark that some editors put there."""
-    return (raw.removeprefix(codecs.BOM_UTF8) if first else raw).rstrip(b"\r\n")
-
-
-def read_lines(file: pathlib.Path) -> list[str]:
-    lines = []
-    with OPENERS.get(file.suffix, open)(file, "rb") as stream:
-        try:
-            for line in stream:
-                lines.append(plain_line(line, first=not lines).decode())
-        except UnicodeDecodeError as error:
-            number = len(lines) + 1
-            raise UserError(f"{file}, line {number}: not UTF-8 ({error.reason} at byte {error.start})") from error
-        except DAMAGES as error:
-            raise UserError(f"{file} is damaged after line {len(lines):,}: {error}") from error
-    return lines

@@ -14,6 +14,7 @@ import shutil
 import sys
 import uuid
 
+from transformer_flax.data.cache import cache_root
 from transformer_flax.errors import UserError
 
 RETRIES = 5  # of a download, 6 s in all; TFDS's own 10 take more than 3 minutes to notice that there is no network
@@ -130,8 +131,6 @@ def _prepare(tfds, builder) -> None:
 
 def _copied(tfds, builder, cache_dir: str):
     """The builder of a copy on this machine: from another one, array_record asks for every single pair."""
-    from transformer_flax.data.corpus import cache_root  # which uses pairs, and so this
-
     key = hashlib.sha256((builder.data_path / "dataset_info.json").read_bytes()).hexdigest()[:32]
     folder = cache_root(cache_dir) / "tfds" / key
     if not folder.is_dir():

@@ -17,32 +17,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 Step = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
-PENALTIES = ("gnmt", "length", "none")
-
-
-@dataclasses.dataclass(frozen=True)
-class LengthPenalty:
-    """What log P(Y|X) is divided by for the score of a hypothesis, so that short ones do not win for being short.
-
-    "gnmt": ((5 + |Y|) / 6)^alpha (Wu et al., 2016, equation 14; the paper's); "length": |Y|^alpha; "none": 1.
-    """
-
-    kind: str
-    alpha: float
-
-    def __post_init__(self):
-        if self.kind not in PENALTIES:
-            raise UserError(f"the length penalty is {self.kind!r}; it must be one of {', '.join(PENALTIES)}")
-
-    def __call__(self, length: Any) -> Any:
-        """Of |Y|, which is at least 1 and counts the end symbol."""
-        if self.kind == "gnmt":
-            return ((5 + length) / 6) ** self.alpha
-        return (1.0 * length) ** self.alpha if self.kind == "length" else 1.0
 
 
 @dataclasses.dataclass(frozen=True)

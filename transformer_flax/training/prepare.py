@@ -13,7 +13,7 @@ from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
 from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, sample_texts
-from transformer_flax.decoding.search import LengthPenalty
+from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.training.optimizer import make_optimizer

@@ -1,0 +1,65 @@
+"""Lines of text files: plain, .gz or .xz, UTF-8."""
+
+import codecs
+import gzip
+import lzma
+import pathlib
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from transformer_flax.errors import UserError
+
+OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)  # of a compressed file
+
+
+def open_text(file: pathlib.Path) -> BinaryIO:
+    stream: Any = OPENERS.get(file.suffix, open)(file, "rb")
+    return stream
+
+
+def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None) -> Iterator[str]:
+    """The lines of a file without their ends; none is read before it is asked for.
+
+    Args:
+      stream: of bytes. The mark that some editors put at its start is left out.
+      name: of the file, for messages.
+      spoilt: told the places of lines that are not UTF-8, whose bytes are replaced by U+FFFD; None: they are refused.
+
+    Raises:
+      UserError: a line is not UTF-8, or a compressed file is damaged.
+    """
+    number = 0
+    try:
+        for number, raw in enumerate(stream, start=1):
+            line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).rstrip(b"\r\n")
+            try:
+                yield line.decode()
+            except UnicodeDecodeError as error:
+                place = f"{name}, line {number:,}"
+                if spoilt is None:
+                    raise UserError(f"{place}: not UTF-8 ({error.reason} at byte {error.start})") from error
+                spoilt.append(place)
+                yield line.decode(errors="replace")
+    except DAMAGES as error:
+        raise UserError(f"{name} is damaged after line {number:,}: {error}") from error
+
+
+def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[str]]:
+    """The lines of two files that translate each other.
+
+    Raises:
+      UserError: one has more lines than the other, or cannot be read.
+    """
+    sides = []
+    for file in (source, target):
+        with open_text(file) as stream:
+            sides.append(list(decode_lines(stream, str(file))))
+    sources, targets = sides
+    if len(sources) != len(targets):
+        raise UserError(
+            f"{source} has {len(sources):,} lines and {target} has {len(targets):,}: "
+            "line N of one must translate line N of the other"
+        )
+    return sources, targets
