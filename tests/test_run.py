@@ -16,11 +16,12 @@ import pytest
 import transformer_flax
 from tests.conftest import ROOT
 from tests.training.small import small_config
+from transformer_flax.cli import restore_named
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.search import Sampling
 from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import init_params
-from transformer_flax.run import Run, restore, restore_named
+from transformer_flax.run import Run, restore
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.metrics import read_metrics
 from transformer_flax.training.prepare import model_config
@@ -200,9 +201,9 @@ def test_a_restored_mean_is_to_the_bit_that_of_the_run_s_own_evaluation(finished
     config = run.config.checkpoint
     checkpoints = Checkpoints(finished / "checkpoints", every=config.every, keep=config.keep)
     newest = restore(finished, steps=[LAST]).params
-    average, steps = checkpoints.average(newest, LAST, run.config.eval.final_average)
+    average, choice = checkpoints.average(newest, LAST, run.config.eval.final_average)
     checkpoints.close()
-    assert steps == [BEFORE, LAST]
+    assert choice.steps == [BEFORE, LAST]
     assert_same(run.params, average)
 
 
@@ -218,25 +219,25 @@ def test_by_default_they_are_those_of_the_last_evaluation(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("names", "average", "parameters"),
+    ("name", "average", "parameters"),
     [
-        (["run"], None, "the moving average at step 34"),
-        (["run"], "2", "the mean of the parameters at steps 20, 30"),
-        (["run"], "ema", "the moving average at step 34"),
-        (["run@25"], None, "the parameters of step 25"),
-        (["run@10,25"], None, "the mean of the parameters at steps 10, 25"),
-        (["run@20", "run"], "1", "the parameters of step 20; the parameters of step 34"),
+        ("run", None, "the moving average at step 34"),
+        ("run", "2", "the mean of the parameters at steps 20, 30"),
+        ("run", "ema", "the moving average at step 34"),
+        ("run@25", None, "the parameters of step 25"),
+        ("run@10,25", None, "the mean of the parameters at steps 10, 25"),
+        ("run@20", "2", "the parameters of step 20"),
     ],
     ids=str,
 )
-def test_runs_are_named_with_or_without_steps(made, names, average, parameters):
-    assert restore_named([str(made.parent / name) for name in names], average).parameters == parameters
+def test_a_run_is_named_with_or_without_steps(made, name, average, parameters):
+    assert restore_named(str(made.parent / name), average).parameters == parameters
 
 
 def test_a_directory_may_have_an_at_in_its_name(tmp_path):
     make(tmp_path / "lr@high", steps=(10,))
-    assert restore_named([str(tmp_path / "lr@high")]).parameters == "the parameters of step 10"
-    assert restore_named([str(tmp_path / "lr@high@10")]).parameters == "the parameters of step 10"
+    assert restore_named(str(tmp_path / "lr@high")).parameters == "the parameters of step 10"
+    assert restore_named(str(tmp_path / "lr@high@10")).parameters == "the parameters of step 10"
 
 
 # What cannot be had

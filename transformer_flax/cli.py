@@ -70,14 +70,23 @@ def define_run() -> Callable[[], "tuple[Run, dict[str, Any]]"]:
     holders = {name: define(name, None, f"{text}; default: the run's") for name, (define, text) in SETTINGS.items()}
 
     def restore() -> "tuple[Run, dict[str, Any]]":
-        from transformer_flax.run import restore_named  # not before the flags are checked: JAX takes seconds to load
-
         if not workdirs.value:
             raise UserError("name the directory of a trained run: --workdir=runs/NAME")
-        run = restore_named(workdirs.value, average.value)
-        return run, {name: holder.value for name, holder in holders.items() if holder.value is not None}
+        first, *others = [restore_named(name, average.value) for name in workdirs.value]
+        chosen = {name: holder.value for name, holder in holders.items() if holder.value is not None}
+        return first.ensemble(*others), chosen
 
     return restore
+
+
+def restore_named(name: str, average: str | None = None) -> "Run":
+    """The run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,STEP,...`; the average is for those without steps."""
+    from transformer_flax.run import restore  # not before the flags are checked: JAX takes seconds to load
+
+    directory, _, steps = name.rpartition("@")
+    if directory and re.fullmatch(r"\d+(,\d+)*", steps):
+        return restore(directory, steps=[int(step) for step in steps.split(",")])
+    return restore(name, average=int(average) if average and average.isdecimal() else average)
 
 
 def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str = "") -> None:

@@ -2,9 +2,7 @@
 
 import dataclasses
 import inspect
-import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -19,14 +17,10 @@ from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.transformer import Transformer, init_params
-from transformer_flax.training.checkpoints import describe, load_params, mean, saved_steps, to_average
+from transformer_flax.training.averaging import choose, load_params, mean
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.prepare import model_config
 from transformer_flax.training.workdir import Workdir
-
-EMA = "ema"
-
-logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,38 +155,12 @@ def restore(workdir: str | os.PathLike, *, average: int | str | None = None, ste
     place = Workdir(workdir)
     config, tokenizer = place.load_config(), place.load_tokenizer()
     _require_fields(config, place)
-    saved = saved_steps(place.checkpoints)
-    if not saved:
-        raise UserError(
-            f"{place.path} holds no checkpoint yet; a run writes one every {config.checkpoint.every:,} steps"
-        )
-    if average is None:
-        average = EMA if config.ema_decay else config.eval.final_average
-    ema = average == EMA and steps is None
-    if steps is not None:
-        taken = sorted(set(steps))
-        if not taken:
-            raise UserError("steps is empty: name the steps of the checkpoints to average")
-        if missing := [step for step in taken if step not in saved]:
-            there = ", ".join(map(str, saved))
-            raise UserError(f"{place.path} has no checkpoint of step {missing[0]}; it has those of {there}")
-    elif ema:
-        if not config.ema_decay:
-            raise UserError(f"{place.path} has kept no moving average: its config.ema_decay is 0")
-        taken = saved[-1:]
-    else:
-        if not (isinstance(average, int) and average >= 1):
-            raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
-        taken = to_average(saved, config.checkpoint.every, average)
-        if len(taken) < average:
-            logger.warning(
-                "%d checkpoints are to be averaged, and %s has %d at the interval", average, place.path, len(taken)
-            )
+    choice = choose(place.checkpoints, config, average=average, steps=steps)
     model = Transformer(model_config(config, tokenizer.vocab_size))
     like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
-    params = mean(load_params(place.checkpoints, step, like, kind=EMA if ema else "params") for step in taken)
+    params = mean(load_params(place.checkpoints, step, like, kind=choice.kind) for step in choice.steps)
     params = jax.device_put(params)  # once: arrays of the host would travel with every batch
-    return Run(config, tokenizer, model, params, describe(taken, ema=ema), place.load_fingerprints())
+    return Run(config, tokenizer, model, params, str(choice), place.load_fingerprints())
 
 
 def _require_fields(config: ConfigDict, place: Workdir) -> None:
@@ -214,19 +182,3 @@ def _require_fields(config: ConfigDict, place: Workdir) -> None:
                     f"{place.config_file} lacks {name}, as a run of another version of this package; add it there "
                     "(configs/base.py says what it means)"
                 )
-
-
-def restore_named(names: Sequence[str], average: str | None = None) -> Run:
-    """What the commands are given: `DIRECTORY` or `DIRECTORY@STEP,STEP,...`, several of them for an ensemble.
-
-    Args:
-      average: as of `restore`, as text; for those without steps.
-    """
-    runs = []
-    for name in names:
-        directory, _, steps = name.rpartition("@")
-        if directory and re.fullmatch(r"\d+(,\d+)*", steps):
-            runs.append(restore(directory, steps=[int(step) for step in steps.split(",")]))
-        else:
-            runs.append(restore(name, average=int(average) if average and average.isdecimal() else average))
-    return runs[0].ensemble(*runs[1:])

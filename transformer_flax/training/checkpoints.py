@@ -1,97 +1,20 @@
-"""Checkpoints: written in the background, kept by rule, restored, averaged."""
+"""Checkpoints: written in the background, kept by rule, restored."""
 
 import contextlib
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
+from transformer_flax.training.averaging import Choice, load_params, mean, on_first_device, reading, regular, to_average
 from transformer_flax.training.step import TrainState
 
 _training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for
-
-
-def saved_steps(directory: pathlib.Path) -> list[int]:
-    """The steps of the checkpoints in a directory, ascending; those that were never completed have other names."""
-    return sorted(int(folder.name) for folder in directory.glob("*") if folder.name.isdecimal())
-
-
-def to_average(steps: Sequence[int], every: int, count: int) -> list[int]:
-    """Of the steps [ascending] of checkpoints, those whose parameters are averaged for an average of `count`.
-
-    They are the last regular ones, those at the interval: one made for an evaluation or at the end may lie in between.
-    Where nothing is to be averaged, or none is regular, it is the newest of all.
-    """
-    return (_regular(steps, every)[-count:] if count > 1 else []) or list(steps[-1:])
-
-
-def _regular(steps: Iterable[int], every: int) -> list[int]:
-    return [step for step in steps if step % every == 0]
-
-
-def load_params(directory: pathlib.Path, step: int, like: Any, *, kind: str = "params") -> Any:
-    """The parameters of one checkpoint and nothing else of it, on the first device.
-
-    Args:
-      directory: where the checkpoints lie; it may be in use by a run that trains.
-      step: one of `saved_steps`.
-      like: a tree of their shapes.
-      kind: "params", or "ema" for their moving average.
-
-    Raises:
-      UserError: the checkpoint cannot be read.
-    """
-    context = ocp.Context()
-    context.pytree.loading.partial_load = True
-    try:
-        with context:
-            loaded: Any = ocp.load_checkpointables(
-                str(directory.resolve() / str(step)), {"state": {kind: _on_first_device(like)}}
-            )
-    except Exception as error:  # of whatever kind the storage has for it
-        if isinstance(error.__cause__, KeyboardInterrupt):  # which the storage takes for a damage
-            raise error.__cause__ from None
-        raise _unreadable(directory, step) from error
-    params = loaded["state"][kind]
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):  # what is missing is left so
-        raise _unreadable(directory, step)
-    return params
-
-
-def _unreadable(directory: pathlib.Path, step: int) -> UserError:
-    others = ", ".join(str(other) for other in saved_steps(directory) if other != step)
-    return UserError(
-        f"the checkpoint {directory / str(step)} cannot be read: it is damaged, cut short, or of another model; "
-        + (f"there are those of steps {others} too" if others else "there is no other")
-    )
-
-
-def mean(trees: Iterable[Any]) -> Any:
-    """The mean of trees of parameters, in float32, on the host; they are taken one at a time."""
-    total, count = None, 0
-    for tree in trees:
-        tree = jax.tree.map(np.float32, jax.device_get(tree))
-        total, count = tree if total is None else jax.tree.map(np.add, total, tree), count + 1
-    return jax.tree.map(lambda leaf: leaf / np.float32(count), total)
-
-
-def describe(steps: Sequence[int], *, ema: bool = False) -> str:
-    """Which parameters these are, for people."""
-    listed = ", ".join(f"{step:,}" for step in steps)
-    if ema:
-        return f"the moving average at step {listed}"
-    return f"the parameters of step {listed}" if len(steps) == 1 else f"the mean of the parameters at steps {listed}"
-
-
-def _on_first_device(like: Any) -> Any:
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
 
 
 class Checkpoints:
@@ -120,7 +43,7 @@ class Checkpoints:
         """Orbax's question which of these, ascending by step, to keep."""
         del context
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*_regular(steps, self._every)[-self._keep :], *steps[-1:]}
+        kept = {*regular(steps, self._every)[-self._keep :], *steps[-1:]}
         scored = [c for c in checkpoints if c.metrics]
         if scored:
             kept.add(max(scored, key=lambda c: (c.metrics["bleu"], c.step)).step)
@@ -163,17 +86,18 @@ class Checkpoints:
         Args:
           like: a tree of its shapes.
           step: one of `steps()`.
+
+        Raises:
+          UserError: the checkpoint cannot be read.
         """
-        try:
-            return self._checkpointer.load_checkpointables(step, {"state": _on_first_device(like)})["state"]
-        except Exception as error:  # of whatever kind the storage has for it
-            raise _unreadable(self._directory, step) from error
+        with reading(self._directory, step):
+            return self._checkpointer.load_checkpointables(step, {"state": on_first_device(like)})["state"]
 
     def steps(self) -> list[int]:
         """The steps that can be restored, ascending."""
         return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
 
-    def average(self, params: Any, step: int, count: int) -> tuple[Any, list[int]]:
+    def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
         """The mean of the parameters of the last `count` checkpoints up to a step, as `to_average` chooses them.
 
         Args:
@@ -182,12 +106,12 @@ class Checkpoints:
           count: how many to take; fewer where there are fewer.
 
         Returns:
-          The parameters in float32, on the host, and the steps that were taken.
+          The parameters in float32, on the host, and the choice that was made.
         """
         with self._explaining():
             self._checkpointer.wait()  # the newest may still be on its way to the disk
         taken = to_average([*(s for s in self.steps() if s < step), step], self._every, count)
-        return mean(params if s == step else load_params(self._directory, s, params) for s in taken), taken
+        return mean(params if s == step else load_params(self._directory, s, params) for s in taken), Choice(taken)
 
     def close(self) -> None:
         """Waits for what is still being written."""

@@ -16,7 +16,8 @@ from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import count_parameters
 from transformer_flax.model.transformer import Transformer, init_params
 from transformer_flax.special_tokens import PAD_ID
-from transformer_flax.training.checkpoints import Checkpoints, describe
+from transformer_flax.training.averaging import EMA, Choice
+from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.evaluation import Evaluation, Evaluator
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.metrics import Meter, MetricsWriter
@@ -213,11 +214,14 @@ class Trainer:
         """Evaluates the validation split, and all splits after the last step; shows and keeps the translations."""
         config = self._config.eval
         step = int(np.ravel(state.step)[0])
-        params, taken = self._parallel.unreplicate(state.params if state.ema is None else state.ema), [step]
         average = config.final_average if last else config.average
-        if average > 1 and state.ema is None:
-            params, taken = self._checkpoints.average(params, step, average)
-        self._progress.say(f"evaluating {describe(taken, ema=state.ema is not None)}")
+        if state.ema is not None:
+            params, choice = self._parallel.unreplicate(state.ema), Choice([step], EMA)
+        elif average > 1:
+            params, choice = self._checkpoints.average(self._parallel.unreplicate(state.params), step, average)
+        else:
+            params, choice = self._parallel.unreplicate(state.params), Choice([step])
+        self._progress.say(f"evaluating {choice}")
         evaluations = {}
         for split, evaluator in self._evaluators.items():
             if split == "valid" or last:

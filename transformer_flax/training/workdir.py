@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
+from transformer_flax.training.averaging import saved_steps
 
 # A resumed run may have other values here: none of them changes what is learned from the steps that were made.
 FREE_FIELDS = ("steps", "name", "data.path", "data.cache_dir", "eval.", "checkpoint.", "log.", "parallel.", "decode.")
@@ -106,9 +107,9 @@ class Workdir:
             raise UserError(
                 "\n".join([f"{self.path} holds a run of another config:", *different, "choose another --workdir"])
             )
-        steps = [int(folder.name) for folder in self.checkpoints.glob("*") if folder.name.isdecimal()]
-        if max(steps, default=0) > config.steps:
-            raise UserError(f"{self.path} is at step {max(steps):,} already, past config.steps={config.steps:,}")
+        step = max(saved_steps(self.checkpoints), default=0)
+        if step > config.steps:
+            raise UserError(f"{self.path} is at step {step:,} already, past config.steps={config.steps:,}")
 
     def _write(self, file: pathlib.Path, text: str) -> None:
         partial = file.with_name(f".{file.name}.partial")

@@ -1,0 +1,123 @@
+"""Which parameters are taken, and that they are read whole or refused."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from orbax.checkpoint import v1 as ocp
+
+from tests.training.states import state_at
+from transformer_flax.errors import UserError
+from transformer_flax.training.averaging import EMA, Choice, load_params, mean, saved_steps, to_average
+from transformer_flax.training.checkpoints import Checkpoints
+
+
+@pytest.mark.parametrize(
+    ("steps", "count", "taken"),
+    [
+        ([5, 10, 20, 25], 1, [25]),
+        ([5, 10, 20, 25], 2, [10, 20]),
+        ([5, 10, 20, 25], 9, [10, 20]),
+        ([5, 25], 2, [25]),  # none is regular
+        ([10], 3, [10]),
+    ],
+)
+def test_what_an_average_takes(steps, count, taken):
+    assert to_average(steps, 10, count) == taken
+
+
+def test_the_mean_is_of_float32_and_the_same_to_the_bit_each_time():
+    rng = np.random.default_rng(0)
+    trees = [{"w": rng.normal(size=(50, 40)).astype(np.float32) * 10.0**i, "b": np.float32(i)} for i in range(5)]
+    first, again = mean(trees), mean(iter(trees))
+    exact = np.mean([tree["w"].astype(np.float64) for tree in trees], axis=0)
+    assert first["w"].dtype == np.float32
+    np.testing.assert_array_equal(first["w"], again["w"])
+    np.testing.assert_allclose(first["w"], exact, rtol=1e-5)
+    assert first["b"] == 2
+    np.testing.assert_array_equal(mean(trees[:1])["w"], trees[0]["w"])
+
+
+def test_it_is_said_which_parameters_they_are():
+    assert str(Choice([1500])) == "the parameters of step 1,500"
+    assert str(Choice([1500, 3000])) == "the mean of the parameters at steps 1,500, 3,000"
+    assert str(Choice([3000], EMA)) == "the moving average at step 3,000"
+
+
+def test_parameters_are_loaded_beside_a_run_that_is_writing(tmp_path):
+    directory = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(directory, every=10, keep=2)
+    for step in (10, 20):
+        checkpoints.save(state_at(step))
+    checkpoints.close()
+    half = directory / "30.orbax-checkpoint-tmp"
+    (half / "state").mkdir(parents=True)
+    (half / "state/data").write_bytes(b"half of it")
+    assert saved_steps(directory) == [10, 20]
+    before = snapshot(directory)
+    np.testing.assert_array_equal(load_params(directory, 20, state_at(0).params)["w"], 20)
+    assert snapshot(directory) == before
+    resumed = Checkpoints(directory, every=10, keep=2)  # the run itself clears it away
+    resumed.save(state_at(30))
+    resumed.close()
+    assert not half.exists()
+
+
+def snapshot(path):
+    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+@pytest.fixture
+def two_kinds(tmp_path):
+    """Checkpoints at step 1 without a moving average and at step 2 with one, whose values are 1, 2 and 12."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=2)
+    # Their structures differ, which no run does.
+    checkpoints.save(state_at(1))
+    checkpoints.save(state_at(2).replace(ema={"w": jnp.full(8, 12, jnp.float32)}))
+    checkpoints.close()
+    return tmp_path / "checkpoints"
+
+
+def test_the_moving_average_is_loaded_in_place_of_the_parameters(two_kinds):
+    like = state_at(0).params
+    np.testing.assert_array_equal(load_params(two_kinds, 2, like)["w"], 2)
+    np.testing.assert_array_equal(load_params(two_kinds, 2, like, kind="ema")["w"], 12)
+
+
+@pytest.mark.parametrize(
+    ("like", "kind"),
+    [
+        ({"w": jnp.zeros(8)}, "ema"),  # which it has not
+        ({"w": jnp.zeros(9)}, "params"),  # of another size
+        ({"w": jnp.zeros(8), "b": jnp.zeros(8)}, "params"),  # with one more, which Orbax would leave out silently
+        ({"b": jnp.zeros(8)}, "params"),
+    ],
+    ids=["no average", "another size", "one more", "another name"],
+)
+def test_a_checkpoint_without_what_is_asked_for_is_named_in_words_for_people(two_kinds, like, kind):
+    with pytest.raises(UserError) as refusal:
+        load_params(two_kinds, 1, like, kind=kind)
+    told = str(refusal.value)
+    assert told.startswith(f"the checkpoint {two_kinds / '1'} ")
+    assert len(told) < 500
+    assert "<class" not in told
+
+
+def interrupted(*args):
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as interruption:
+        raise ValueError("no handler could read it") from interruption  # as Orbax puts it
+
+
+def test_an_interruption_while_one_is_read_is_no_damage(two_kinds, monkeypatch):
+    monkeypatch.setattr(ocp, "load_checkpointables", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_params(two_kinds, 1, state_at(0).params)
+
+
+def test_an_interruption_while_a_run_goes_on_from_one_is_no_damage_either(two_kinds, monkeypatch):
+    checkpoints = Checkpoints(two_kinds, every=1, keep=2)
+    monkeypatch.setattr(checkpoints._checkpointer, "load_checkpointables", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.restore(state_at(0), 2)
+    checkpoints.close()

@@ -1,0 +1,150 @@
+"""Which parameters of a run are used: those of a checkpoint, the mean of several, or their moving average."""
+
+import contextlib
+import logging
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from orbax.checkpoint import v1 as ocp
+
+from transformer_flax.errors import UserError
+
+EMA = "ema"
+
+logger = logging.getLogger(__name__)
+
+
+class Choice(NamedTuple):
+    """Parameters to be used; as text, for people."""
+
+    steps: list[int]  # of the checkpoints whose mean they are
+    kind: str = "params"  # what is taken of each: its parameters, or EMA
+
+    def __str__(self) -> str:
+        listed = ", ".join(f"{step:,}" for step in self.steps)
+        if self.kind == EMA:
+            return f"the moving average at step {listed}"
+        several = len(self.steps) > 1
+        return f"the mean of the parameters at steps {listed}" if several else f"the parameters of step {listed}"
+
+
+def choose(
+    directory: pathlib.Path,
+    config: ConfigDict,
+    *,
+    average: int | str | None = None,
+    steps: Sequence[int] | None = None,
+) -> Choice:
+    """The parameters that are asked for, of the checkpoints in a directory.
+
+    Args:
+      directory: where the checkpoints lie.
+      config: of their run.
+      average: how many of the last checkpoints at the interval, or EMA; None for what the run is evaluated with.
+      steps: the checkpoints of these steps instead.
+
+    Raises:
+      UserError: there is no such checkpoint, or no moving average.
+    """
+    saved = saved_steps(directory)
+    if not saved:
+        raise UserError(
+            f"{directory.parent} holds no checkpoint yet; a run writes one every {config.checkpoint.every:,} steps"
+        )
+    if steps is not None:
+        if not steps:
+            raise UserError("steps is empty: name the steps of the checkpoints to average")
+        if missing := sorted(set(steps) - set(saved)):
+            there = ", ".join(map(str, saved))
+            raise UserError(f"{directory.parent} has no checkpoint of step {missing[0]}; it has those of {there}")
+        return Choice(sorted(set(steps)))
+    if average is None:
+        average = EMA if config.ema_decay else config.eval.final_average
+    if average == EMA:
+        if not config.ema_decay:
+            raise UserError(f"{directory.parent} has kept no moving average: its config.ema_decay is 0")
+        return Choice(saved[-1:], EMA)
+    if not (isinstance(average, int) and average >= 1):
+        raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
+    taken = to_average(saved, config.checkpoint.every, average)
+    if len(taken) < average:
+        logger.warning(
+            "%d checkpoints are to be averaged, and %s has %d at the interval", average, directory.parent, len(taken)
+        )
+    return Choice(taken)
+
+
+def saved_steps(directory: pathlib.Path) -> list[int]:
+    """The steps of the checkpoints in a directory, ascending; those that were never completed have other names."""
+    return sorted(int(folder.name) for folder in directory.glob("*") if folder.name.isdecimal())
+
+
+def to_average(steps: Sequence[int], every: int, count: int) -> list[int]:
+    """Of the steps [ascending] of checkpoints, those whose parameters are averaged for an average of `count`.
+
+    They are the last regular ones. Where nothing is to be averaged, or none is regular, it is the newest of all.
+    """
+    return (regular(steps, every)[-count:] if count > 1 else []) or list(steps[-1:])
+
+
+def regular(steps: Iterable[int], every: int) -> list[int]:
+    """Those at the interval; checkpoints that are made for an evaluation or at the end may lie in between."""
+    return [step for step in steps if step % every == 0]
+
+
+def load_params(directory: pathlib.Path, step: int, like: Any, *, kind: str = "params") -> Any:
+    """The parameters of one checkpoint and nothing else of it, on the first device.
+
+    Args:
+      directory: where the checkpoints lie; it may be in use by a run that trains.
+      step: one of `saved_steps`.
+      like: a tree of their shapes.
+      kind: "params", or EMA for their moving average.
+
+    Raises:
+      UserError: the checkpoint cannot be read.
+    """
+    context = ocp.Context()
+    context.pytree.loading.partial_load = True
+    with reading(directory, step), context:
+        loaded: Any = ocp.load_checkpointables(
+            str(directory.resolve() / str(step)), {"state": {kind: on_first_device(like)}}
+        )
+        params = loaded["state"][kind]
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
+            raise ValueError("a part of it is missing, which Orbax leaves as it was asked for")
+    return params
+
+
+@contextlib.contextmanager
+def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
+    """A context in which a checkpoint is read; what goes wrong there is told as a UserError."""
+    try:
+        yield
+    except Exception as error:  # of whatever kind the storage has for it
+        if isinstance(error.__cause__, KeyboardInterrupt):  # which the storage takes for a damage
+            raise error.__cause__ from None
+        others = ", ".join(str(other) for other in saved_steps(directory) if other != step)
+        raise UserError(
+            f"the checkpoint {directory / str(step)} cannot be read: it is damaged, cut short, or of another model; "
+            + (f"there are those of steps {others} too" if others else "there is no other")
+        ) from error
+
+
+def on_first_device(like: Any) -> Any:
+    """What Orbax is asked for: a tree of these shapes, on the first device whatever devices it was saved from."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
+
+
+def mean(trees: Iterable[Any]) -> Any:
+    """The mean of trees of parameters, in float32, on the host; they are taken one at a time."""
+    total, count = None, 0
+    for tree in trees:
+        tree = jax.tree.map(np.float32, jax.device_get(tree))
+        total, count = tree if total is None else jax.tree.map(np.add, total, tree), count + 1
+    return jax.tree.map(lambda leaf: leaf / np.float32(count), total)
