@@ -52,7 +52,8 @@ def get_config() -> ConfigDict:
     config.data.max_length_ratio = 0.0  # of the longer side to the shorter, or the pair is left out too; 0: any
     config.data.drop_duplicates = False  # leave out pairs that stand before in the split
     config.data.tokens_per_batch = 25_000  # slots a side, at most
-    config.data.num_buckets = 12  # batch shapes, at most
+    config.data.batching = "bucketed"  # like lengths together; or "packed": pairs side by side, rows of max_length
+    config.data.num_buckets = 12  # batch shapes, at most, when bucketed
     config.data.rows_multiple_of = 8  # rows divide by it, and so among devices and accumulation steps
     config.data.seed = 0  # of the data: tokenizer sample, generated numbers, order of shapes
     config.data.cache_dir = ""  # tokenised text; empty: the user's cache directory

@@ -8,47 +8,53 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.make import corpus_of
-from transformer_flax.data.batches import Batches, bucket_edges
+from transformer_flax.data.batches import Batches, BucketedBatches, PackedBatches, bucket_edges
 from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 
 law = settings(deadline=None, max_examples=60)
+KINDS = (BucketedBatches, PackedBatches)
+kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 @st.composite
-def cases(draw):
-    """A corpus, some of its pairs, and arguments that suit it."""
+def cases(draw, kinds=KINDS):
+    """A kind of batches, and arguments for it: a corpus, some of its pairs, and what suits them."""
+    kind = draw(st.sampled_from(kinds))
     lengths = draw(st.lists(st.tuples(st.integers(2, 20), st.integers(2, 20)), min_size=1, max_size=60))
     corpus = corpus_of(*zip(*lengths, strict=True))
     indices = np.array(sorted(draw(st.sets(st.sampled_from(range(len(lengths))), min_size=1))))
     longest = max(max(lengths[i]) for i in indices)
     multiple = draw(st.integers(1, 4))
+    own = {"num_buckets": draw(st.integers(1, 6))}
+    if kind is PackedBatches:
+        longest += draw(st.integers(0, 30))
+        own = {"width": longest}
     smallest = longest * multiple
-    return {
+    return kind, own | {
         "corpus": corpus,
         "indices": indices,
         "tokens_per_batch": draw(st.integers(smallest, 4 * smallest)),
-        "num_buckets": draw(st.integers(1, 6)),
         "rows_multiple_of": multiple,
         "data_seed": draw(st.integers(0, 9)),
         "seed": draw(st.integers(0, 9)),
     }
 
 
-def make(**fields) -> Batches:
+def make(kind=BucketedBatches, **fields) -> Batches:
     """200 pairs of 2 to 30 tokens, in a few hundred tokens a batch."""
     rng = np.random.default_rng(0)
     case = {
         "corpus": corpus_of(rng.integers(2, 31, 200), rng.integers(2, 31, 200)),
         "indices": np.arange(200),
         "tokens_per_batch": 300,
-        "num_buckets": 4,
         "rows_multiple_of": 2,
         "data_seed": 0,
         "seed": 0,
     }
-    return Batches(**(case | fields))
+    case |= {"width": 60} if kind is PackedBatches else {"num_buckets": 4}
+    return kind(**(case | fields))
 
 
 def epoch(batches: Batches, number: int = 0) -> list:
@@ -58,8 +64,9 @@ def epoch(batches: Batches, number: int = 0) -> list:
 
 def pairs_in(batch) -> list[int]:
     """The pairs of a batch, row by row, by the ids that corpus_of gives them."""
-    first = batch["source"][:, 0]
-    return (first[first != PAD_ID] - NUM_SPECIAL).tolist()
+    source = batch["source"]
+    before = np.pad(source[:, :-1], ((0, 0), (1, 0)), constant_values=END_ID)
+    return (source[(before == END_ID) & (source != PAD_ID)] - NUM_SPECIAL).tolist()
 
 
 def shapes_of(batches) -> list[tuple[int, int]]:
@@ -68,8 +75,9 @@ def shapes_of(batches) -> list[tuple[int, int]]:
 
 def assert_same(some: list, others: list) -> None:
     for batch, other in zip(some, others, strict=True):
-        np.testing.assert_array_equal(batch["source"], other["source"])
-        np.testing.assert_array_equal(batch["target"], other["target"])
+        assert batch.keys() == other.keys()
+        for name, block in batch.items():
+            np.testing.assert_array_equal(block, other[name])
 
 
 # Edges
@@ -110,18 +118,20 @@ def test_enough_buckets_leave_no_padding():
 
 @law
 @given(cases())
-def test_every_epoch_shows_every_pair_once(case):
-    batches = Batches(**case)
+def test_every_epoch_shows_every_pair_once(kind_and_case):
+    kind, case = kind_and_case
+    batches = kind(**case)
     for number in range(3):
         shown = [pair for batch in epoch(batches, number) for pair in pairs_in(batch)]
         assert sorted(shown) == case["indices"].tolist()
 
 
 @law
-@given(cases())
-def test_a_row_is_a_whole_pair_or_empty(case):
+@given(cases(kinds=[BucketedBatches]))
+def test_a_row_is_a_whole_pair_or_empty(kind_and_case):
+    _, case = kind_and_case
     corpus = case["corpus"]
-    for batch in epoch(Batches(**case)):
+    for batch in epoch(BucketedBatches(**case)):
         pairs = pairs_in(batch)
         for side in ("source", "target"):
             expected = np.zeros_like(batch[side])
@@ -134,11 +144,32 @@ def test_a_row_is_a_whole_pair_or_empty(case):
 
 
 @law
+@given(cases(kinds=[PackedBatches]))
+def test_a_packed_row_is_whole_pairs_side_by_side(kind_and_case):
+    _, case = kind_and_case
+    for batch in epoch(PackedBatches(**case)):
+        pairs = iter(pairs_in(batch))
+        for row in range(len(batch["source"])):
+            count = batch["source_segments"][row].max()
+            own = [next(pairs) for _ in range(count)]
+            for side in ("source", "target"):
+                sentences = getattr(case["corpus"], side)
+                whole = [[NUM_SPECIAL + pair] * (sentences.lengths[pair] - 1) + [END_ID] for pair in own]
+                segments = [[1 + i] * len(sentence) for i, sentence in enumerate(whole)]
+                empty = [PAD_ID] * (case["width"] - sum(map(len, whole)))
+                assert batch[side][row].tolist() == [*itertools.chain(*whole), *empty]
+                assert batch[f"{side}_segments"][row].tolist() == [*itertools.chain(*segments), *empty]
+        assert all(block.dtype == np.int32 for block in batch.values())
+        assert list(pairs) == []
+
+
+@law
 @given(cases())
-def test_a_batch_has_room_for_its_tokens_and_rows_that_divide(case):
-    for batch in epoch(Batches(**case)):
+def test_a_batch_has_room_for_its_tokens_and_rows_that_divide(kind_and_case):
+    kind, case = kind_and_case
+    for batch in epoch(kind(**case)):
         rows, length = batch["source"].shape
-        assert batch["target"].shape == (rows, length)
+        assert {block.shape for block in batch.values()} == {(rows, length)}
         assert rows > 0
         assert rows % case["rows_multiple_of"] == 0
         assert rows * length <= case["tokens_per_batch"]
@@ -146,25 +177,28 @@ def test_a_batch_has_room_for_its_tokens_and_rows_that_divide(case):
 
 @law
 @given(cases())
-def test_a_batch_has_as_many_rows_as_fit(case):
-    for rows, length in Batches(**case).shapes:
+def test_a_batch_has_as_many_rows_as_fit(kind_and_case):
+    kind, case = kind_and_case
+    for rows, length in kind(**case).shapes:
         assert (rows + case["rows_multiple_of"]) * length > case["tokens_per_batch"]
 
 
 @law
 @given(cases())
-def test_at_most_one_batch_of_an_epoch_is_not_full(case):
-    batches = Batches(**case)
+def test_at_most_one_batch_of_an_epoch_is_not_full(kind_and_case):
+    kind, case = kind_and_case
+    batches = kind(**case)
     for number in range(2):
-        empty_rows = [len(batch["source"]) - len(pairs_in(batch)) for batch in epoch(batches, number)]
+        empty_rows = [np.sum(~batch["source"].any(axis=1)) for batch in epoch(batches, number)]
         assert sum(empty > 0 for empty in empty_rows) <= 1
         assert all(pairs_in(batch) for batch in epoch(batches, number))
 
 
 @law
-@given(cases())
-def test_fewer_than_one_batch_of_a_bucket_moves_up(case):
-    batches = Batches(**case)
+@given(cases(kinds=[BucketedBatches]))
+def test_fewer_than_one_batch_of_a_bucket_moves_up(kind_and_case):
+    _, case = kind_and_case
+    batches = BucketedBatches(**case)
     lengths = np.maximum(case["corpus"].source.lengths, case["corpus"].target.lengths)
     widths = {pair: batch["source"].shape[1] for batch in epoch(batches) for pair in pairs_in(batch)}
     for rows, edge in zip(batches.rows, batches.edges, strict=True):
@@ -176,17 +210,19 @@ def test_fewer_than_one_batch_of_a_bucket_moves_up(case):
 
 @law
 @given(cases())
-def test_there_are_at_most_num_buckets_shapes(case):
-    batches = Batches(**case)
+def test_there_are_at_most_num_buckets_shapes(kind_and_case):
+    kind, case = kind_and_case
+    batches = kind(**case)
     seen = {shape for number in range(2) for shape in shapes_of(epoch(batches, number))}
     assert seen == set(batches.shapes)
-    assert len(batches.shapes) == len(seen) <= case["num_buckets"]
+    assert len(batches.shapes) == len(seen) <= case.get("num_buckets", 1)
 
 
 @law
 @given(cases(), st.integers(10, 10**6))
-def test_shapes_do_not_depend_on_the_seed(case, other_seed):
-    one, other = Batches(**case), Batches(**case | {"seed": other_seed})
+def test_shapes_do_not_depend_on_the_seed(kind_and_case, other_seed):
+    kind, case = kind_and_case
+    one, other = kind(**case), kind(**case | {"seed": other_seed})
     assert one.batches_per_epoch == other.batches_per_epoch
     for number in range(2):
         assert shapes_of(epoch(one, number)) == shapes_of(epoch(other, number))
@@ -194,8 +230,9 @@ def test_shapes_do_not_depend_on_the_seed(case, other_seed):
 
 @law
 @given(cases())
-def test_every_epoch_has_the_same_shapes(case):
-    batches = Batches(**case)
+def test_every_epoch_has_the_same_shapes(kind_and_case):
+    kind, case = kind_and_case
+    batches = kind(**case)
     counts = [collections.Counter(shapes_of(epoch(batches, number))) for number in range(3)]
     assert counts[0] == counts[1] == counts[2]
 
@@ -212,30 +249,52 @@ def test_the_order_of_shapes_changes_with_epoch_and_data_seed():
 
 @law
 @given(cases(), st.data())
-def test_a_batch_does_not_depend_on_what_was_asked_for_before(case, data):
-    whole = Batches(**case)
+def test_a_batch_does_not_depend_on_what_was_asked_for_before(kind_and_case, data):
+    kind, case = kind_and_case
+    whole = kind(**case)
     n = 4 * whole.batches_per_epoch
     forward = [whole[k] for k in range(n)]
     order = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
-    fresh = Batches(**case)
+    fresh = kind(**case)
     assert_same([fresh[k] for k in order], [forward[k] for k in order])
     assert_same([whole[k] for k in order], [forward[k] for k in order])
 
 
-def test_a_batch_that_is_changed_by_its_user_is_not_changed_for_the_next():
-    batches = make()
+@kinds
+def test_a_batch_that_is_changed_by_its_user_is_not_changed_for_the_next(kind):
+    batches = make(kind)
     batches[3]["source"][:] = 0
-    assert_same([batches[3]], [make()[3]])
+    assert_same([batches[3]], [make(kind)[3]])
 
 
+@law
+@given(cases(), st.sampled_from([1, 2, 4]))
+def test_hosts_make_the_same_batches_together_as_one_alone(kind_and_case, hosts):
+    kind, case = kind_and_case
+    multiple = 4 * case["rows_multiple_of"]
+    case |= {"rows_multiple_of": multiple, "tokens_per_batch": 4 * case["tokens_per_batch"]}
+    alone = kind(**case)
+    each = [kind(**case, share=(host, hosts)) for host in range(hosts)]
+    assert {batches.batches_per_epoch for batches in each} == {alone.batches_per_epoch}
+    for k in range(2 * alone.batches_per_epoch):
+        parts = [batches[k] for batches in each]
+        rows = len(alone[k]["source"]) // hosts
+        assert {block.shape[0] for part in parts for block in part.values()} == {rows}
+        assert pairs_in(alone[k]) == alone.pairs(k).tolist() == each[-1].pairs(k).tolist()
+        assert each[0].num_tokens(k) == sum(np.sum(alone[k][side] != PAD_ID) for side in ("source", "target"))
+        assert_same([alone[k]], [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}])
+
+
+@kinds
 @pytest.mark.parametrize("number", [0, 1])
-def test_another_seed_fills_the_batches_with_other_pairs(number):
-    one, other = epoch(make(seed=0), number), epoch(make(seed=1), number)
+def test_another_seed_fills_the_batches_with_other_pairs(kind, number):
+    one, other = epoch(make(kind, seed=0), number), epoch(make(kind, seed=1), number)
     assert all(set(pairs_in(batch)) != set(pairs_in(peer)) for batch, peer in zip(one, other, strict=True))
 
 
-def test_every_epoch_has_another_order():
-    batches = make()
+@kinds
+def test_every_epoch_has_another_order(kind):
+    batches = make(kind)
     orders = [tuple(pair for batch in epoch(batches, number) for pair in pairs_in(batch)) for number in range(4)]
     assert len(set(orders)) == 4
 
@@ -285,18 +344,20 @@ def test_pairs_that_are_not_selected_are_never_shown():
 # Refusals
 
 
-def test_too_few_tokens_a_batch_are_refused_with_a_number_that_does():
+@kinds
+def test_too_few_tokens_a_batch_are_refused_with_a_number_that_does(kind):
     with pytest.raises(
         UserError, match=r"config\.data\.tokens_per_batch is 239\b.*config\.data\.max_length"
     ) as refusal:
-        make(tokens_per_batch=239, rows_multiple_of=8)
+        make(kind, tokens_per_batch=239, rows_multiple_of=8)
     assert "config.data.rows_multiple_of" in str(refusal.value)
     enough = int(re.search(r"at least (\d+)", str(refusal.value)).group(1))
-    make(tokens_per_batch=enough, rows_multiple_of=8)
+    make(kind, tokens_per_batch=enough, rows_multiple_of=8)
     with pytest.raises(UserError, match="tokens_per_batch"):
-        make(tokens_per_batch=enough - 1, rows_multiple_of=8)
+        make(kind, tokens_per_batch=enough - 1, rows_multiple_of=8)
 
 
-def test_no_pairs_are_refused():
+@kinds
+def test_no_pairs_are_refused(kind):
     with pytest.raises(UserError, match="no sentence pairs"):
-        make(indices=np.empty(0, np.int64))
+        make(kind, indices=np.empty(0, np.int64))

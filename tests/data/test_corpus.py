@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.make import ListPairs, sentences_of
+from tests.data.make import ListPairs
 from transformer_flax.data.cache import cache_root
 from transformer_flax.data.corpus import CHUNK, Sentences, load_corpus
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.special_tokens import END_ID, PAD_ID
+from transformer_flax.special_tokens import END_ID
 
 PAIRS = ListPairs((f"number {n}" * (n % 4), f"die nummer {n}" * (n % 3)) for n in range(50))
 
@@ -78,28 +78,17 @@ def test_lengths_count_the_end_symbol(tmp_path, tokenizer):
 
 
 @settings(deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
-    width=st.integers(1, 12),
-    spare=st.integers(0, 3),
-    data=st.data(),
-)
-def test_rows_are_cut_and_padded(lengths, width, spare, data):
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), data=st.data())
+def test_the_beginnings_of_sentences_are_read_one_after_the_other(lengths, data):
     offsets = np.cumsum([0, *lengths])
     sentences = Sentences(np.arange(3, 3 + offsets[-1], dtype=np.int32), offsets)
     chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=6))
-    rows = sentences.padded(np.array(chosen, np.int64), len(chosen) + spare, width)
+    taken = [data.draw(st.integers(0, lengths[i])) for i in chosen]
     whole = as_lists(sentences)
-    expected = [(whole[i] + [PAD_ID] * width)[:width] for i in chosen] + [[PAD_ID] * width] * spare
-    assert rows.tolist() == expected
-    assert rows.dtype == np.int32
-
-
-def test_padding_copies():
-    """A batch is the caller's to change; the memory map behind it is not."""
-    sentences = sentences_of([3, 3])
-    sentences.padded(np.array([0, 1]), 2, 3)[:] = 7
-    assert as_lists(sentences) == [[3, 3, END_ID], [4, 4, END_ID]]
+    expected = [token for i, count in zip(chosen, taken, strict=True) for token in whole[i][:count]]
+    assert sentences.tokens(np.array(chosen, np.int64), np.array(taken, np.int64)).tolist() == expected
+    assert sentences.lengths_of(np.array(chosen, np.int64)).tolist() == [lengths[i] for i in chosen]
+    assert sentences.lengths.tolist() == lengths
 
 
 def test_progress_is_told_up_to_the_end(tmp_path, tokenizer):

@@ -57,9 +57,9 @@ def final_state(path, step):
     "mode",
     [
         {"parallel__num_devices": 2, "accumulation_steps": 2},
-        {"parallel__mode": "pmap", "parallel__num_devices": 2, "ema_decay": 0.9},
+        {"parallel__mode": "pmap", "parallel__num_devices": 2, "ema_decay": 0.9, "data__batching": "packed"},
     ],
-    ids=["jit", "pmap"],
+    ids=["jit", "pmap, packed"],
 )
 def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode):
     settings = {

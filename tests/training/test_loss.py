@@ -1,11 +1,15 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.conftest import TINY
+from transformer_flax.data.batches import BucketedBatches, PackedBatches
+from transformer_flax.data.corpus import Corpus, Sentences
 from transformer_flax.model.transformer import Transformer, init_params
-from transformer_flax.special_tokens import PAD_ID
+from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 from transformer_flax.training.loss import cross_entropy, perplexity, translation_loss
 
 LOGITS = np.random.default_rng(0).normal(size=(3, 11)).astype(np.float32) * 3
@@ -99,3 +103,36 @@ def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_rows(params, batch):
     grads, *_ = gradient(batch, params)
     rows = [gradient({side: values[i : i + 1] for side, values in batch.items()}, params)[0] for i in range(3)]
     jax.tree.map(lambda all_, *each: np.testing.assert_allclose(all_, sum(each), rtol=2e-5, atol=2e-5), grads, *rows)
+
+
+def test_packed_and_bucketed_batches_of_the_same_pairs_have_the_same_loss_and_gradient():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(2, 12, (2, 40))
+    corpus = Corpus(*(random_sentences(rng, each) for each in lengths))
+    loss_fn = translation_loss(Transformer(dataclasses.replace(TINY, dropout=0.0)), 0.1)
+    arguments = {"tokens_per_batch": 96, "rows_multiple_of": 2, "data_seed": 0, "seed": 0}
+    params = init_params(TINY, jax.random.key(1))
+
+    @jax.jit
+    def gradient(params, batch):
+        def loss(params):
+            sums, counts = loss_fn(params, batch, None)
+            return sums["loss"], (sums, counts)
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    bucketed = BucketedBatches(corpus, np.arange(40), num_buckets=3, **arguments)
+    packed = PackedBatches(corpus, np.arange(40), width=24, **arguments)
+    assert packed.batches_per_epoch >= 3
+    totals = []
+    for batches in (bucketed, packed):
+        each = [gradient(params, batches[k]) for k in range(batches.batches_per_epoch)]
+        totals.append(jax.tree.map(lambda *leaves: np.sum(np.float64(leaves), axis=0), *each))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *totals)
+
+
+def random_sentences(rng, lengths) -> Sentences:
+    offsets = np.cumsum([0, *lengths])
+    ids = rng.integers(NUM_SPECIAL, TINY.vocab_size, offsets[-1])
+    ids[offsets[1:] - 1] = END_ID
+    return Sentences(ids, offsets)

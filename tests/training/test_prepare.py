@@ -50,6 +50,11 @@ def test_none_is_refused_by_name(field):
         check(config)
 
 
+def test_a_batching_that_is_none_of_ours_is_refused():
+    with pytest.raises(UserError, match=r"config\.data\.batching is 'grouped'; it must be one of bucketed, packed"):
+        check(small_config(data__batching="grouped"))
+
+
 def test_a_length_penalty_that_is_none_of_ours_is_refused():
     with pytest.raises(UserError, match="the length penalty is 'google'; it must be one of gnmt, length, none"):
         check(small_config(decode__length_penalty="google"))

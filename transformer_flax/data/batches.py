@@ -1,16 +1,24 @@
-"""Batches of few static shapes, in which pairs of like length stand together (section 5.1).
+"""Batches of few static shapes: pairs of like length together, a row each (section 5.1), or packed side by side.
 
 A batch is {"source": int32 [B, L], "target": int32 [B, L]}, every sentence closed by the end symbol and padded with 0.
+A packed one has "source_segments" and "target_segments" too, of the same shape: 1 where the first pair of a row stands,
+2 for the second, and 0 for padding.
 """
 
+import abc
+import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 
-from transformer_flax.data.corpus import Corpus
+from transformer_flax.data.corpus import Corpus, ranges
+from transformer_flax.data.packing import pack
 from transformer_flax.errors import UserError
+from transformer_flax.special_tokens import PAD_ID
 
 Batch = dict[str, np.ndarray]
+SIDES = ("source", "target")
 
 
 def bucket_edges(lengths: np.ndarray, num_buckets: int) -> np.ndarray:
@@ -36,50 +44,98 @@ def bucket_edges(lengths: np.ndarray, num_buckets: int) -> np.ndarray:
     return np.array(edges[::-1], np.int64)
 
 
-class Batches:
+class Batches(abc.ABC):
     """An endless random-access sequence: `batches[k]` is a pure function of (corpus, arguments, seed, k).
 
     Its shape does not depend on `seed`, which decides which pairs fill it. Every epoch shows every pair once, in
-    `batches_per_epoch` batches; what does not fill a batch of its bucket moves up to the next wider one, and the last
-    batch of the widest is filled up with empty rows.
+    `batches_per_epoch` batches, of which the last is filled up with empty rows.
 
     Args:
       corpus: the tokenised pairs.
-      indices: the pairs to use.
       tokens_per_batch: at most so many slots a side.
-      num_buckets: at most so many shapes.
       rows_multiple_of: the number of rows divides by it.
       data_seed: rules the order of shapes.
       seed: rules which pairs fill them.
-      max_length: longer sides are cut to so many tokens.
+      share: (i, n) for the i-th of n equal parts of each batch's rows, so that n hosts make one batch together; n must
+        divide `rows_multiple_of`.
     """
+
+    batches_per_epoch: int
+    shapes: list[tuple[int, int]]  # (rows, length) of every shape of a whole batch
 
     def __init__(
         self,
         corpus: Corpus,
-        indices: np.ndarray,
         *,
         tokens_per_batch: int,
-        num_buckets: int,
         rows_multiple_of: int,
         data_seed: int,
         seed: int,
-        max_length: int | None = None,
+        share: tuple[int, int] = (0, 1),
     ):
-        if not len(indices):
-            raise UserError("there are no sentence pairs to make batches of; see the counts above for what was dropped")
         self.corpus = corpus
+        self._tokens_per_batch, self._rows_multiple_of = tokens_per_batch, rows_multiple_of
+        self._data_seed, self._seed, self._share = data_seed, seed, share
+        self._epoch = functools.lru_cache(maxsize=2)(self._plan)
+
+    @abc.abstractmethod
+    def __getitem__(self, k: int) -> Batch:
+        """This host's share of batch k."""
+
+    @abc.abstractmethod
+    def pairs(self, k: int) -> np.ndarray:
+        """Which pairs of the corpus batch k holds, all shares together, row by row."""
+
+    def num_tokens(self, k: int) -> int:
+        """Source and target tokens of batch k, all shares together."""
+        pairs = self.pairs(k)
+        return sum(int(getattr(self.corpus, side).lengths_of(pairs).sum()) for side in SIDES)
+
+    @abc.abstractmethod
+    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """What `seed` decides of an epoch: the order of pairs, and that of batches or rows."""
+
+    def _num_rows(self, lengths: np.ndarray) -> np.ndarray:
+        """How many rows of each length a batch has.
+
+        Raises:
+          UserError: none of the longest fits.
+        """
+        multiple = self._rows_multiple_of
+        rows = self._tokens_per_batch // lengths // multiple * multiple
+        if not rows.all():
+            raise UserError(
+                f"config.data.tokens_per_batch is {self._tokens_per_batch}: too few for {multiple} "
+                f"(config.data.rows_multiple_of) rows of {lengths[-1]} tokens; raise it to at least "
+                f"{lengths[-1] * multiple}, or lower config.data.max_length"
+            )
+        return rows
+
+    def _shared(self, rows: int) -> slice:
+        """Of so many rows, those that this host makes."""
+        i, n = self._share
+        return slice(rows * i // n, rows * (i + 1) // n)
+
+
+class BucketedBatches(Batches):
+    """One pair a row, beside others of like length; what does not fill a batch of its length moves up to the next.
+
+    Args:
+      indices: of the pairs to use.
+      num_buckets: at most so many shapes.
+      max_length: longer sides are cut to so many tokens.
+    """
+
+    def __init__(
+        self, corpus: Corpus, indices: np.ndarray, *, num_buckets: int, max_length: int | None = None, **arguments
+    ):
+        super().__init__(corpus, **arguments)
+        indices = _require_pairs(indices)
         lengths = np.maximum(corpus.source.lengths, corpus.target.lengths)[indices]
         if max_length is not None:
             lengths = np.minimum(lengths, max_length)
         self.edges = bucket_edges(lengths, num_buckets)
-        self.rows = tokens_per_batch // self.edges // rows_multiple_of * rows_multiple_of
-        if not self.rows.all():
-            raise UserError(
-                f"config.data.tokens_per_batch is {tokens_per_batch}: too few for {rows_multiple_of} "
-                f"(config.data.rows_multiple_of) rows of the longest pair, {self.edges[-1]} tokens; raise it to at "
-                f"least {self.edges[-1] * rows_multiple_of}, or lower config.data.max_length"
-            )
+        self.rows = self._num_rows(self.edges)
         bucket = np.searchsorted(self.edges, lengths)
         self._members = [indices[bucket == b] for b in range(len(self.edges))]
         counts, carried = [], 0
@@ -87,34 +143,123 @@ class Batches:
             full, carried = divmod(len(members) + carried, int(rows))
             counts.append(full)
         counts[-1] += carried > 0
-        self._buckets = np.repeat(np.arange(len(counts)), counts)
+        self._buckets = np.repeat(np.arange(len(counts)), counts)  # of each batch, the narrow ones first
+        self._starts = np.concatenate([[0], np.cumsum(self.rows[self._buckets])])  # of each, in an epoch's order
         self.batches_per_epoch = len(self._buckets)
-        self._data_seed, self._seed = data_seed, seed
-        self._epoch = functools.lru_cache(maxsize=2)(self._plan)
+        self.shapes = [(int(self.rows[b]), int(self.edges[b])) for b in np.unique(self._buckets)]
 
-    @property
-    def shapes(self) -> list[tuple[int, int]]:
-        """(rows, length) of every batch shape."""
-        return [(int(self.rows[b]), int(self.edges[b])) for b in np.unique(self._buckets)]
+    def pairs(self, k: int) -> np.ndarray:
+        return self._find(k)[0]
 
     def __getitem__(self, k: int) -> Batch:
-        epoch, position = divmod(k, self.batches_per_epoch)
-        bucket, pairs = self._epoch(epoch)[position]
-        shape = (int(self.rows[bucket]), int(self.edges[bucket]))
-        return {
-            "source": self.corpus.source.padded(pairs, *shape),
-            "target": self.corpus.target.padded(pairs, *shape),
-        }
+        pairs, bucket = self._find(k)
+        mine, width = self._shared(int(self.rows[bucket])), int(self.edges[bucket])
+        pairs = pairs[mine]
+        batch = {}
+        for side in SIDES:
+            sentences = getattr(self.corpus, side)
+            lengths = np.minimum(sentences.lengths_of(pairs), width)
+            slots = ranges(np.arange(len(pairs)) * width, lengths)
+            batch[side] = _block((mine.stop - mine.start, width), slots, sentences.tokens(pairs, lengths))
+        return batch
 
-    def _plan(self, epoch: int) -> list[tuple[int, np.ndarray]]:
-        """(bucket, pairs) of every batch of an epoch, in order."""
+    def _find(self, k: int) -> tuple[np.ndarray, int]:
+        """The pairs of a batch and its bucket."""
+        epoch, position = divmod(k, self.batches_per_epoch)
+        order, batches = self._epoch(epoch)
+        batch = batches[position]
+        return order[self._starts[batch] : self._starts[batch + 1]], self._buckets[batch]
+
+    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((self._seed, epoch))
-        carried = np.empty(0, np.int64)
-        filled = []
+        order, carried = [], np.empty(0, np.int32)
         for members, rows in zip(self._members, self.rows, strict=True):
             pool = rng.permutation(np.concatenate([carried, members]))
-            full = len(pool) // rows
-            filled.append(iter(np.split(pool, np.arange(1, full + 1) * rows)))
-            carried = pool[full * rows :]
-        order = np.random.default_rng((self._data_seed, epoch)).permutation(self._buckets)
-        return [(int(b), next(filled[b])) for b in order]
+            full = len(pool) // rows * rows
+            order.append(pool[:full])
+            carried = pool[full:]
+        batches = np.random.default_rng((self._data_seed, epoch)).permutation(self.batches_per_epoch)
+        return np.concatenate([*order, carried]), batches
+
+
+class PackedBatches(Batches):
+    """As many pairs in a row as have room, all rows of one width; the rows are put together anew in each epoch.
+
+    Args:
+      indices: of the pairs to use.
+      width: tokens in a row, at least those of the longest pair.
+    """
+
+    def __init__(self, corpus: Corpus, indices: np.ndarray, *, width: int, **arguments):
+        super().__init__(corpus, **arguments)
+        indices = _require_pairs(indices)
+        packing = pack(corpus.source.lengths[indices], corpus.target.lengths[indices], width)
+        self._packing = dataclasses.replace(packing, members=indices[packing.members])
+        self._rows, self._width = int(self._num_rows(np.array([width]))[0]), width
+        self.batches_per_epoch = -(-len(packing) // self._rows)
+        self.shapes = [(self._rows, width)]
+
+    def pairs(self, k: int) -> np.ndarray:
+        return self._find(k, slice(None))[0]
+
+    def __getitem__(self, k: int) -> Batch:
+        mine = self._shared(self._rows)
+        pairs, sizes = self._find(k, mine)
+        row = np.repeat(np.arange(len(sizes)), sizes)
+        segments = ranges(np.ones_like(sizes), sizes)
+        shape = (mine.stop - mine.start, self._width)
+        batch = {}
+        for side in SIDES:
+            sentences = getattr(self.corpus, side)
+            lengths = sentences.lengths_of(pairs)
+            before = np.cumsum(lengths) - lengths  # tokens of all rows before each pair
+            slots = ranges(row * self._width + before - before[segments == 1][row], lengths)
+            batch[side] = _block(shape, slots, sentences.tokens(pairs, lengths))
+            batch[f"{side}_segments"] = _block(shape, slots, np.repeat(segments, lengths))
+        return batch
+
+    def _find(self, k: int, part: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of a part of a batch's rows, and how many of them each row has."""
+        epoch, position = divmod(k, self.batches_per_epoch)
+        order, rows = self._epoch(epoch)
+        rows = rows[position * self._rows : (position + 1) * self._rows][part]
+        starts = self._packing.offsets[rows]
+        sizes = self._packing.offsets[rows + 1] - starts
+        return order[ranges(starts, sizes)], sizes
+
+    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng((self._seed, epoch))
+        return self._packing.order(rng), rng.permutation(np.arange(len(self._packing), dtype=np.int32))
+
+
+BATCHING = ("bucketed", "packed")
+
+
+def training_batches(corpus: Corpus, indices: np.ndarray, config, *, seed: int, share: tuple[int, int]) -> Batches:
+    """The batches of some pairs of a corpus that `config.data` asks for.
+
+    Raises:
+      UserError: there are no pairs, or the longest do not fit into a batch.
+    """
+    arguments: dict[str, Any] = {
+        "tokens_per_batch": config.tokens_per_batch,
+        "rows_multiple_of": config.rows_multiple_of,
+        "data_seed": config.seed,
+        "seed": seed,
+        "share": share,
+    }
+    if config.batching == "packed":
+        return PackedBatches(corpus, indices, width=config.max_length, **arguments)
+    return BucketedBatches(corpus, indices, num_buckets=config.num_buckets, **arguments)
+
+
+def _block(shape: tuple[int, int], slots: np.ndarray, values: np.ndarray) -> np.ndarray:
+    block = np.full(shape, PAD_ID, np.int32)
+    block.reshape(-1)[slots] = values
+    return block
+
+
+def _require_pairs(indices: np.ndarray) -> np.ndarray:
+    if not len(indices):
+        raise UserError("there are no sentence pairs to make batches of; see the counts above for what was dropped")
+    return indices.astype(np.int32)

@@ -40,17 +40,22 @@ class Sentences:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sentence, the end symbol included: int64 [sentences]."""
-        return np.diff(self.offsets)
+        """Tokens of each sentence, the end symbol included: int32 [sentences]."""
+        return np.subtract(self.offsets[1:], self.offsets[:-1], out=np.empty(len(self), np.int32), casting="same_kind")
 
-    def padded(self, indices: np.ndarray, rows: int, width: int) -> np.ndarray:
-        """The sentences of `indices` as int32 [rows, width], padded with 0; what is longer than `width` is cut."""
-        column = np.arange(width)
-        length = np.minimum(self.offsets[indices + 1] - self.offsets[indices], width)
-        inside = column < length[:, None]
-        block = np.zeros((rows, width), np.int32)
-        block[: len(indices)][inside] = self.ids[(self.offsets[indices][:, None] + column)[inside]]
-        return block
+    def lengths_of(self, indices: np.ndarray) -> np.ndarray:
+        """The same of some sentences: int64 [len(indices)]."""
+        return self.offsets[indices + 1] - self.offsets[indices]
+
+    def tokens(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """The first `lengths` tokens of each of these sentences, one after the other: [sum of lengths]."""
+        return self.ids[ranges(self.offsets[indices], lengths)]
+
+
+def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """start, start + 1, ... for each start, `length` numbers of it: int64 [sum of lengths]."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,20 @@ def causal_mask(length: int) -> jax.Array:
     return jnp.tril(jnp.ones((length, length), bool))[None, None]
 
 
+def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
+    """True where query and key belong to the same of several sentences in a row.
+
+    Args:
+      query_segments: [B, Q], the number of each position's sentence in its row, counted from 1; 0 for padding.
+      key_segments: [B, M].
+
+    Returns:
+      [B, 1, Q, M].
+    """
+    same = query_segments[:, :, None] == key_segments[:, None, :]
+    return (same & (key_segments != 0)[:, None, :])[:, None]
+
+
 def ancestor_mask(ancestors: jax.Array, position: jax.Array) -> jax.Array:
     """True where hypothesis k may attend to what hypothesis j wrote at position l, being its own past or itself.
 

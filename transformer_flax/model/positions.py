@@ -25,6 +25,13 @@ def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.nd
     return pair.reshape(length, d_model).astype(np.float32)
 
 
+def positions_in_segments(segments: jax.Array) -> jax.Array:
+    """Where each token stands in its own sentence, for several sentences in a row: [B, L] segments -> [B, L] from 0."""
+    column = jnp.arange(segments.shape[1])
+    begins = segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
+    return column - jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
+
+
 class Positions(nn.Module):
     """The encodings of positions 0 .. length - 1, [length, d_model]: sinusoids, or learned (table 3, row E)."""
 

@@ -11,18 +11,22 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.attention import MultiHeadAttention, ancestor_mask, causal_mask, padding_mask
+from transformer_flax.model.attention import MultiHeadAttention, ancestor_mask, causal_mask, padding_mask, segment_mask
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.positions import Positions
+from transformer_flax.model.positions import Positions, positions_in_segments
 from transformer_flax.special_tokens import BEGIN_ID
 
 LAYER_NORM_EPSILON = 1e-6
 
 
-def shift_right(target: jax.Array) -> jax.Array:
-    """The decoder's input [B, T]: the target one position later, behind the begin symbol (section 3.1)."""
-    return jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BEGIN_ID)
+def shift_right(target: jax.Array, segments: jax.Array | None = None) -> jax.Array:
+    """The decoder's input [B, T]: the target one position later, behind the begin symbol (section 3.1).
+
+    With `segments`, each of the sentences in a row for itself.
+    """
+    shifted = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BEGIN_ID)
+    return shifted if segments is None else jnp.where(positions_in_segments(segments) == 0, BEGIN_ID, shifted)
 
 
 class FeedForward(nn.Module):
@@ -126,23 +130,42 @@ class Transformer(nn.Module):
             self.encoder_norm = layer_norm(c)
             self.decoder_norm = layer_norm(c)
 
-    def __call__(self, source: jax.Array, target: jax.Array) -> jax.Array:
-        """source [B, S], target [B, T] -> logits [B, T, V] in float32; those at t see the target before t only."""
-        return self.decode(target, self.encode(source), padding_mask(source))
+    def __call__(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        source_segments: jax.Array | None = None,
+        target_segments: jax.Array | None = None,
+    ) -> jax.Array:
+        """source [B, S], target [B, T] -> logits [B, T, V] in float32; those at t see the target before t only.
 
-    def encode(self, source: jax.Array) -> jax.Array:
+        Where several pairs share a row, their segments [B, S] and [B, T] keep them apart: 1 for the first pair of a
+        row, 2 for the second, 0 for padding.
+        """
+        memory = self.encode(source, source_segments)
+        if source_segments is None or target_segments is None:
+            memory_mask = padding_mask(source)
+        else:
+            memory_mask = segment_mask(target_segments, source_segments)
+        return self.decode(target, memory, memory_mask, target_segments)
+
+    def encode(self, source: jax.Array, segments: jax.Array | None = None) -> jax.Array:
         """source [B, S] -> [B, S, d_model]."""
-        mask = padding_mask(source)
-        x = self._embed(self.source_embedding, source, self.positions(source.shape[1]))
+        mask = padding_mask(source) if segments is None else segment_mask(segments, segments)
+        x = self._embed(self.source_embedding, source, self._positions(source.shape[1], segments))
         for layer in self.encoder:
             x = layer(x, mask)
         return self.encoder_norm(x) if self.config.pre_norm else x
 
-    def decode(self, target: jax.Array, memory: jax.Array, memory_mask: jax.Array) -> jax.Array:
+    def decode(
+        self, target: jax.Array, memory: jax.Array, memory_mask: jax.Array, segments: jax.Array | None = None
+    ) -> jax.Array:
         """target [B, T], memory [B, S, d_model] -> logits [B, T, V]."""
         length = target.shape[1]
         mask = causal_mask(length)  # keeps out padding too, which stands behind all that has a loss
-        y = self._embed(self.target_embedding, shift_right(target), self.positions(length))
+        if segments is not None:
+            mask &= segment_mask(segments, segments)
+        y = self._embed(self.target_embedding, shift_right(target, segments), self._positions(length, segments))
         for layer in self.decoder:
             y = layer(y, mask, memory, memory_mask)
         return self._logits(y)
@@ -176,6 +199,10 @@ class Transformer(nn.Module):
         for layer in self.decoder:
             y = layer.step(y, position, mask, self.get_variable("memory", "mask"))
         return self._logits(y)
+
+    def _positions(self, length: int, segments: jax.Array | None) -> jax.Array:
+        positions = self.positions(length)
+        return positions if segments is None else positions[positions_in_segments(segments)]
 
     def _embed(self, embedding: nn.Embed, tokens: jax.Array, positions: jax.Array) -> jax.Array:
         x = embedding(tokens) * self.config.d_model**0.5 + positions.astype(self.config.dtype)

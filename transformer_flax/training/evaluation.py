@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.data.batches import Batches
+from transformer_flax.data.batches import BucketedBatches
 from transformer_flax.data.corpus import Corpus
 from transformer_flax.data.pairs import Pairs
 from transformer_flax.decoding.bleu import score
@@ -56,7 +56,7 @@ class Evaluator:
         self._name, self._eval_step, self._parallel = name, eval_step, parallel
         self._translator, self._progress = translator, progress
         limit = config.decode.max_input_length
-        self._batches = Batches(
+        self._batches = BucketedBatches(
             corpus,
             np.arange(len(corpus)),
             max_length=limit,

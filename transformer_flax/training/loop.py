@@ -15,7 +15,6 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import count_parameters
 from transformer_flax.model.transformer import Transformer, init_params
-from transformer_flax.special_tokens import PAD_ID
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.evaluation import Evaluation, Evaluator
@@ -23,6 +22,7 @@ from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.metrics import Meter, MetricsWriter
 from transformer_flax.training.optimizer import make_optimizer, paper_schedule
 from transformer_flax.training.parallel import Parallel, make_parallel
+from transformer_flax.training.prefetch import prefetch
 from transformer_flax.training.prepare import Data, check, model_config, prepare_data
 from transformer_flax.training.progress import Progress, duration
 from transformer_flax.training.step import Metrics, TrainState, init_key, make_eval_step, make_train_step
@@ -146,16 +146,17 @@ class Trainer:
         wait = jax.default_backend() == "cpu"  # where a sharded step that overtakes another one deadlocks
         meter = Meter()
         unread: Metrics | None = None  # of the step before, read while the device works on the next
-        with self._progress.bar("training", start) as update:
-            for step in range(start + 1, config.steps + 1):
+        steps = range(start + 1, config.steps + 1)
+        batches = prefetch(lambda step: self._parallel.shard(self._data.train[step - 1]), steps)
+        with self._progress.bar("training", start) as update, contextlib.closing(batches):
+            for step in steps:
                 last = step == config.steps
                 log = last or step % config.log.every == 0
                 evaluate = not last and config.eval.every > 0 and step % config.eval.every == 0
                 save = last or evaluate or step % config.checkpoint.every == 0
 
                 started, compilations = time.perf_counter(), self._compilations.total()
-                batch = self._data.train[step - 1]
-                state, metrics = self._train_step(state, self._parallel.shard(batch))
+                state, metrics = self._train_step(state, next(batches))
                 if wait:
                     jax.block_until_ready(state)
                 if unread is not None:
@@ -165,7 +166,7 @@ class Trainer:
                     self._read(metrics, step, meter)
                     unread = None
                 if compilations == self._compilations.total():
-                    meter.add_time(time.perf_counter() - started, sum(np.sum(x != PAD_ID) for x in batch.values()))
+                    meter.add_time(time.perf_counter() - started, self._data.train.num_tokens(step - 1))
                 update(step, config.steps)
 
                 if log:

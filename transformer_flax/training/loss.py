@@ -62,7 +62,7 @@ def translation_loss(model: nn.Module, label_smoothing: float) -> LossFn:
 
     def loss_fn(params, batch, key):
         rngs = None if key is None else {"dropout": key}
-        logits: Any = model.apply({"params": params}, batch["source"], batch["target"], rngs=rngs)
+        logits: Any = model.apply({"params": params}, **batch, rngs=rngs)
         losses = cross_entropy(logits, batch["target"], label_smoothing)
         values = {"loss": losses.loss, "nll": losses.nll, "accuracy": losses.correct}
         real = batch["target"] != PAD_ID

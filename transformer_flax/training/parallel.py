@@ -1,5 +1,6 @@
 """The same step on one device or many: `jit` over a mesh, or `pmap`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ class Parallel(Protocol):
         ...
 
     def shard(self, batch: Any) -> Any:
-        """Spreads the rows of a batch over the devices."""
+        """Spreads the rows of a batch over the devices; with several hosts, each gives the rows of its own devices."""
         ...
 
     def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
@@ -60,7 +61,7 @@ class Jit:
         return tree
 
     def shard(self, batch: Any) -> Any:
-        return jax.device_put(batch, self._sharded)
+        return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, self._sharded), batch)
 
     def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
         return jax.jit(

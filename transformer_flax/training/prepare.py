@@ -6,9 +6,10 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
-from transformer_flax.data.batches import Batches
+from transformer_flax.data.batches import BATCHING, Batches, training_batches
 from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
@@ -70,6 +71,7 @@ def check(config: ConfigDict) -> None:
         require(name, lambda value: value >= 1, "at least 1")
     for name in AT_LEAST_0:
         require(name, lambda value: value >= 0, "at least 0")
+    require("data.batching", lambda value: value in BATCHING, f"one of {', '.join(BATCHING)}")
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("seed", "data.seed"):
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
@@ -138,15 +140,8 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
         rows = [[reason, f"{count:,}"] for reason, count in selection.dropped.items()]
         rows.append(["trained on", f"{len(selection.indices):,} of {len(corpora['train']):,}"])
         progress.table("training pairs left out", ["with", "pairs"], rows)
-    train = Batches(
-        corpora["train"],
-        selection.indices,
-        tokens_per_batch=config.data.tokens_per_batch,
-        num_buckets=config.data.num_buckets,
-        rows_multiple_of=config.data.rows_multiple_of,
-        data_seed=config.data.seed,
-        seed=config.seed,
-    )
+    hosts = jax.process_index(), jax.process_count()
+    train = training_batches(corpora["train"], selection.indices, config.data, seed=config.seed, share=hosts)
     workdir.claim(config, fingerprints, tokenizer)  # now that nothing about it can be refused any more
     workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
     sizes = ", ".join(f"{len(corpora[split]):,} {split}" for split in splits)

@@ -1,0 +1,24 @@
+"""What the next steps need, made while the device works on this one."""
+
+import collections
+import concurrent.futures
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def prefetch(make: Callable[[Key], Value], keys: Iterable[Key], ahead: int = 2) -> Generator[Value, None, None]:
+    """`make(key)` of each key, made in order by a thread, up to `ahead` of them before they are asked for."""
+    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+    try:
+        under_way = collections.deque()
+        for key in keys:
+            under_way.append(pool.submit(make, key))
+            if len(under_way) > ahead:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+    finally:  # also where the steps are left before the last
+        pool.shutdown(cancel_futures=True)
