@@ -1,25 +1,29 @@
 """How fast text becomes batches: python benchmarks/data.py [--source=FILE --target=FILE].
 
 Tokenising a corpus into the cache against the tokenizer's bare `encode_batch`, on the lines of two files (plain, .gz or
-.xz) or on number words; and the rate of ready batches and the share of their slots that is used, on a synthetic corpus
-of pairs of about 30 tokens a side.
+.xz) or on number words; and, on synthetic corpora of pairs of about 30 tokens a side, the rate of ready batches, the
+share of their slots that is used, and how memory grows with the corpus.
 """
 
 import itertools
+import multiprocessing
 import pathlib
 import sys
 import tempfile
+import threading
 import time
 
 import numpy as np
 import rich.console
+import rich.table
 from absl import app, flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.timing import interleaved
-from configs import numbers
-from transformer_flax.data.batches import Batches
+from configs import base, numbers
+from transformer_flax.data.batches import BATCHING, SIDES, Batches, training_batches
+from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import CHUNK, Corpus, Sentences, load_corpus
 from transformer_flax.data.pairs import load_pairs
 from transformer_flax.data.text import read_side_by_side
@@ -30,8 +34,10 @@ SOURCE = flags.DEFINE_string("source", None, "a file of sentences; default: numb
 TARGET = flags.DEFINE_string("target", None, "their translations, line by line")
 LINES = flags.DEFINE_integer("lines", 50_000, "of the files, at most")
 PAIRS = flags.DEFINE_integer("pairs", 1_000_000, "of the synthetic corpus")
-BATCHES = flags.DEFINE_integer("batches", 300, "to be made")
 REPEATS = flags.DEFINE_integer("repeats", 5, "timed calls")
+
+MEMORY_PAIRS = (100_000, 5_000_000)
+PARTS = ("ids", "offsets")  # of the sentences of one side
 
 
 class Lines(list):
@@ -56,11 +62,76 @@ def synthetic(pairs: int) -> Corpus:
 
     def sentences(lengths) -> Sentences:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        ids = rng.integers(NUM_SPECIAL, 37_000, offsets[-1]).astype(np.uint16)
+        ids = rng.integers(NUM_SPECIAL, 37_000, offsets[-1], dtype=np.uint16)
         ids[offsets[1:] - 1] = END_ID
         return Sentences(ids, offsets)
 
     return Corpus(sentences(source), sentences(target))
+
+
+def make_batches(corpus: Corpus, batching: str) -> Batches:
+    config = base.get_config().data
+    config.update(batching=batching, num_buckets=16)
+    return training_batches(
+        corpus, select_training_pairs(corpus, config.max_length).indices, config, seed=0, share=(0, 1)
+    )
+
+
+def measure_batches(corpus: Corpus, batching: str) -> list[str]:
+    """Of a whole epoch: shapes, million tokens a second with its planning, % of the slots of the fuller side used."""
+    started = time.perf_counter()
+    batches = make_batches(corpus, batching)
+    used, slots = np.zeros(2, int), 0
+    for k in range(batches.batches_per_epoch):
+        batch = batches[k]
+        used += [np.count_nonzero(batch[side] != PAD_ID) for side in SIDES]
+        slots += batch["source"].size
+    seconds = time.perf_counter() - started
+    return [str(len(batches.shapes)), f"{used.sum() / seconds / 1e6:.1f}", f"{100 * used.max() / slots:.1f}"]
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that are not a file's."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")))
+
+
+def memory_of(folder: pathlib.Path, batching: str) -> tuple[int, int]:
+    """Bytes held when batches of two epochs have been made from a corpus on the disk, and the most on the way there."""
+    sides = (Sentences(*(np.load(folder / f"{side}.{part}.npy", mmap_mode="r") for part in PARTS)) for side in SIDES)
+    most, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.002):
+            most = max(most, anonymous_memory())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    batches = make_batches(Corpus(*sides), batching)
+    for epoch in range(2):
+        for k in range(10):
+            batches[epoch * batches.batches_per_epoch + k]
+    held = anonymous_memory()
+    done.set()
+    watcher.join()
+    return held, most
+
+
+def growth(batching: str) -> list[str]:
+    """Bytes a pair by which memory grows from the smaller corpus to the larger: held, and at most."""
+    results = []
+    for pairs in MEMORY_PAIRS:
+        with tempfile.TemporaryDirectory() as folder:
+            corpus = synthetic(pairs)
+            for side, part in itertools.product(SIDES, PARTS):
+                np.save(pathlib.Path(folder, f"{side}.{part}"), getattr(getattr(corpus, side), part))
+            del corpus
+            with multiprocessing.get_context("spawn").Pool(1) as pool:  # a process that has held nothing else
+                results.append(pool.apply(memory_of, (pathlib.Path(folder), batching)))
+    few, many = results
+    added = MEMORY_PAIRS[1] - MEMORY_PAIRS[0]
+    return [f"{(after - before) / added:.1f}" for before, after in zip(few, many, strict=True)]
 
 
 def main(_) -> None:
@@ -83,23 +154,17 @@ def main(_) -> None:
     console.print(f"tokenising into the cache: {rate} pairs a second")
     console.print(f"  {timings['bare'].median / timings['cached'].median:.2f} of the rate of the bare encode_batch")
 
+    table = rich.table.Table("batching", "shapes", "million tokens a second", "% of slots used", title="an epoch")
     corpus = synthetic(PAIRS.value)
-    started = time.perf_counter()
-    batches = Batches(
-        corpus,
-        np.arange(len(corpus)),
-        tokens_per_batch=25_000,
-        num_buckets=16,
-        rows_multiple_of=8,
-        data_seed=0,
-        seed=0,
-    )
-    made = [batches[k] for k in range(BATCHES.value)]  # the first plans its epoch
-    seconds = time.perf_counter() - started
-    used = [[int(np.sum(batch[side] != PAD_ID)) for side in ("source", "target")] for batch in made]
-    slots = sum(batch["source"].size for batch in made)
-    console.print(f"batches: {np.sum(used) / seconds / 1e6:.1f} million tokens a second, source and target")
-    console.print(f"  {100 * sum(map(max, used)) / slots:.1f} % of the slots used in {len(batches.shapes)} shapes")
+    for batching in BATCHING:
+        table.add_row(batching, *measure_batches(corpus, batching))
+    console.print(table)
+    del corpus
+
+    table = rich.table.Table("batching", "held", "at most", title="bytes of anonymous memory a pair")
+    for batching in BATCHING:
+        table.add_row(batching, *growth(batching))
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ def sides(pairs) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rows_of(packing, seed: int = 0) -> list[list[int]]:
-    return [row.tolist() for row in np.split(packing.order(np.random.default_rng(seed)), packing.offsets[1:-1])]
+    pairs, sizes = packing.look_up(packing.shuffled(np.random.default_rng(seed)), np.arange(len(packing)))
+    return [row.tolist() for row in np.split(pairs, np.cumsum(sizes)[:-1])]
 
 
 @law

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_flax.data.corpus import Corpus, ranges
+from transformer_flax.data.corpus import Corpus, blocks, count, ranges
 from transformer_flax.data.packing import pack
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import PAD_ID
@@ -21,13 +21,15 @@ Batch = dict[str, np.ndarray]
 SIDES = ("source", "target")
 
 
-def bucket_edges(lengths: np.ndarray, num_buckets: int) -> np.ndarray:
+def bucket_edges(histogram: np.ndarray, num_buckets: int) -> np.ndarray:
     """The at most `num_buckets` row lengths that hold sentences of these lengths with the least padding.
 
-    Dynamic programming over the length histogram: best[k][j] is the fewest slots for all sentences of the j shortest
-    lengths in k buckets. Returns ascending int64 edges, the last one the longest length.
+    Dynamic programming over the histogram, in which `histogram[n]` sentences have n tokens: best[k][j] is the fewest
+    slots for all sentences of the j shortest lengths in k buckets. Returns ascending int64 edges, the last one the
+    longest length.
     """
-    values, counts = np.unique(lengths, return_counts=True)
+    values = np.flatnonzero(histogram)
+    counts = histogram[values]
     below = np.concatenate([[0], np.cumsum(counts)])  # sentences of the first j lengths
     best = np.where(np.arange(len(values) + 1) == 0, 0, np.inf)
     choices = []
@@ -93,7 +95,7 @@ class Batches(abc.ABC):
 
     @abc.abstractmethod
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """What `seed` decides of an epoch: the order of pairs, and that of batches or rows."""
+        """An epoch's arrangement of the pairs, and its order of batches or rows."""
 
     def _num_rows(self, lengths: np.ndarray) -> np.ndarray:
         """How many rows of each length a batch has.
@@ -131,13 +133,14 @@ class BucketedBatches(Batches):
     ):
         super().__init__(corpus, **arguments)
         indices = _require_pairs(indices)
-        lengths = np.maximum(corpus.source.lengths, corpus.target.lengths)[indices]
-        if max_length is not None:
-            lengths = np.minimum(lengths, max_length)
-        self.edges = bucket_edges(lengths, num_buckets)
+        lengths = np.empty(len(indices), np.int32)
+        for block in blocks(len(indices)):
+            sides = corpus.source.lengths_of(indices[block]), corpus.target.lengths_of(indices[block])
+            lengths[block] = np.minimum(np.maximum(*sides), max_length or np.inf)
+        self.edges = bucket_edges(count(lengths, lengths.max() + 1), num_buckets)
         self.rows = self._num_rows(self.edges)
-        bucket = np.searchsorted(self.edges, lengths)
-        self._members = [indices[bucket == b] for b in range(len(self.edges))]
+        buckets = zip([0, *self.edges[:-1]], self.edges, strict=True)
+        self._members = [indices[(above < lengths) & (lengths <= edge)] for above, edge in buckets]
         counts, carried = [], 0
         for members, rows in zip(self._members, self.rows, strict=True):
             full, carried = divmod(len(members) + carried, int(rows))
@@ -193,7 +196,10 @@ class PackedBatches(Batches):
     def __init__(self, corpus: Corpus, indices: np.ndarray, *, width: int, **arguments):
         super().__init__(corpus, **arguments)
         indices = _require_pairs(indices)
-        packing = pack(corpus.source.lengths[indices], corpus.target.lengths[indices], width)
+        lengths = np.empty((2, len(indices)), np.min_scalar_type(width))
+        for block in blocks(len(indices)):
+            lengths[:, block] = corpus.source.lengths_of(indices[block]), corpus.target.lengths_of(indices[block])
+        packing = pack(lengths[0], lengths[1], width)
         self._packing = dataclasses.replace(packing, members=indices[packing.members])
         self._rows, self._width = int(self._num_rows(np.array([width]))[0]), width
         self.batches_per_epoch = -(-len(packing) // self._rows)
@@ -221,15 +227,12 @@ class PackedBatches(Batches):
     def _find(self, k: int, part: slice) -> tuple[np.ndarray, np.ndarray]:
         """The pairs of a part of a batch's rows, and how many of them each row has."""
         epoch, position = divmod(k, self.batches_per_epoch)
-        order, rows = self._epoch(epoch)
-        rows = rows[position * self._rows : (position + 1) * self._rows][part]
-        starts = self._packing.offsets[rows]
-        sizes = self._packing.offsets[rows + 1] - starts
-        return order[ranges(starts, sizes)], sizes
+        members, rows = self._epoch(epoch)
+        return self._packing.look_up(members, rows[position * self._rows : (position + 1) * self._rows][part])
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((self._seed, epoch))
-        return self._packing.order(rng), rng.permutation(np.arange(len(self._packing), dtype=np.int32))
+        return self._packing.shuffled(rng), rng.permutation(np.arange(len(self._packing), dtype=np.int32))
 
 
 BATCHING = ("bucketed", "packed")
@@ -262,4 +265,4 @@ def _block(shape: tuple[int, int], slots: np.ndarray, values: np.ndarray) -> np.
 def _require_pairs(indices: np.ndarray) -> np.ndarray:
     if not len(indices):
         raise UserError("there are no sentence pairs to make batches of; see the counts above for what was dropped")
-    return indices.astype(np.int32)
+    return indices.astype(np.int32, copy=False)

@@ -1,17 +1,18 @@
 """Which pairs a model is trained on, and how many were left out for which reason."""
 
+import collections
 import dataclasses
 
 import numpy as np
 
-from transformer_flax.data.corpus import Corpus
+from transformer_flax.data.corpus import Corpus, blocks
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
     """A part of a split, in its order."""
 
-    indices: np.ndarray  # int64 [pairs that are used]
+    indices: np.ndarray  # int32 [pairs that are used]
     dropped: dict[str, int]  # by the first reason that holds
 
 
@@ -26,19 +27,24 @@ def select_training_pairs(
       max_length_ratio: of the longer side to the shorter; 0 for any.
       drop_duplicates: keep the first only of pairs of which both sides are the same.
     """
-    source, target = corpus.source.lengths, corpus.target.lengths
-    shorter, longer = np.minimum(source, target), np.maximum(source, target)
-    reasons = {"an empty side": shorter == 1, f"more than {max_length} tokens": longer > max_length}
-    if max_length_ratio:
-        reasons[f"one side over {max_length_ratio:g} times as long"] = longer > max_length_ratio * shorter
-    if drop_duplicates:
-        reasons["an earlier one the same"] = _is_duplicate(corpus)
-    kept = np.ones(len(corpus), bool)
-    dropped = {}
-    for reason, holds in reasons.items():
-        dropped[reason] = int(np.sum(kept & holds))
-        kept &= ~holds
-    return Selection(np.flatnonzero(kept), dropped)
+    duplicate = _is_duplicate(corpus) if drop_duplicates else None
+    dropped: collections.Counter[str] = collections.Counter()
+    kept = []
+    for block in blocks(len(corpus)):
+        indices = np.arange(block.start, block.stop, dtype=np.int32)
+        source, target = corpus.source.lengths_of(indices), corpus.target.lengths_of(indices)
+        shorter, longer = np.minimum(source, target), np.maximum(source, target)
+        reasons = {"an empty side": shorter == 1, f"more than {max_length} tokens": longer > max_length}
+        if max_length_ratio:
+            reasons[f"one side over {max_length_ratio:g} times as long"] = longer > max_length_ratio * shorter
+        if duplicate is not None:
+            reasons["an earlier one the same"] = duplicate[block]
+        left = np.ones(len(indices), bool)
+        for reason, holds in reasons.items():
+            dropped[reason] += int(np.sum(left & holds))
+            left &= ~holds
+        kept.append(indices[left])
+    return Selection(np.concatenate([np.empty(0, np.int32), *kept]), dict(dropped))
 
 
 def _is_duplicate(corpus: Corpus) -> np.ndarray:

@@ -10,7 +10,7 @@ import pathlib
 import shutil
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -24,6 +24,7 @@ from transformer_flax.special_tokens import END_ID
 FORMAT = "2"  # raise it when what the cache holds changes
 CHUNK = 4096  # pairs encoded at a time
 CHECKSUMS = "checksums.json"
+BLOCK = 1 << 18  # pairs looked at at a time
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,19 @@ class Sentences:
     def tokens(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """The first `lengths` tokens of each of these sentences, one after the other: [sum of lengths]."""
         return self.ids[ranges(self.offsets[indices], lengths)]
+
+
+def blocks(count: int) -> Iterator[slice]:
+    """0 .. count - 1 in parts, so that what is computed on the way needs little memory however many there are."""
+    return (slice(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
+
+
+def count(values: np.ndarray, size: int) -> np.ndarray:
+    """How often each of 0 .. size - 1 is there: int64 [size]."""
+    histogram = np.zeros(size, np.int64)
+    for block in blocks(len(values)):
+        histogram += np.bincount(values[block], minlength=size)
+    return histogram
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

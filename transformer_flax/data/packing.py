@@ -6,13 +6,15 @@ import itertools
 
 import numpy as np
 
+from transformer_flax.data.corpus import blocks, count, ranges
+
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """Rows of pairs: row r holds the pairs order[offsets[r]:offsets[r+1]].
+    """Rows of pairs: row r holds the pairs members[places[offsets[r]:offsets[r+1]]].
 
     Pairs of the same two lengths are a class; whichever of them stand where, the rows are of the same lengths. So
-    `members`, the pairs class by class, may be shuffled within a class, and `places` are positions in them.
+    `members`, which are the pairs class by class, may be shuffled within each.
     """
 
     members: np.ndarray  # int32 [pairs]
@@ -23,12 +25,18 @@ class Packing:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def order(self, rng: np.random.Generator) -> np.ndarray:
-        """The pairs in the order of the rows, shuffled: int32 [pairs]."""
+    def shuffled(self, rng: np.random.Generator) -> np.ndarray:
+        """Other `members` for the same rows: int32 [pairs]."""
         members = self.members.copy()
         for start, stop in itertools.pairwise(self.class_offsets.tolist()):
             rng.shuffle(members[start:stop])
-        return members[self.places]
+        return members
+
+    def look_up(self, members: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs of some rows, one row after the other, and how many each has."""
+        starts = self.offsets[rows]
+        sizes = self.offsets[rows + 1] - starts
+        return members[self.places[ranges(starts, sizes)]], sizes
 
 
 def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, width: int) -> Packing:
@@ -41,22 +49,37 @@ def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, width: int) -> 
       width: of a row.
     """
     key = source_lengths.astype(np.int32) * (width + 1) + target_lengths  # of a pair's class
-    members = np.argsort(key, kind="stable").astype(np.int32)
-    classes, first, counts = np.unique(key[members], return_index=True, return_counts=True)
-    sides = np.stack(np.divmod(classes, width + 1), axis=1)
+    histogram = count(key, (width + 1) ** 2)
+    classes = np.flatnonzero(histogram)
+    members = _sort(key, histogram)
+    del key  # millions of pairs are held in memory: none of their numbers for longer than needed
 
-    piles = _fill(sides, counts, width)
-    used = first.copy()  # of each class, the first of its members that has no place yet
-    places, sizes = [], []
-    for content, rows in piles:
-        block = np.empty((rows, len(content)), np.int32)
+    counts = histogram[classes]
+    class_offsets = np.concatenate([[0], np.cumsum(counts)])
+    used = class_offsets[:-1].copy()  # of each class, the first of its members that has no place yet
+    places = np.empty(len(members), np.int32)
+    filled, sizes = 0, []
+    for content, rows in _fill(np.stack(np.divmod(classes, width + 1), axis=1), counts, width):
+        block = places[filled : filled + rows * len(content)].reshape(rows, len(content))
         for column, c in enumerate(content):
             block[:, column] = np.arange(used[c], used[c] + rows)
             used[c] += rows
-        places.append(block.reshape(-1))
+        filled += block.size
         sizes.append(np.full(rows, len(content)))
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))])
-    return Packing(members, np.append(first, len(members)), np.concatenate(places), offsets)
+    return Packing(members, class_offsets, places, np.concatenate([[0], np.cumsum(np.concatenate(sizes))]))
+
+
+def _sort(key: np.ndarray, histogram: np.ndarray) -> np.ndarray:
+    """`np.argsort(key, kind="stable")` as int32, in little memory: by counting."""
+    order = np.empty(len(key), np.int32)
+    start = np.cumsum(histogram) - histogram  # of what is still to come of each key
+    for block in blocks(len(key)):
+        within = np.argsort(key[block], kind="stable")
+        keys = key[block][within]
+        first = np.searchsorted(keys, keys)
+        order[start[keys] + np.arange(len(keys)) - first] = block.start + within
+        start += np.bincount(keys, minlength=len(start))
+    return order
 
 
 def _fill(sides: np.ndarray, counts: np.ndarray, width: int) -> list[tuple[list[int], int]]:
