@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from transformer_flax.data.cache import cache_root
-from transformer_flax.data.pairs import Pairs
+from transformer_flax.data.pairs import Pairs, read_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID
@@ -170,7 +170,6 @@ def _tokenize(pairs: Pairs, tokenizer: Tokenizer, folder: pathlib.Path, progress
     """Writes the entry: what is encoded by all cores is written by a thread, while the next pairs are encoded."""
     dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
     sides = [_Side(folder, name, dtype) for name in ("source", "target")]
-    read = getattr(pairs, "__getitems__", lambda indices: [pairs[i] for i in indices])
 
     def write(encoded: list[list[list[int]]]) -> None:
         for side, sentences in zip(sides, encoded, strict=True):
@@ -180,7 +179,7 @@ def _tokenize(pairs: Pairs, tokenizer: Tokenizer, folder: pathlib.Path, progress
         written = pool.submit(write, [[], []])
         for start in range(0, len(pairs), CHUNK):
             stop = min(start + CHUNK, len(pairs))
-            texts = zip(*read(range(start, stop)), strict=True)
+            texts = zip(*read_pairs(pairs, range(start, stop)), strict=True)
             encoded = list(
                 pool.map(tokenizer.encode, texts)
             )  # what one side does in Python, the other does not wait for
