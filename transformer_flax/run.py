@@ -17,7 +17,7 @@ from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.transformer import Transformer, init_params
-from transformer_flax.training.averaging import choose, load_params, mean
+from transformer_flax.training.averaging import choose, load_params, mean, require_vocabulary
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.prepare import model_config
 from transformer_flax.training.workdir import Workdir
@@ -156,6 +156,8 @@ def restore(workdir: str | os.PathLike, *, average: int | str | None = None, ste
     config, tokenizer = place.load_config(), place.load_tokenizer()
     _require_fields(config, place)
     choice = choose(place.checkpoints, config, average=average, steps=steps)
+    for step in choice.steps:
+        require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
     model = Transformer(model_config(config, tokenizer.vocab_size))
     like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
     params = mean(load_params(place.checkpoints, step, like, kind=choice.kind) for step in choice.steps)

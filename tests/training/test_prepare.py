@@ -6,7 +6,9 @@ import re
 import pytest
 
 from tests.training.small import small_config
+from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
+from transformer_flax.run import restore
 from transformer_flax.training.loop import train
 from transformer_flax.training.prepare import check
 
@@ -93,6 +95,21 @@ def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
     assert counts == {"used": 2, "left out": {"an empty side": 1, "more than 20 tokens": 1}}
     assert len(evaluations["test"].translations) == 4  # never left out of test
     assert evaluations["test"].translations[2] == ""
+
+
+@pytest.mark.parametrize("size", [260, 290])
+def test_a_tokenizer_that_was_put_in_place_of_the_run_s_is_refused_with_both_sizes(folder, tmp_path, size):
+    config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), steps=1)
+    run = tmp_path / "run"
+    train(config, run)
+    theirs = restore(run).tokenizer.vocab_size
+    other = Tokenizer.train(["some other text, with many other words, for a larger vocabulary"] * 9, size)
+    assert other.vocab_size == size != theirs
+    (run / "tokenizer.json").write_text(other.to_json(), encoding="utf-8")
+    config.steps = 2
+    for attempt in (lambda: restore(run), lambda: train(config, run)):
+        with pytest.raises(UserError, match=rf"run/checkpoints/1 has a vocabulary of {theirs}, .* one of {size}:"):
+            attempt()
 
 
 def test_an_empty_training_set_is_refused(folder, tmp_path):
