@@ -46,7 +46,9 @@ def get_config() -> ConfigDict:
     config.data.num_pairs = 30_000  # for numbers: training pairs
     config.data.source_language = "en"
     config.data.target_language = "de"
-    config.data.vocab_size = 37_000  # word-pieces shared by both languages
+    config.data.tokenizer = "bpe"  # or "wordpiece": the longest piece first; both are byte-level and lossless
+    config.data.tokenizer_file = ""  # a tokenizer.json of Hugging Face's tokenizers to use instead; empty: train one
+    config.data.vocab_size = 37_000  # pieces shared by both languages; with a tokenizer_file, as many as it has
     config.data.tokenizer_sample = 2_000_000  # pairs that the tokenizer is trained on, at most
     config.data.max_length = 256  # tokens; longer pairs are left out of training
     config.data.max_length_ratio = 0.0  # of the longer side to the shorter, or the pair is left out too; 0: any

@@ -14,5 +14,5 @@ from configs import base
 def get_config() -> ConfigDict:
     config = base.get_config()
     config.name = "en_fr"
-    config.data.update(name="wmt14_translate/fr-en", target_language="fr", vocab_size=32_000)
+    config.data.update(name="wmt14_translate/fr-en", target_language="fr", tokenizer="wordpiece", vocab_size=32_000)
     return config

@@ -3,6 +3,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.data.make import ListPairs
-from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, sample_texts
+from transformer_flax.data import tokenizer as tokenizer_module
+from transformer_flax.data.tokenizer import KINDS, SMALLEST_VOCABULARY, Tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 
@@ -29,9 +31,14 @@ texts = st.one_of(
 law = settings(deadline=None)
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.train(TEXTS, VOCAB_SIZE)
+def tokenizer(kind) -> Tokenizer:
+    return Tokenizer.train(TEXTS, VOCAB_SIZE, kind)
 
 
 @pytest.fixture(scope="module")
@@ -127,32 +134,77 @@ def test_a_word_has_the_same_pieces_at_the_start_and_within(tokenizer, word):
     assert before + alone == whole
 
 
-def test_both_languages_share_one_vocabulary():
-    tokenizer = Tokenizer.train(sample_texts(PAIRS, len(PAIRS), seed=0), 400)
+def longest_first(word: str, vocabulary) -> list[str]:
+    pieces = []
+    while word:
+        pieces.append(next(word[:n] for n in range(len(word), 0, -1) if word[:n] in vocabulary))
+        word = word.removeprefix(pieces[-1])
+    return pieces
+
+
+def test_word_pieces_are_the_longest_that_fit_from_left_to_right():
+    words = [
+        first + second for first in ("house", "haus", "number", "winter", "nicht") for second in ("er", "isn", "mmer")
+    ]
+    spelt = {}
+    for kind in KINDS:
+        tokenizer = Tokenizer.train(TEXTS, 400, kind)
+        spelt[kind] = [tokenizer.pieces(word)[:-1] for word in words]
+        vocabulary = json.loads(tokenizer.to_json())["model"]["vocab"]
+        greedy = [longest_first(f"Ġ{word}", vocabulary) for word in words]
+        assert (spelt[kind] == greedy) == (kind == "wordpiece")
+
+
+@pytest.mark.parametrize("mark", ["'", "\u2019"])
+def test_word_pieces_keep_the_apostrophe_with_an_elided_word_and_english_contractions_as_they_are(mark):
+    texts = [f"l{mark}homme qu{mark}elle d{mark}y c{mark}est isn{mark}t we{mark}ll they{mark}re house{mark}s"] * 9
+    tokenizer = Tokenizer.train(texts, 500, "wordpiece")
+
+    def words(text: str) -> list[str]:
+        [ids] = tokenizer.encode([text])
+        return [tokenizer.decode([i]) for i in ids]
+
+    assert words(f"l{mark}homme") == [f"l{mark}", "homme"]
+    assert words(f"qu{mark}elle c{mark}est d{mark}y") == [f"qu{mark}", "elle", f"c{mark}", "est", f"d{mark}", "y"]
+    assert words(f"isn{mark}t we{mark}ll they{mark}re") == ["isn", f"{mark}t", "we", f"{mark}ll", "they", f"{mark}re"]
+    assert words(f"house{mark}s")[-1] == f"{mark}s"
+
+
+@pytest.mark.parametrize("letter", ["x", "é", "🜁", "<", " ", "1", "a'", "\n"])
+def test_a_line_of_100_000_letters_costs_little_and_is_not_lost(tokenizer, letter):
+    text = letter * 100_000
+    started = time.perf_counter()
+    [ids] = tokenizer.encode([text])
+    assert time.perf_counter() - started < 20  # one word of this length would take hours
+    assert tokenizer.decode(ids) == text
+
+
+def test_both_languages_share_one_vocabulary(kind):
+    tokenizer = Tokenizer.train(sample_texts(PAIRS, len(PAIRS), seed=0), 400, kind)
     # Frequent words of either side are one piece each.
     assert [len(ids) for ids in tokenizer.encode(["house", "haus", "winter"])] == [1, 1, 1]
 
 
-def test_the_vocabulary_is_as_large_as_asked_for_where_the_texts_suffice(tokenizer):
+def test_the_vocabulary_is_as_large_as_asked_for_where_the_texts_suffice(tokenizer, kind):
     assert tokenizer.vocab_size == VOCAB_SIZE
-    assert Tokenizer.train(["one"], 5_000).vocab_size < 5_000
+    assert Tokenizer.train(["one"], 5_000, kind).vocab_size < 5_000
 
 
-def test_training_twice_gives_the_same_file(tokenizer):
-    assert Tokenizer.train(iter(TEXTS), VOCAB_SIZE).to_json() == tokenizer.to_json()
+def test_training_twice_gives_the_same_file(tokenizer, kind):
+    assert Tokenizer.train(iter(TEXTS), VOCAB_SIZE, kind).to_json() == tokenizer.to_json()
 
 
-def test_training_in_another_process_without_threads_gives_the_same_file(tokenizer):
+def test_training_in_another_process_without_threads_gives_the_same_file(tokenizer, kind):
     program = """if True:
         import sys
         from transformer_flax.data.tokenizer import Tokenizer
         sys.stdout.reconfigure(encoding="utf-8")
-        print(Tokenizer.train(sys.stdin.read().splitlines(), int(sys.argv[1])).to_json(), end="")
+        print(Tokenizer.train(sys.stdin.read().splitlines(), int(sys.argv[1]), sys.argv[2]).to_json(), end="")
         """
     root = pathlib.Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root), "TOKENIZERS_PARALLELISM": "false", "PYTHONHASHSEED": "5"}
     there = subprocess.run(
-        [sys.executable, "-c", program, str(VOCAB_SIZE)],
+        [sys.executable, "-c", program, str(VOCAB_SIZE), kind],
         input="\n".join(TEXTS),
         env=environment,
         capture_output=True,
@@ -162,18 +214,23 @@ def test_training_in_another_process_without_threads_gives_the_same_file(tokeniz
     assert there.stdout == tokenizer.to_json()
 
 
-def test_the_smallest_vocabulary_is_every_byte_and_the_special_tokens():
+def test_the_smallest_vocabulary_is_every_byte_and_the_special_tokens(kind):
     assert SMALLEST_VOCABULARY == 256 + NUM_SPECIAL
-    tokenizer = Tokenizer.train(TEXTS, SMALLEST_VOCABULARY)
+    tokenizer = Tokenizer.train(TEXTS, SMALLEST_VOCABULARY, kind)
     assert tokenizer.vocab_size == SMALLEST_VOCABULARY
     every_two_byte_character = "".join(map(chr, range(0x800)))
     assert tokenizer.decode(tokenizer.encode([every_two_byte_character])[0]) == every_two_byte_character
 
 
 @pytest.mark.parametrize("vocab_size", [-1, 0, SMALLEST_VOCABULARY - 1])
-def test_a_vocabulary_without_room_for_every_byte_is_refused(vocab_size):
+def test_a_vocabulary_without_room_for_every_byte_is_refused(vocab_size, kind):
     with pytest.raises(UserError, match=rf"config\.data\.vocab_size is {vocab_size};.* at least {SMALLEST_VOCABULARY}"):
-        Tokenizer.train(TEXTS, vocab_size)
+        Tokenizer.train(TEXTS, vocab_size, kind)
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece"):
+        Tokenizer.train(TEXTS, VOCAB_SIZE, "unigram")
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"version": "1.0"}', "[1, 2]"], ids=["empty", "cut", "other", "list"])
@@ -210,6 +267,23 @@ def test_a_sample_is_of_whole_pairs_and_none_twice():
 @pytest.mark.parametrize("max_pairs", [len(PAIRS), 10**9])
 def test_a_sample_as_large_as_the_pairs_is_all_of_them(max_pairs):
     assert sampled_pairs(max_pairs) == PAIRS
+
+
+class OnlyInBulk(ListPairs):
+    def __getitems__(self, indices):
+        return [list.__getitem__(self, i) for i in indices]
+
+    def __getitem__(self, index):
+        raise AssertionError("one at a time")
+
+
+@pytest.mark.parametrize("max_pairs", [15, len(PAIRS)])
+def test_a_sample_is_read_in_bulk_where_that_is_possible_and_told_of(max_pairs, monkeypatch):
+    monkeypatch.setattr(tokenizer_module, "SAMPLE_BLOCK", 6)
+    told = []
+    sample = sample_texts(OnlyInBulk(PAIRS), max_pairs, 0, progress=lambda *counts: told.append(counts))
+    assert list(sample) == list(sample_texts(PAIRS, max_pairs, 0))
+    assert told == [(min(done, max_pairs), max_pairs) for done in range(6, max_pairs + 6, 6)]
 
 
 def test_the_seed_rules_the_sample():

@@ -4,13 +4,16 @@ import json
 import re
 
 import pytest
+import tokenizers
 
 from tests.training.small import small_config
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.run import restore
 from transformer_flax.training.loop import train
-from transformer_flax.training.prepare import check
+from transformer_flax.training.prepare import check, prepare_data
+from transformer_flax.training.progress import Progress
+from transformer_flax.training.workdir import Workdir
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,40 @@ def test_learned_positions_must_reach_as_far_as_a_translation():
         check(small_config(model__positions="learned", model__max_length=63))
 
 
+def test_an_unknown_kind_of_tokenizer_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece"):
+        check(small_config(data__tokenizer="unigram"))
+
+
+def test_a_vocabulary_that_is_to_be_trained_has_room_for_every_byte():
+    with pytest.raises(UserError, match=r"config\.data\.vocab_size is 258; it must be at least 259"):
+        check(small_config(data__vocab_size=258))
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A tokenizer of one's own: 20 pieces, all of them letters."""
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="?"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.WordLevelTrainer(
+        special_tokens=["<pad>", "<begin>", "<end>", "?"], show_progress=False
+    )
+    backend.train_from_iterator(["a b c d e f g h i j k l w x y z"], trainer)
+    backend.enable_truncation(1)
+    backend.save(str(tmp_path / "own.json"))
+    return tmp_path / "own.json"
+
+
+def test_a_tokenizer_file_is_checked_before_anything_else(own, tmp_path):
+    check(small_config(data__tokenizer_file=str(own), data__vocab_size=20))
+    with pytest.raises(
+        UserError, match=r"vocab_size is 300, and .*own\.json has 20 tokens; set --config.*vocab_size=20"
+    ):
+        check(small_config(data__tokenizer_file=str(own)))
+    with pytest.raises(UserError, match=r"nowhere\.json cannot be read as a tokenizer: No such file"):
+        check(small_config(data__tokenizer_file=str(tmp_path / "nowhere.json")))
+
+
 @pytest.fixture
 def folder(tmp_path):
     folder = tmp_path / "text"
@@ -95,6 +132,57 @@ def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
     assert counts == {"used": 2, "left out": {"an empty side": 1, "more than 20 tokens": 1}}
     assert len(evaluations["test"].translations) == 4  # never left out of test
     assert evaluations["test"].translations[2] == ""
+
+
+def test_a_tokenizer_of_one_s_own_is_used_and_is_the_run_s(own, folder, tmp_path, capsys):
+    config = small_config(
+        data__path=str(folder),
+        data__cache_dir=str(tmp_path / "cache"),
+        data__tokenizer_file=str(own),
+        data__vocab_size=20,
+        steps=1,
+    )
+    run = tmp_path / "run"
+    train(config, run)
+    told = capsys.readouterr().out
+    assert "with a vocabulary of 20," in told
+    assert "vocabulary 20;" in told
+    assert "training the tokenizer" not in told
+    restored = restore(run)
+    assert restored.model.config.vocab_size == 20
+    assert restored.tokenizer.pieces("d d é") == ["d", "d", "?", "<end>"]
+
+    moved = own.rename(tmp_path / "moved.json")  # the path is free, what it holds is not
+    config.data.tokenizer_file = str(moved)
+    config.steps = 2
+    train(config, run)
+    assert "resuming from step 1 " in capsys.readouterr().out
+    moved.write_text(moved.read_text().replace('"z"', '"Z"'))
+    with pytest.raises(UserError, match=r"the tokenizer given is not \S+run/tokenizer\.json"):
+        train(config, run)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_of_the_tokenizer_are_shown_on_a_terminal_only(folder, tmp_path, monkeypatch, capsys, terminal):
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
+    with Progress() as progress:
+        prepare_data(config, Workdir(tmp_path / "run"), progress)
+    told = capsys.readouterr().out
+    if terminal:
+        assert re.search(r"training the tokenizer.*reading text.*merging", told, re.DOTALL)
+    else:
+        assert told.startswith("training the tokenizer\ntraining pairs left out\n")
+
+
+def test_a_run_with_word_pieces_is_a_run(folder, tmp_path):
+    config = small_config(
+        data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), data__tokenizer="wordpiece", steps=1
+    )
+    train(config, tmp_path / "run")
+    saved = json.loads((tmp_path / "run/tokenizer.json").read_text())
+    assert saved["model"]["type"] == "WordPiece"
 
 
 @pytest.mark.parametrize("size", [260, 290])

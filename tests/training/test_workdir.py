@@ -42,6 +42,20 @@ def test_other_data_are_refused(tmp_path):
         Workdir(tmp_path).claim(small_config(), DATA | {"train": "xyz"}, TOKENIZER)
 
 
+def test_another_tokenizer_is_refused_and_an_equal_one_or_none_is_not(tmp_path):
+    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    before = snapshot(tmp_path)
+    other = Tokenizer.train(["c d c d"], 270)
+    for refuse in (Workdir(tmp_path).check, Workdir(tmp_path).claim):
+        with pytest.raises(
+            UserError, match=r"the tokenizer given is not \S+tokenizer\.json, which the run was started"
+        ):
+            refuse(small_config(), DATA, other)
+    assert snapshot(tmp_path) == before
+    Workdir(tmp_path).check(small_config(), DATA, TOKENIZER)
+    Workdir(tmp_path).check(small_config(data__tokenizer_file="/elsewhere.json"), DATA)
+
+
 def test_more_steps_other_intervals_other_devices_and_a_moved_folder_are_the_same_run(tmp_path):
     Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
     moved = small_config(

@@ -1,82 +1,208 @@
-"""Text to integers and back: byte-level BPE over both languages, lossless, one JSON file."""
+"""Text to integers and back: byte-level pieces of words of both languages, lossless, one JSON file."""
 
+import contextlib
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import tokenizers
 
-from transformer_flax.data.pairs import Pairs
+from transformer_flax.data.pairs import Pairs, read_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
+KINDS = ("bpe", "wordpiece")
 SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
+SAMPLE_BLOCK = 4096  # pairs of a sample read at a time
+WORD = 32  # letters that word-pieces take for a word, at most: the search for the longest piece is quadratic in it
+APOSTROPHE = "['\u2019]"
+CONTRACTION = r"(?:[stmd]|re|ve|ll)(?!\p{L})"
+WORDS = "|".join(
+    (
+        rf"{APOSTROPHE}{CONTRACTION}",  # is n't, we 'll, the house 's
+        rf" ?(?>\p{{L}}{{1,{WORD}}}){APOSTROPHE}(?!{CONTRACTION})(?=\p{{L}})",  # l' homme, qu' elle
+        rf" ?\p{{L}}{{1,{WORD}}}",
+        rf" ?\p{{N}}{{1,{WORD}}}",
+        rf" ?[^\s\p{{L}}\p{{N}}]{{1,{WORD}}}",
+        rf"\s{{1,{WORD}}}(?!\S)",  # of several blanks, the last one belongs to the word
+        r"\s",
+    )
+)
+WORD_BYTES = 4 * (WORD + 2)  # with a blank and an apostrophe, in UTF-8
+PROBE = f"a {' '.join(SPECIAL_TOKENS)} \U0010ffff"  # an unassigned character, which few vocabularies have
 
 
 class Tokenizer:
-    """A shared vocabulary of byte-level word-pieces.
+    """A shared vocabulary of pieces of words, which `train` makes or a JSON file of Hugging Face's tokenizers holds.
 
-    `decode(encode(text)) == text` for every string. A space is put before the text and taken off again, so that a word
-    has the same pieces at the start of a sentence as within it.
+    Of one that was trained here, `decode(encode(text)) == text` for every string. A space is put before the text and
+    taken off again, so that a word has the same pieces at the start of a sentence as within it. One from elsewhere may
+    lose what it likes, such as capital letters, and has the space only if it treats it in the same way. The special
+    tokens, padding and truncation that it asks for are left aside.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer):
         self._backend = backend
         # Not saved with the file; without it, a literal "<end>" in a text would become the control token.
         self._backend.encode_special_tokens = True
+        self._backend.no_padding()
+        self._backend.no_truncation()
+        self._space = ""
+        word, two_words, spaced = (self._encode([text])[0] for text in ("a", "a a", " a"))
+        # With the space, a word is spelt as it is behind another one, and the space comes back to be taken off.
+        if two_words == word + spaced and self.decode(spaced) == " a":
+            self._space = " "
         self.vocab_size = backend.get_vocab_size()
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, *, show_progress: bool = False) -> "Tokenizer":
-        """The same texts in the same order give the same file. The vocabulary is smaller where texts are few."""
+    def train(cls, texts: Iterable[str], vocab_size: int, kind: str = "bpe") -> "Tokenizer":
+        """Pieces from a text, the most frequent pairs of pieces merged over and over, beginning with the 256 bytes.
+
+        The same texts in the same order give the same file. The vocabulary is smaller where texts are few.
+
+        "bpe" spells a word by repeating these merges. "wordpiece" takes from left to right the longest piece that fits,
+        of a vocabulary found in the same way, where the blank before a word marks its start (Wu et al. 2016, the
+        paper's source for word-pieces). Usual word-pieces lose characters that their vocabulary lacks, very long words
+        and blanks in a row; these have all bytes, and cut long words, so they lose nothing. They also leave an elided
+        word its apostrophe (l' homme, qu' elle), which "bpe" makes a token of its own: 5 % of the tokens of a French
+        text.
+
+        Args:
+          texts: sentences of both languages.
+          vocab_size: pieces and special tokens, at most.
+          kind: one of KINDS.
+
+        Raises:
+          UserError: there is no such kind, or the vocabulary has no room for every byte.
+        """
+        if kind not in KINDS:
+            raise UserError(f"config.data.tokenizer is {kind!r}; it must be one of {', '.join(KINDS)}")
         if vocab_size < SMALLEST_VOCABULARY:
             raise UserError(
-                f"config.data.vocab_size is {vocab_size}; byte-level BPE needs at least {SMALLEST_VOCABULARY}: "
-                "256 bytes and 3 special tokens"
+                f"config.data.vocab_size is {vocab_size}; a byte-level vocabulary needs at least "
+                f"{SMALLEST_VOCABULARY}: 256 bytes and 3 special tokens"
             )
         backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-        backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.pre_tokenizer = _words() if kind == "wordpiece" else _byte_level()
         backend.decoder = tokenizers.decoders.ByteLevel()
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=vocab_size,
             special_tokens=SPECIAL_TOKENS,
             initial_alphabet=ALPHABET,
-            show_progress=show_progress,
+            show_progress=False,
         )
         backend.train_from_iterator((f" {text}" for text in texts), trainer)
+        if kind == "wordpiece":  # not by the library's trainer of word-pieces, which numbers them in no fixed order
+            backend.model = tokenizers.models.WordPiece(
+                backend.get_vocab(),
+                unk_token="<unknown>",  # which there is not: the library would raise, and never lose text for it
+                continuing_subword_prefix="",
+                max_input_chars_per_word=WORD_BYTES,
+            )
         return cls(backend)
 
     @classmethod
     def load(cls, file: pathlib.Path) -> "Tokenizer":
+        """The tokenizer of a JSON file, tried out.
+
+        Raises:
+          UserError: there is none that can be used, and why.
+        """
+        with _explained(f"{file} cannot be read as a tokenizer"):
+            backend = tokenizers.Tokenizer.from_file(str(file))
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(file)))
-        except Exception as error:  # the library raises bare Exception, for a missing file as for a spoilt one
-            raise UserError(f"{file} cannot be read as a tokenizer: {error}") from error
+            _check(backend)
+            tokenizer = cls(backend)
+            tokenizer.decode(tokenizer.encode([PROBE])[0])
+        except UserError as error:
+            raise UserError(f"{file} cannot be used as a tokenizer: {error}") from error
+        return tokenizer
 
     def to_json(self) -> str:
         return self._backend.to_str(pretty=True)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without begin and end; an empty text has none."""
-        encodings = self._backend.encode_batch_fast([f" {text}" if text else "" for text in texts])
+        """The ids of each text, without begin and end; an empty text has none.
+
+        Raises:
+          UserError: a tokenizer from elsewhere fails at a text, or takes a part of it for a special token.
+        """
+        encoded = self._encode([self._space + text if text else "" for text in texts])
+        for text, ids in zip(texts, encoded, strict=True):
+            if ids and min(ids) < NUM_SPECIAL:
+                raise UserError(
+                    f"the tokenizer makes the special token {SPECIAL_TOKENS[min(ids)]} of a part of {text[:80]!r}; "
+                    "special tokens must not stand for text, nor for what is unknown"
+                )
+        return encoded
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        with _explained("the tokenizer fails at a text"):
+            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def pieces(self, text: str) -> list[str]:
         """The word-pieces of a text as the vocabulary spells them, bytes as letters, and the end symbol."""
-        return [*self._backend.encode(f" {text}" if text else "").tokens, SPECIAL_TOKENS[END_ID]]
+        [ids] = self.encode([text])
+        return [*(str(self._backend.id_to_token(i)) for i in ids), SPECIAL_TOKENS[END_ID]]
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, special ones left out. Bytes that are not UTF-8 become U+FFFD."""
-        text = self._backend.decode([int(i) for i in ids if i >= NUM_SPECIAL], skip_special_tokens=False)
-        return text.removeprefix(" ")
+        with _explained("the tokenizer fails at ids"):
+            text = self._backend.decode([int(i) for i in ids if i >= NUM_SPECIAL], skip_special_tokens=False)
+        return text.removeprefix(self._space)
 
 
-def sample_texts(pairs: Pairs, max_pairs: int, seed: int) -> Iterator[str]:
-    """Both sides of at most `max_pairs` pairs, a sample that depends on the pairs and the seed alone."""
+def _byte_level(*, use_regex: bool = True) -> tokenizers.pre_tokenizers.PreTokenizer:
+    return tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+
+
+def _words() -> tokenizers.pre_tokenizers.PreTokenizer:
+    """Words for word-pieces. None has both letters and "<", so "<end>" in a text is never found in the vocabulary."""
+    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
+    return tokenizers.pre_tokenizers.Sequence([split, _byte_level(use_regex=False)])
+
+
+def _check(backend: tokenizers.Tokenizer) -> None:
+    """Refuses what no model could be trained with."""
+    vocabulary = backend.get_vocab()
+    if [backend.id_to_token(i) for i in range(NUM_SPECIAL)] != SPECIAL_TOKENS:
+        found = ", ".join(str(backend.id_to_token(i)) for i in range(NUM_SPECIAL))
+        raise UserError(f"its ids 0, 1, 2 are {found}; they must be {', '.join(SPECIAL_TOKENS)}")
+    if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+        raise UserError(
+            f"it has {len(vocabulary):,} tokens and ids up to {max(vocabulary.values()):,}; its ids must be those from "
+            f"0 to {len(vocabulary) - 1:,}, each of one token"
+        )
+    if dropout := getattr(backend.model, "dropout", None):
+        raise UserError(f"its dropout is {dropout}: a text would have other ids each time; it must be null")
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """A context in which the library is used; what it raises, a bare Exception or a panic of Rust, is a UserError."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) is Exception or type(error).__name__ == "PanicException":
+            raise UserError(f"{what}: {error}") from error
+        raise
+
+
+def sample_texts(
+    pairs: Pairs, max_pairs: int, seed: int, *, progress: Callable[[int, int], None] = lambda done, of: None
+) -> Iterator[str]:
+    """Both sides of at most `max_pairs` pairs, a sample that depends on the pairs and the seed alone.
+
+    `progress` is called with (pairs read, of all in the sample).
+    """
     indices = np.arange(len(pairs))
     if len(indices) > max_pairs:
         indices = np.sort(np.random.default_rng(seed).choice(indices, max_pairs, replace=False))
-    for index in indices.tolist():
-        yield from pairs[index]
+    for start in range(0, len(indices), SAMPLE_BLOCK):
+        block = indices[start : start + SAMPLE_BLOCK].tolist()
+        for pair in read_pairs(pairs, block):
+            yield from pair
+        progress(start + len(block), len(indices))

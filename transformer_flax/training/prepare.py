@@ -1,9 +1,11 @@
 """From a config to everything that training needs, checked before any of it takes long."""
 
+import contextlib
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ from transformer_flax.data.batches import BATCHING, Batches, training_batches
 from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
-from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer, sample_texts
+from transformer_flax.data.tokenizer import KINDS, SMALLEST_VOCABULARY, Tokenizer, sample_texts
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
@@ -53,7 +55,7 @@ AT_LEAST_0 = ("decode.min_length", "decode.max_extra_length", "eval.every", "eva
 
 
 def check(config: ConfigDict) -> None:
-    """Checks all that can be without reading the data.
+    """Checks all that can be without reading the text.
 
     Raises:
       UserError: naming the field.
@@ -76,7 +78,9 @@ def check(config: ConfigDict) -> None:
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("seed", "data.seed"):
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
-    require("data.vocab_size", lambda value: value >= SMALLEST_VOCABULARY, f"at least {SMALLEST_VOCABULARY}")
+    require("data.tokenizer", lambda value: value in KINDS, f"one of {', '.join(KINDS)}")
+    if _given_tokenizer(config) is None:
+        require("data.vocab_size", lambda value: value >= SMALLEST_VOCABULARY, f"at least {SMALLEST_VOCABULARY}")
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
     for name in ("label_smoothing", "ema_decay"):
@@ -105,6 +109,37 @@ def _refuse_none(section: ConfigDict, name: str) -> None:
             _refuse_none(value, f"{name}.{field}")
 
 
+def _given_tokenizer(config: ConfigDict) -> Tokenizer | None:
+    """The one that the config names a file of, or None if one is to be trained.
+
+    Raises:
+      UserError: it cannot be used, or is not of the size that the config says: whatever is told of the model before
+        the text is read, such as its parameters, is told from there.
+    """
+    if not config.data.tokenizer_file:
+        return None
+    tokenizer = Tokenizer.load(pathlib.Path(config.data.tokenizer_file))
+    if tokenizer.vocab_size != config.data.vocab_size:
+        raise UserError(
+            f"config.data.vocab_size is {config.data.vocab_size}, and config.data.tokenizer_file "
+            f"{config.data.tokenizer_file} has {tokenizer.vocab_size} tokens; "
+            f"set --config.data.vocab_size={tokenizer.vocab_size}"
+        )
+    return tokenizer
+
+
+def _train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress) -> Tokenizer:
+    with contextlib.ExitStack() as merging:
+
+        def texts() -> Iterator[str]:
+            with progress.bar("reading text for the tokenizer") as update:
+                yield from sample_texts(pairs, config.data.tokenizer_sample, config.data.seed, progress=update)
+            # From here on the library works alone and does not say how far it is: a bar without an end.
+            merging.enter_context(progress.bar("merging pieces of words"))
+
+        return Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
+
+
 def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Data:
     """Reads the text, makes tokenizer, corpora and batches, and then claims the working directory for them.
 
@@ -118,16 +153,18 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
         if not len(pairs[split]):
             raise UserError(f"the {split} split is empty")
     fingerprints = {split: pairs[split].fingerprint for split in splits}
-    workdir.check(config, fingerprints)
+    given = _given_tokenizer(config)
+    workdir.check(config, fingerprints, given)
 
     if workdir.tokenizer_file.exists():
         tokenizer = workdir.load_tokenizer()
         for step in saved_steps(workdir.checkpoints)[-1:]:
             require_vocabulary(workdir.checkpoints, step, tokenizer.vocab_size)
+    elif given:
+        tokenizer = given
     else:
         progress.say("training the tokenizer")
-        texts = sample_texts(pairs["train"], config.data.tokenizer_sample, config.data.seed)
-        tokenizer = Tokenizer.train(texts, config.data.vocab_size)
+        tokenizer = _train_tokenizer(pairs["train"], config, progress)
 
     corpora = {}
     for split in splits:

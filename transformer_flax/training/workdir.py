@@ -14,7 +14,10 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
 
 # A resumed run may have other values here: none of them changes what is learned from the steps that were made.
-FREE_FIELDS = ("steps", "name", "data.path", "data.cache_dir", "eval.", "checkpoint.", "log.", "parallel.", "decode.")
+FREE_FIELDS = (
+    *("steps", "name", "data.path", "data.tokenizer_file", "data.cache_dir"),
+    *("eval.", "checkpoint.", "log.", "parallel.", "decode."),
+)
 
 
 class Workdir:
@@ -27,18 +30,19 @@ class Workdir:
         self.metrics_file = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
 
-    def check(self, config: ConfigDict, fingerprints: dict[str, str]) -> None:
+    def check(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None = None) -> None:
         """Finds out whether the directory is free for this run or holds it already, and changes nothing.
 
         Args:
           config: of the run.
           fingerprints: of the splits it is trained on and measured with.
+          tokenizer: the one it is given; None for whichever the directory has.
 
         Raises:
-          UserError: it holds a run of another config or other data, a longer one, or something else.
+          UserError: it holds a run of another config, other data or another tokenizer, a longer one, or something else.
         """
         if self.config_file.exists():
-            self._refuse_another(config, fingerprints)
+            self._refuse_another(config, fingerprints, tokenizer)
         elif self.path.exists() and any(not _is_partial(file) for file in self.path.iterdir()):
             raise UserError(f"{self.path} is not empty and holds no run; choose another --workdir")
 
@@ -48,7 +52,7 @@ class Workdir:
         Raises:
           UserError: as `check` does.
         """
-        self.check(config, fingerprints)
+        self.check(config, fingerprints, tokenizer)
         known = self._load_run()["data_fingerprints"] if self.config_file.exists() else {}
         self.path.mkdir(parents=True, exist_ok=True)
         self._write(self.tokenizer_file, tokenizer.to_json())
@@ -90,7 +94,7 @@ class Workdir:
         except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: neither JSON nor UTF-8
             raise UserError(f"{self.config_file} cannot be read as the config of a run ({error})") from error
 
-    def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str]) -> None:
+    def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()
         theirs, ours = _flatten(run["config"]), _flatten(config.to_dict())
         different = [
@@ -103,6 +107,8 @@ class Workdir:
             for split, fingerprint in fingerprints.items()
             if run["data_fingerprints"].get(split, fingerprint) != fingerprint
         ]
+        if tokenizer and self.tokenizer_file.exists() and self.load_tokenizer().to_json() != tokenizer.to_json():
+            different.append(f"  the tokenizer given is not {self.tokenizer_file}, which the run was started with")
         if different:
             raise UserError(
                 "\n".join([f"{self.path} holds a run of another config:", *different, "choose another --workdir"])
