@@ -1,16 +1,34 @@
 """Search against enumeration, on toy models whose next token depends on the whole prefix."""
 
-import collections
-import functools
-import itertools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 
+from tests.decoding.compiled import (
+    BATCH,
+    FEW,
+    FULL,
+    GNMT,
+    LENGTH,
+    LONG_RULES,
+    NONE,
+    PENALTIES,
+    RULES,
+    SENTENCES,
+    TOYS,
+    assert_equal,
+    assert_same,
+    beam,
+    bounds_of,
+    draw,
+    greedy,
+    ranked,
+    score,
+    words,
+)
 from tests.decoding.toy import (
     STATES,
     VOCAB_SIZE,
@@ -21,7 +39,6 @@ from tests.decoding.toy import (
     Rule,
     Toy,
     begin,
-    drawn,
     everything,
     hashed,
     plain_beam,
@@ -30,179 +47,12 @@ from tests.decoding.toy import (
     step,
     written,
 )
-from transformer_flax.decoding.length_penalty import KINDS, LengthPenalty
-from transformer_flax.decoding.search import (
-    Bounds,
-    Hypotheses,
-    Sampling,
-    beam_search,
-    ensemble,
-    follow,
-    greedy_search,
-    log_mean_probability,
-    sample,
-)
+from transformer_flax.decoding.length_penalty import LengthPenalty
+from transformer_flax.decoding.search import Bounds, Hypotheses, Sampling, beam_search, follow
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
-# Most of the time goes into compilation, so all searches have the same shapes, filled up with copies of the last row.
-BATCH, LENGTH = 16, 8
-FULL = 3**3 * 4  # a beam that holds all continuations of all prefixes of 3 words, so of all that `RULES` allows
-GNMT = ("gnmt", 0.6)
-NONE = ("none", 5.0)
-ALPHAS = {"gnmt": [0.0, 0.6, 2.0, -0.5], "length": [0.5, 1.0, -1.0], "none": [5.0]}  # where it must not matter
-PENALTIES = [(kind, alpha) for kind, alphas in ALPHAS.items() for alpha in alphas]
-RULES = [
-    Rule(5),
-    Rule(2),
-    Rule(3),
-    Rule(1),
-    Rule(5, shortest=3),
-    Rule(4, shortest=4),
-    Rule(3, shortest=9),  # the longest length wins
-    Rule(5, prefix=(B,)),
-    Rule(5, prefix=(A, C)),
-    Rule(4, prefix=(C, C, A)),  # leaves room for the end symbol alone
-    Rule(5, shortest=4, prefix=(B, A)),
-    Rule(3, shortest=7, prefix=(A,)),
-    Rule(5, prefix=(B, END_ID)),  # forced decoding
-    Rule(3, prefix=(C, A, END_ID)),
-    Rule(2, shortest=2, prefix=(END_ID,)),  # the prefix wins
-    Rule(4, shortest=0),
-]
-SENTENCES = range(BATCH)
-LONG_RULES = [rule._replace(longest=rule.longest + 3) for rule in RULES]
-TOYS = [hashed(seed=3), hashed(seed=8, scale=0.5)]
-
-
-def bounds_of(rules, max_length=LENGTH) -> dict:
-    prefix = np.full((len(rules), max_length), PAD_ID)
-    for row, rule in zip(prefix, rules, strict=True):
-        row[: len(rule.prefix)] = rule.prefix
-    return {
-        "longest": np.array([rule.longest for rule in rules]),
-        "shortest": np.array([rule.shortest for rule in rules]),
-        "prefix": prefix,
-    }
-
-
-def model(toys, sentences, hypotheses, step):
-    if len(toys) == 1:
-        return step, begin(toys[0], sentences, hypotheses)
-    return ensemble([step] * len(toys)), tuple(begin(toy, sentences, hypotheses) for toy in toys)
-
-
-def any_penalty(kind, alpha):
-    """The length penalty of a kind and alpha known only at run time, so that one program serves them all."""
-    return lambda length: jnp.select(
-        [kind == i for i in range(len(KINDS))], [LengthPenalty(name, alpha)(length) for name in KINDS]
-    )
-
-
-@functools.partial(jax.jit, static_argnames=("step", "beam_size", "nbest"))
-def compiled_beam(toys, sentences, bounds, kind, alpha, step, beam_size, nbest):
-    bounds = Bounds.of(**bounds, max_length=bounds["prefix"].shape[1])
-    step, cache = model(toys, sentences, beam_size, step)
-    return beam_search(step, cache, bounds, any_penalty(kind, alpha), beam_size=beam_size, nbest=nbest)
-
-
-@functools.partial(jax.jit, static_argnames="step")
-def compiled_greedy(toys, sentences, bounds, kind, alpha, step):
-    bounds = Bounds.of(**bounds, max_length=bounds["prefix"].shape[1])
-    step, cache = model(toys, sentences, 1, step)
-    return greedy_search(step, cache, bounds, any_penalty(kind, alpha))
-
-
-@functools.partial(jax.jit, static_argnames="sampling")
-def compiled_sample(toy, sentences, bounds, seeds, sampling):
-    bounds = Bounds.of(**bounds, max_length=bounds["prefix"].shape[1])
-    keys = jax.vmap(jax.vmap(jax.random.key))(seeds)
-    return sample(step, begin(toy, sentences, keys.shape[1]), bounds, LengthPenalty(*GNMT), keys, sampling)
-
-
-def run(compiled, toys, sentences, rules, penalty, batch, **settings) -> Hypotheses:
-    def fill(values):
-        return [*values, *[values[-1]] * (batch - len(values))]
-
-    toys = [toys] if isinstance(toys, Toy) else toys
-    kind, alpha = penalty
-    found = compiled(
-        toys, np.array(fill(sentences)), bounds_of(fill(rules)), KINDS.index(kind), float(alpha), **settings
-    )
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(sentences)], found)
-
-
-def beam(toys, sentences, rules, penalty=GNMT, *, beam_size=3, nbest=1, step=step, batch=BATCH) -> Hypotheses:
-    return run(compiled_beam, toys, sentences, rules, penalty, batch, step=step, beam_size=beam_size, nbest=nbest)
-
-
-def greedy(toys, sentences, rules, penalty=GNMT, *, step=step) -> Hypotheses:
-    return run(compiled_greedy, toys, sentences, rules, penalty, BATCH, step=step)
-
-
-def draw(toy, sentences, rules, seeds, sampling, max_length=LENGTH) -> Hypotheses:
-    """Samples with one key for each seed [B, N]."""
-    return jax.device_get(compiled_sample(toy, np.array(sentences), bounds_of(rules, max_length), seeds, sampling))
-
-
-def words(row) -> tuple[int, ...]:
-    """The tokens before the padding."""
-    return tuple(int(token) for token in row[: np.count_nonzero(row)])
-
-
-def score(log_prob: float, tokens, penalty) -> float:
-    kind, alpha = penalty
-    length = len(tokens)
-    return log_prob / {"gnmt": ((5 + length) / 6) ** alpha, "length": length**alpha, "none": 1}[kind]
-
-
-def ranked(hypotheses, penalty):
-    """(score, log P, tokens), best first."""
-    return sorted(((score(x, tokens, penalty), x, tokens) for x, tokens in hypotheses), key=lambda row: -row[0])
-
-
-def assert_same(found: Hypotheses, sentence: int, expected) -> None:
-    """The rows of a sentence are the first of these, in order, and unused where there are no more."""
-    places = found.scores.shape[1]
-    expected = [*expected[:places], *[(-np.inf, -np.inf, ())] * (places - len(expected))]
-    scores, log_probs, tokens = zip(*expected, strict=True)
-    assert [words(row) for row in found.tokens[sentence]] == list(tokens)
-    np.testing.assert_allclose(found.log_probs[sentence], log_probs, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found.scores[sentence], scores, rtol=1e-5, atol=1e-5)
-
-
-def assert_equal(one: Hypotheses, other: Hypotheses) -> None:
-    np.testing.assert_array_equal(one.tokens, other.tokens)
-    np.testing.assert_allclose(one.log_probs, other.log_probs, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(one.scores, other.scores, rtol=1e-6, atol=1e-6)
-
-
-# Length penalties and other parts
-
-
-@pytest.mark.parametrize(
-    ("kind", "alpha", "length", "expected"),
-    [
-        ("gnmt", 0.6, 1, 1),  # a single token is the unit
-        ("gnmt", 1.0, 7, 2),
-        ("gnmt", 0.5, 19, 2),
-        ("gnmt", -1.0, 7, 0.5),
-        ("gnmt", 0.0, 50, 1),
-        ("length", 0.6, 1, 1),
-        ("length", 1.0, 7, 7),
-        ("length", 0.5, 16, 4),
-        ("length", -1.0, 8, 0.125),
-        ("length", 0.0, 50, 1),
-        ("length", 2, 7, 49),
-        ("length", -1, 8, 0.125),  # an integer has no negative powers in JAX,
-        ("length", 6, 100, 1e12),  # and large ones overflow
-        ("none", 2.0, 7, 1),
-    ],
-)
-def test_length_penalties(kind, alpha, length, expected):
-    penalty = LengthPenalty(kind, alpha)
-    assert penalty(length) == pytest.approx(expected)
-    np.testing.assert_allclose(penalty(jnp.array([length])), expected, rtol=1e-6)
+# Parts
 
 
 @pytest.mark.parametrize(
@@ -486,153 +336,3 @@ def test_a_prefix_with_the_end_symbol_is_forced_decoding(output):
     assert_same(beam(toy, SENTENCES, rules, nbest=3), 0, expected)
     assert_same(greedy(toy, SENTENCES, rules), 0, expected)
     assert_same(draw(toy, SENTENCES, rules, FEW, Sampling()), 0, expected * 3)
-
-
-# Sampling
-
-SAMPLES = 4096
-MANY = np.arange(2 * SAMPLES).reshape(2, SAMPLES)  # seeds
-FEW = np.arange(BATCH * 3).reshape(BATCH, 3)
-DRAWN, DRAWN_RULES = hashed(seed=9, scale=1.0), [Rule(3), Rule(4, shortest=3, prefix=(B,))]
-# What is left of the first tokens A 0.5, B 0.3, C 0.15 and the end symbol 0.05.
-KEPT = {
-    Sampling(): {A, B, C, END_ID},
-    Sampling(temperature=1.7): {A, B, C, END_ID},
-    Sampling(temperature=0.5, top_k=3): {A, B, C},
-    # The roots are 0.38, 0.29, 0.21 and 0.12 of their sum. A and B make 0.67, so C comes too, with which it is 0.88;
-    # of the probabilities themselves, A and B make 0.8.
-    Sampling(temperature=2.0, top_p=0.7): {A, B, C},
-    # Of the two likeliest, A has 0.625; of all, it has 0.5.
-    Sampling(top_k=2, top_p=0.6): {A},
-}
-
-
-@pytest.fixture(params=KEPT, ids=lambda s: f"temperature={s.temperature}-top_k={s.top_k}-top_p={s.top_p}")
-def sampling(request) -> Sampling:
-    return request.param
-
-
-def assert_fits(counts: collections.Counter, probabilities: dict) -> None:
-    """Pearson's test; what is expected less than 5 times is taken together."""
-    assert set(counts) <= set(probabilities)
-    often = [x for x, p in probabilities.items() if p * SAMPLES >= 5]
-    rare = sum(p for p in probabilities.values() if p * SAMPLES < 5)
-    observed = [counts[x] for x in often]
-    expected = [probabilities[x] * SAMPLES for x in often]
-    if rare > 0:
-        observed, expected = [*observed, SAMPLES - sum(observed)], [*expected, rare * SAMPLES]
-    if len(observed) > 1:
-        assert scipy.stats.chisquare(observed, expected).pvalue > 1e-4
-
-
-def test_samples_are_as_frequent_as_they_are_likely(sampling):
-    found = draw(DRAWN, [0, 1], DRAWN_RULES, MANY, sampling)
-    for sentence, rule in enumerate(DRAWN_RULES):
-        outputs = [words(row) for row in found.tokens[sentence]]
-        probabilities = drawn(DRAWN, sentence, rule, sampling)
-        assert sum(probabilities.values()) == pytest.approx(1)
-        assert_fits(collections.Counter(outputs), probabilities)
-        for place in range(rule.longest):
-            shares = collections.Counter()
-            for tokens, probability in probabilities.items():
-                shares[tokens[place : place + 1]] += probability
-            assert_fits(collections.Counter(tokens[place : place + 1] for tokens in outputs), shares)
-
-
-def test_scores_of_samples_are_those_of_the_model_and_in_order(sampling):
-    found = draw(DRAWN, [0, 1], DRAWN_RULES, MANY, sampling)
-    for sentence, rule in enumerate(DRAWN_RULES):
-        log_probs = {tokens: log_prob for log_prob, tokens in everything([DRAWN], sentence, rule)}
-        outputs = [words(row) for row in found.tokens[sentence]]
-        np.testing.assert_allclose(found.log_probs[sentence], [log_probs[tokens] for tokens in outputs], atol=1e-5)
-        scores = [score(log_probs[tokens], tokens, GNMT) for tokens in outputs]
-        np.testing.assert_allclose(found.scores[sentence], scores, atol=1e-5)
-        assert np.all(np.diff(found.scores[sentence]) <= 0)
-
-
-def test_only_the_likeliest_tokens_are_drawn(sampling):
-    toy = written({(): {A: 0.5, B: 0.3, C: 0.15, END_ID: 0.05}})
-    found = draw(toy, [0, 0], [Rule(2)] * 2, MANY, sampling)
-    assert set(found.tokens[:, :, 0].ravel()) == KEPT[sampling]
-
-
-def test_tokens_as_likely_as_the_last_of_the_likeliest_are_drawn_too():
-    # Of equals, a lower number is no reason.
-    toy = written({(): {A: 0.4, B: 0.2, C: 0.2, END_ID: 0.2}})
-    found = draw(toy, [0, 0], [Rule(2)] * 2, MANY, Sampling(temperature=0.5, top_k=3))
-    assert set(found.tokens[:, :, 0].ravel()) == {A, B, C, END_ID}
-
-
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=1.5, top_p=1e-6)], ids=str)
-def test_samples_of_the_likeliest_token_alone_are_greedy_search(sampling):
-    for toy, rules in itertools.product(TOYS, (RULES, LONG_RULES)):
-        samples = draw(toy, SENTENCES, rules, FEW, sampling)
-        found = greedy(toy, SENTENCES, rules)
-        assert_equal(samples, jax.tree.map(lambda leaf: np.repeat(leaf, 3, axis=1), found))
-
-
-def test_a_sample_depends_on_its_own_key_alone():
-    together = draw(DRAWN, SENTENCES, LONG_RULES, FEW, Sampling())
-    for sentence in range(0, BATCH, 3):
-        # Alone, and with room for more tokens than it may have.
-        sentences, rules = [sentence], [LONG_RULES[sentence]]
-        alone = [draw(DRAWN, sentences, rules, seed[None, None], Sampling(), LENGTH + 3) for seed in FEW[sentence]]
-        alone.sort(key=lambda one: -one.scores[0, 0])
-        alone = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1)[0], *alone)
-        here = Hypotheses(*(leaf[sentence] for leaf in together))
-        assert_equal(alone._replace(tokens=alone.tokens[:, :LENGTH]), here)
-
-
-def test_the_same_keys_give_the_same_samples_and_others_others():
-    rules = [Rule(8)] * BATCH
-    first = draw(DRAWN, [0] * BATCH, rules, FEW, Sampling())
-    again = draw(DRAWN, [0] * BATCH, rules, FEW, Sampling())
-    jax.tree.map(np.testing.assert_array_equal, first, again)
-    # All rows are samples of one sentence.
-    assert len({words(row) for row in first.tokens.reshape(-1, LENGTH)}) > BATCH
-
-
-# Ensembles
-
-
-def test_the_probabilities_of_an_ensemble_are_averaged():
-    one, other = np.log(np.array([[0.5, 0.5], [0.2, 0.8]], np.float32))
-    mean = jax.jit(lambda one, other: jnp.exp(log_mean_probability([one, other, other])))
-    np.testing.assert_allclose(mean(one, other), [0.3, 0.7], rtol=1e-5)
-    # Logits say no more than their differences.
-    np.testing.assert_allclose(mean(one + 30, other - 5), [0.3, 0.7], rtol=1e-5)
-
-
-def test_an_ensemble_of_low_precision_is_averaged_in_high():
-    logits = jax.ShapeDtypeStruct((2, VOCAB_SIZE), jnp.bfloat16)
-    assert jax.eval_shape(lambda x: log_mean_probability([x, x]), logits).dtype == jnp.float32
-
-
-def test_an_ensemble_of_one_is_the_model_itself():
-    cache = begin(TOYS[0], np.arange(2), 3)
-    tokens, parents = np.full((2, 3), A), np.array([[0, 1, 2], [2, 2, 0]])
-    logits, _ = step(tokens, parents, 0, cache)
-    same, caches = ensemble([step])(tokens, parents, 0, (cache,))
-    np.testing.assert_array_equal(logits, same)
-    assert len(caches) == 1
-
-
-@pytest.mark.parametrize("toy", TOYS, ids=["sharp", "flat"])
-def test_an_ensemble_of_a_model_with_itself_is_that_model(toy):
-    one, two = (beam([toy] * n, SENTENCES, LONG_RULES, nbest=3) for n in (1, 2))
-    np.testing.assert_array_equal(one.tokens, two.tokens)
-    np.testing.assert_allclose(one.log_probs, two.log_probs, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(one.scores, two.scores, rtol=1e-5, atol=1e-5)
-
-
-def test_an_ensemble_finds_the_best_by_log_mean_probability():
-    # Each toy's own cache must follow the hypotheses, or its logits are those of another prefix.
-    toys = [hashed(seed=11), hashed(seed=12)]
-    full = beam(toys, SENTENCES, RULES, beam_size=FULL, nbest=12)
-    narrow = beam(toys, SENTENCES, LONG_RULES, nbest=3)
-    likeliest = greedy(toys, SENTENCES, LONG_RULES)
-    for sentence in SENTENCES:
-        short, long = RULES[sentence], LONG_RULES[sentence]
-        assert_same(full, sentence, ranked(everything(toys, sentence, short), GNMT))
-        assert_same(narrow, sentence, ranked(plain_beam(toys, sentence, long, 3), GNMT))
-        assert_same(likeliest, sentence, ranked([plain_greedy(toys, sentence, long)], GNMT))

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,37 +9,9 @@ import pytest
 
 from tests.conftest import TINY
 from tests.model.parameters import random_params
-from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.transformer import (
-    AddAndNorm,
-    Transformer,
-    attention_maps,
-    init_params,
-    layer_norm,
-    shift_right,
-)
+from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, logits_of
+from transformer_flax.model.transformer import Transformer, attention_maps, init_params, layer_norm, shift_right
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
-
-# Two sources with three targets each, as a search with three hypotheses holds them.
-B, K, S, T = 2, 3, 7, 6
-SOURCES = np.array([[5, 9, 14, 3, 28, 11, 2], [17, 4, 8, 2, 0, 0, 0]])
-SOURCE = np.repeat(SOURCES, K, axis=0)
-TARGET = np.array(
-    [
-        [7, 24, 21, 13, 5, 2],
-        [9, 3, 2, 0, 0, 0],
-        [28, 28, 4, 16, 2, 0],
-        [12, 3, 19, 25, 2, 0],
-        [2, 0, 0, 0, 0, 0],
-        [12, 3, 7, 6, 18, 2],
-    ]
-)
-
-
-def logits_of(config, source=SOURCE, target=TARGET, dropout_key=None):
-    # Not jitted: op by op, all variants share their compilations; as a whole, each would take a second or more.
-    rngs = None if dropout_key is None else {"dropout": dropout_key}
-    return np.asarray(Transformer(config).apply({"params": random_params(config)}, source, target, rngs=rngs))
 
 
 def pad(tokens, amount):
@@ -267,70 +238,6 @@ def test_step_leaves_the_cache_in_the_shapes_and_types_it_began_with(dtype):
     assert {leaf.dtype.name for leaf in jax.tree.leaves(cache)} == {dtype}
     keys, values = (B, config.num_heads, config.d_k, K, T), (B, config.num_heads, K, T, config.d_v)
     assert {leaf.shape for leaf in jax.tree.leaves(cache)} == {keys, values}
-
-
-# ----- dropout
-
-
-def test_dropout_zeroes_its_share_and_keeps_the_mean():
-    rate, size = 0.3, 100_000
-    y = np.asarray(Dropout(rate).apply({}, np.ones(size, np.float32), rngs={"dropout": jax.random.key(0)}))
-    assert set(y.round(5)) == {0, np.float32(1 / 0.7).round(5)}
-    # The count of zeros has standard deviation sqrt(rate (1 - rate) / size) = 0.00145; five of them.
-    assert abs((y == 0).mean() - rate) < 0.0073
-    assert abs(y.mean() - 1) < 0.0073 / 0.7
-
-
-def test_dropout_without_a_key_or_with_rate_zero_does_nothing():
-    x = np.arange(5.0, dtype=np.float32)
-    np.testing.assert_array_equal(Dropout(0.9).apply({}, x), x)
-    np.testing.assert_array_equal(Dropout(0).apply({}, x, rngs={"dropout": jax.random.key(0)}), x)
-
-
-def test_dropout_is_active_with_a_key_and_differs_by_key():
-    config = dataclasses.replace(TINY, num_layers=1, dropout=0.5)
-    without = logits_of(config)
-    first, again, second = (logits_of(config, dropout_key=jax.random.key(n)) for n in (1, 1, 2))
-    np.testing.assert_array_equal(first, again)
-    for one, other in ((first, second), (first, without), (second, without)):
-        assert (np.abs(one - other).max(axis=(1, 2)) > 1e-2).all()
-
-
-@pytest.mark.parametrize(
-    ("rate", "places"),
-    [
-        # Embeddings of both sides; the outputs of two sub-layers in the encoder's layers, three in the decoder's.
-        ("dropout", 2 + (2 + 3) * TINY.num_layers),
-        ("attention_dropout", (1 + 2) * TINY.num_layers),
-        ("ffn_dropout", (1 + 1) * TINY.num_layers),
-    ],
-)
-def test_dropout_is_where_the_config_puts_it_and_nowhere_else(rate, places):
-    config = dataclasses.replace(TINY, **{"dropout": 0.0, rate: 0.5})
-    halved = []
-
-    def halve(call, args, kwargs, context):
-        y = call(*args, **kwargs)
-        if isinstance(context.module, Dropout) and context.module.rate > 0:
-            halved.append(context.module.path)
-            return y / 2
-        return y
-
-    params = random_params(config)
-    with nn.intercept_methods(halve):
-        logits = Transformer(config).apply({"params": params}, SOURCE, TARGET)
-    assert len(halved) == places
-    assert np.abs(logits - logits_of(TINY)).max() > 1e-2
-
-
-@pytest.mark.parametrize("pre_norm", [False, True])
-def test_dropout_spares_the_residual_connection(pre_norm):
-    config = dataclasses.replace(TINY, dropout=0.9, pre_norm=pre_norm)
-    x = np.random.default_rng(0).normal(size=(4, config.d_model)).astype(np.float32)
-    variables = {"params": {"norm": {"scale": np.ones(config.d_model), "bias": np.zeros(config.d_model)}}}
-    y = AddAndNorm(config).apply(variables, x, jnp.zeros_like, rngs={"dropout": jax.random.key(0)})
-    normalised = (x - x.mean(axis=-1, keepdims=True)) / x.std(axis=-1, keepdims=True)
-    np.testing.assert_allclose(y, x if pre_norm else normalised, atol=1e-5)
 
 
 # ----- attention maps

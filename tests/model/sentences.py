@@ -1,0 +1,30 @@
+"""Sentences for the tests of the model, and its logits on them.
+
+Letters of shapes: B batch, S source, T target, K hypotheses.
+"""
+
+import numpy as np
+
+from tests.model.parameters import random_params
+from transformer_flax.model.transformer import Transformer
+
+# Two sources with three targets each, as a search with three hypotheses holds them.
+B, K, S, T = 2, 3, 7, 6
+SOURCES = np.array([[5, 9, 14, 3, 28, 11, 2], [17, 4, 8, 2, 0, 0, 0]])
+SOURCE = np.repeat(SOURCES, K, axis=0)
+TARGET = np.array(
+    [
+        [7, 24, 21, 13, 5, 2],
+        [9, 3, 2, 0, 0, 0],
+        [28, 28, 4, 16, 2, 0],
+        [12, 3, 19, 25, 2, 0],
+        [2, 0, 0, 0, 0, 0],
+        [12, 3, 7, 6, 18, 2],
+    ]
+)
+
+
+def logits_of(config, source=SOURCE, target=TARGET, dropout_key=None):
+    # Not jitted: op by op, all variants share their compilations; as a whole, each would take a second or more.
+    rngs = None if dropout_key is None else {"dropout": dropout_key}
+    return np.asarray(Transformer(config).apply({"params": random_params(config)}, source, target, rngs=rngs))
