@@ -1,5 +1,6 @@
 """A trained run as one object, and what is told to those who name one that cannot be had."""
 
+import dataclasses
 import gc
 import json
 import pathlib
@@ -137,6 +138,13 @@ def test_an_ensemble_of_one_run_is_that_run(run, sources):
     assert run.ensemble().params is run.params
 
 
+def test_a_run_with_other_parameters_is_another_model(finished, run, sources):
+    earlier = restore(finished, steps=BEFORE)
+    ours = run.translate(sources)
+    assert dataclasses.replace(run, params=earlier.params).translate(sources) == earlier.translate(sources) != ours
+    assert run.translate(sources) == ours
+
+
 # Which parameters
 
 
@@ -184,6 +192,7 @@ def single(made):
         ({"average": 3}, [10, 20, 30], "the mean of the parameters at steps 10, 20, 30"),
         ({"average": 9}, [10, 20, 30], "the mean of the parameters at steps 10, 20, 30"),
         ({"steps": [25]}, [25], "the parameters of step 25"),
+        ({"steps": 25}, [25], "the parameters of step 25"),
         ({"steps": [34, 10, 25, 10]}, [10, 25, 34], "the mean of the parameters at steps 10, 25, 34"),
     ],
     ids=str,
@@ -254,6 +263,8 @@ def test_an_average_that_is_none_is_refused(made, average):
 def test_a_missing_step_is_refused_with_those_that_are_there(made):
     with pytest.raises(UserError, match=r"run has no checkpoint of step 15; it has those of 10, 20, 25, 30, 34"):
         restore(made, steps=[10, 15])
+    with pytest.raises(UserError, match=r"no checkpoint of step 0;"):
+        restore(made, steps=0)
     with pytest.raises(UserError, match="steps"):
         restore(made, steps=[])
 

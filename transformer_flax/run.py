@@ -37,7 +37,10 @@ class Report(FullScores):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """A trained model and all that belongs to it; `restore` makes it from a working directory."""
+    """A trained model and all that belongs to it; `restore` makes it from a working directory.
+
+    `dataclasses.replace(run, params=...)` is the run with other parameters.
+    """
 
     config: ConfigDict
     tokenizer: Tokenizer
@@ -46,7 +49,7 @@ class Run:
     parameters: str  # which checkpoints `params` are from
     fingerprints: dict[str, str]  # of the splits that it was trained on and measured with
     partners: tuple["Run", ...] = ()  # whose probabilities are averaged with this one's
-    _translators: dict = dataclasses.field(default_factory=dict)
+    _translators: dict = dataclasses.field(default_factory=dict, init=False)  # so `dataclasses.replace` gives others
 
     def __repr__(self) -> str:
         return f"<Run {self.config.name}: {self.parameters}>"
@@ -137,17 +140,19 @@ class Run:
                 )
         partners = (*self.partners, *(member for other in others for member in (other, *other.partners)))
         parameters = "; ".join([self.parameters, *(other.parameters for other in others)])
-        return dataclasses.replace(self, partners=partners, parameters=parameters, _translators={})
+        return dataclasses.replace(self, partners=partners, parameters=parameters)
 
 
-def restore(workdir: str | os.PathLike, *, average: int | str | None = None, steps: Sequence[int] | None = None) -> Run:
+def restore(
+    workdir: str | os.PathLike, *, average: int | str | None = None, steps: int | Sequence[int] | None = None
+) -> Run:
     """The run in a working directory, finished or still training.
 
     Args:
       workdir: runs/<name>; nothing in it is executed or unpickled.
       average: how many of the last checkpoints at the interval to average, or "ema" for the moving average that the
         run has kept; None for what its config evaluates with at the end.
-      steps: average the checkpoints of these steps instead.
+      steps: average the checkpoints of these steps instead, or take that of one.
 
     Raises:
       UserError: there is no run, no such checkpoint, or one that cannot be read.

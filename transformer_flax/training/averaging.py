@@ -37,7 +37,7 @@ def choose(
     config: ConfigDict,
     *,
     average: int | str | None = None,
-    steps: Sequence[int] | None = None,
+    steps: int | Sequence[int] | None = None,
 ) -> Choice:
     """The parameters that are asked for, of the checkpoints in a directory.
 
@@ -45,7 +45,7 @@ def choose(
       directory: where the checkpoints lie.
       config: of their run.
       average: how many of the last checkpoints at the interval, or EMA; None for what the run is evaluated with.
-      steps: the checkpoints of these steps instead.
+      steps: the checkpoints of these steps instead, or of one.
 
     Raises:
       UserError: there is no such checkpoint, or no moving average.
@@ -56,6 +56,7 @@ def choose(
             f"{directory.parent} holds no checkpoint yet; a run writes one every {config.checkpoint.every:,} steps"
         )
     if steps is not None:
+        steps = [steps] if isinstance(steps, int) else steps
         if not steps:
             raise UserError("steps is empty: name the steps of the checkpoints to average")
         if missing := sorted(set(steps) - set(saved)):
