@@ -1,6 +1,7 @@
 """Eight devices on any machine, and small models for all tests."""
 
 import dataclasses
+import fcntl
 import os
 import pathlib
 import sys
@@ -13,13 +14,14 @@ from transformer_flax.model.config import TransformerConfig
 ROOT = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))  # for configs/, which is not part of the package
 
-# Most of the time of the tests is compilation, of programs that run once.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+# Most of the time of the tests is compilation, of programs that run once. The older way to fuse takes half of it.
+QUICK = ("backend_optimization_level=0", "cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)])
 # To XLA, fake CPU devices are real ones: shardings, collectives and deadlocks come out.
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 
 TINY = TransformerConfig(
@@ -64,7 +66,19 @@ def tiny() -> TransformerConfig:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory) -> pathlib.Path:
-    """The working directory of a run of 200 steps, with checkpoints at 150 and 200."""
+    """The working directory of a run of 200 steps, with checkpoints at 150 and 200; not to be changed.
+
+    The first worker of pytest-xdist that needs it trains it for all.
+    """
     from tests.training.small import learn  # configs/ is found only now
 
-    return learn(tmp_path_factory.mktemp("finished"))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
+    folder = folder / "finished"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "workdir.txt").exists():
+            (folder / "workdir.txt").write_text(str(learn(folder)))
+    return pathlib.Path((folder / "workdir.txt").read_text())

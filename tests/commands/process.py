@@ -14,7 +14,7 @@ ENVIRONMENT = os.environ | {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUM_CPU_DEVICES": "8",
     "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "jax"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
     "TERM": "dumb",
     "PYTHONUNBUFFERED": "",  # lines have to come out without its help
 }
