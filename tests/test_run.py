@@ -24,7 +24,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import init_params
 from transformer_flax.run import Run, restore
 from transformer_flax.training.checkpoints import Checkpoints
-from transformer_flax.training.metrics import read_metrics
+from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.prepare import model_config
 from transformer_flax.training.step import TrainState
 from transformer_flax.training.workdir import Workdir
@@ -69,7 +69,7 @@ def test_a_run_is_measured_as_it_was_at_its_end(finished, run, split):
     report = run.evaluate(sources, references, progress=done.append)
     name = f"{LAST}.test.txt" if split == "test" else f"{LAST}.txt"
     assert report.translations == lines(finished / "translations" / name)
-    (measured,) = (line for line in read_metrics(finished / "metrics.jsonl") if f"{split}/bleu" in line)
+    (measured,) = (line for line in read_lines(finished / "metrics.jsonl") if f"{split}/bleu" in line)
     assert report.bleu == pytest.approx(measured[f"{split}/bleu"])
     assert report.exact_match == measured[f"{split}/exact_match"]
     if split == "test":  # in the other is a pair that training cuts earlier than scoring does
@@ -158,12 +158,12 @@ def make(path: pathlib.Path, *, words: str = "one two three", steps=STEPS, **ove
     workdir = Workdir(path)
     workdir.claim(config, {"train": "abc"}, tokenizer)
     shapes = jax.eval_shape(lambda: init_params(model_config(config, tokenizer.vocab_size), jax.random.key(0)))
-    checkpoints = Checkpoints(workdir.checkpoints, every=10, keep=5)
+    checkpoints = Checkpoints(workdir.checkpoints, every=10, keep=5, scores={25: 30.0})
     for step in steps:
         params = random_like(shapes, step)
         ema = random_like(shapes, 1000 + step) if config.ema_decay else None
         state = TrainState.create(0, params, optax.sgd(0.1)).replace(step=jnp.int32(step), ema=ema)
-        checkpoints.save(state, 30.0 if step == 25 else None)
+        checkpoints.save(state, {})
     checkpoints.close()
     return path
 

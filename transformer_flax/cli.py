@@ -4,6 +4,7 @@ import logging
 import os
 import pathlib
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,7 +13,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from transformer_flax.decoding.length_penalty import KINDS
-from transformer_flax.errors import UserError
+from transformer_flax.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
     from transformer_flax.run import Run
@@ -117,11 +118,15 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)
         sys.unraisablehook = _ignore_abandoned_reads
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is half done is cleared away
         try:
             main(*files)
             sys.stdout.flush()  # here, where a closed pipe is still understood
         except UserError as error:
             _fail(str(error))
+        except Interrupted as interruption:
+            print(f"{interruption}{advice}", file=sys.stderr)
+            sys.exit(interruption.exit_status)
         except KeyboardInterrupt:
             print(f"interrupted{advice}", file=sys.stderr)
             sys.exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""The one exception that is meant for the user."""
+"""The exceptions that are meant for the user."""
 
 
 class UserError(ValueError):
@@ -7,3 +7,11 @@ class UserError(ValueError):
     Commands print the message alone and exit with status 2; every other exception is a defect of the program and keeps
     its traceback.
     """
+
+
+class Interrupted(Exception):  # noqa: N818 (no error: what was asked for)
+    """A run has ended early, in good order, as a signal asked it to; the message says where it is."""
+
+    def __init__(self, message: str, signal: int):
+        super().__init__(message)
+        self.exit_status = 128 + signal

@@ -4,7 +4,7 @@ from tests.training.small import small_config
 from transformer_flax.analysis.curves import plot_curves
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.training.metrics import MetricsWriter, read_metrics
+from transformer_flax.training.metrics import MetricsWriter, read_lines
 from transformer_flax.training.workdir import Workdir
 
 
@@ -12,7 +12,7 @@ from transformer_flax.training.workdir import Workdir
 def workdir(tmp_path):
     workdir = Workdir(tmp_path / "run")
     workdir.claim(small_config(), {}, Tokenizer.train(["a b"], 259))
-    writer = MetricsWriter(workdir.metrics_file, 0)
+    writer = MetricsWriter(workdir.metrics_file, 0, {})
     for step in (10, 20, 30):
         writer.write(step, "valid", {"bleu": step})
     writer.close()
@@ -27,7 +27,7 @@ def test_a_curve_has_every_point_that_was_measured(workdir, tmp_path):
 
 
 def test_time_is_told_in_minutes(workdir):
-    seconds = [line["seconds"] for line in read_metrics(workdir / "metrics.jsonl")]
+    seconds = [line["seconds"] for line in read_lines(workdir / "metrics.jsonl")]
     (line,) = plot_curves([workdir]).axes[0].lines
     assert line.get_xdata() == pytest.approx([s / 60 for s in seconds])
 

@@ -47,7 +47,7 @@ def test_parameters_are_loaded_beside_a_run_that_is_writing(tmp_path):
     directory = tmp_path / "checkpoints"
     checkpoints = Checkpoints(directory, every=10, keep=2)
     for step in (10, 20):
-        checkpoints.save(state_at(step))
+        checkpoints.save(state_at(step), {})
     checkpoints.close()
     half = directory / "30.orbax-checkpoint-tmp"
     (half / "state").mkdir(parents=True)
@@ -57,7 +57,7 @@ def test_parameters_are_loaded_beside_a_run_that_is_writing(tmp_path):
     np.testing.assert_array_equal(load_params(directory, 20, state_at(0).params)["w"], 20)
     assert snapshot(directory) == before
     resumed = Checkpoints(directory, every=10, keep=2)  # the run itself clears it away
-    resumed.save(state_at(30))
+    resumed.save(state_at(30), {})
     resumed.close()
     assert not half.exists()
 
@@ -71,8 +71,8 @@ def two_kinds(tmp_path):
     """Checkpoints at step 1 without a moving average and at step 2 with one, whose values are 1, 2 and 12."""
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=2)
     # Their structures differ, which no run does.
-    checkpoints.save(state_at(1))
-    checkpoints.save(state_at(2).replace(ema={"w": jnp.full(8, 12, jnp.float32)}))
+    checkpoints.save(state_at(1), {})
+    checkpoints.save(state_at(2).replace(ema={"w": jnp.full(8, 12, jnp.float32)}), {})
     checkpoints.close()
     return tmp_path / "checkpoints"
 

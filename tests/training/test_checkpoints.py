@@ -1,6 +1,7 @@
 """Checkpoints on real disks, full ones among them."""
 
 import subprocess
+import time
 
 import jax
 import jax.numpy as jnp
@@ -9,31 +10,70 @@ import pytest
 
 from tests.training.states import OPTIMIZER, state_at
 from transformer_flax.errors import UserError
+from transformer_flax.training.averaging import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.step import TrainState
 
 
 def test_the_latest_and_the_best_are_kept_by_separate_rules(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2)
+    scores = {}
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, scores=scores)
     for step, bleu in ((10, 1.0), (13, 30.0), (20, None), (25, 20.0), (30, None), (40, None), (47, 5.0)):
-        checkpoints.save(state_at(step), bleu)
+        checkpoints.save(state_at(step), {})
+        if bleu is not None:
+            scores[step] = bleu  # it is measured after the step is saved
     checkpoints.close()
     again = Checkpoints(tmp_path / "checkpoints", every=10, keep=2)
-    assert again.steps() == [13, 30, 40, 47]  # the best, two at the interval, the newest
-    assert float(again.restore(state_at(0), 13).params["w"][0]) == 13
+    assert again.steps() == [13, 30, 40, 47]  # the best, two at the interval, and one that is not
+    assert float(again.restore(state_at(0), 13)[0].params["w"][0]) == 13
     again.close()
+
+
+def test_what_an_interruption_saves_evicts_nothing_and_goes_with_the_next_regular_one(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2)
+    seen = []
+    for step in (10, 20, 25, 27, 30, 40):
+        checkpoints.save(state_at(step), {})
+        checkpoints.wait()
+        seen.append(saved_steps(tmp_path / "checkpoints"))
+    assert seen == [[10], [10, 20], [10, 20, 25], [10, 20, 25, 27], [20, 30], [30, 40]]
+    checkpoints.close()
+
+
+def test_what_was_measured_is_saved_to_the_last_digit(tmp_path):
+    totals = {"sums": {"loss": 1 / 3, "nll": 1e300}, "counts": {"loss": 7.0, "nll": 0.1}}
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=1)
+    checkpoints.save(state_at(1), totals)
+    checkpoints.close()
+    again = Checkpoints(tmp_path / "checkpoints", every=1, keep=1)
+    assert again.restore(state_at(0), 1)[1] == totals
+    again.close()
+
+
+def test_one_that_is_put_aside_is_no_longer_there_and_not_lost(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=3)
+    for step in (1, 2):
+        checkpoints.save(state_at(step), {})
+    checkpoints.wait()
+    aside = checkpoints.put_aside(2)
+    assert checkpoints.steps() == saved_steps(tmp_path / "checkpoints") == [1]
+    assert (aside / "state").is_dir()
+    checkpoints.save(state_at(2), {})
+    checkpoints.wait()
+    assert checkpoints.put_aside(2) != aside
+    checkpoints.close()
 
 
 def test_what_is_saved_is_not_what_the_next_step_makes_of_it(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=1)
     advance = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
     state = state_at(1, size=1 << 20)
-    checkpoints.save(state)
+    checkpoints.save(state, {})
     for _ in range(5):
         state = advance(state)
     checkpoints.close()
     again = Checkpoints(tmp_path / "checkpoints", every=1, keep=1)
-    restored = again.restore(state_at(0, size=1 << 20), 1)
+    restored, _ = again.restore(state_at(0, size=1 << 20), 1)
     again.close()
     np.testing.assert_array_equal(restored.params["w"], 1)
 
@@ -41,7 +81,7 @@ def test_what_is_saved_is_not_what_the_next_step_makes_of_it(tmp_path):
 def test_averages_are_the_mean_of_the_last_regular_checkpoints(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=2, keep=3)
     for step in (2, 4, 5, 6):
-        checkpoints.save(state_at(step))
+        checkpoints.save(state_at(step), {})
     newest = state_at(8).params  # not saved yet
     average, choice = checkpoints.average(newest, 8, 3)
     assert choice.steps == [4, 6, 8]  # 5 is not at the interval
@@ -72,9 +112,9 @@ def small_disk(tmp_path):
 
 def test_a_full_disk_is_told_of_and_the_older_checkpoints_stay(small_disk):
     checkpoints = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
-    checkpoints.save(state_at(1))
+    checkpoints.save(state_at(1), {})
     with pytest.raises(UserError, match=r"a checkpoint needs 2\.1 MB and the disk of .* has [01]\.\d MB left"):
-        checkpoints.save(state_at(2, size=1 << 19))
+        checkpoints.save(state_at(2, size=1 << 19), {})
     checkpoints.close()
     again = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
     assert again.steps() == [1]
@@ -83,15 +123,25 @@ def test_a_full_disk_is_told_of_and_the_older_checkpoints_stay(small_disk):
 
 def test_a_disk_that_fills_while_a_checkpoint_is_written_is_told_of_too(small_disk):
     checkpoints = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
-    checkpoints.save(state_at(1))
-    checkpoints.average(state_at(1).params, 1, 1)  # waits for it to be whole
+    checkpoints.save(state_at(1), {})
+    checkpoints.wait()
     noise = np.random.default_rng(0).normal(size=200_000).astype(np.float32)  # 0.8 MB that do not compress
     big = TrainState.create(0, {"w": jnp.array(noise)}, OPTIMIZER).replace(step=jnp.int32(2))
     checkpoints.require_room = lambda state: None  # as if another program took the room in between
     (small_disk / "other").write_bytes(bytes(400_000))
-    checkpoints.save(big)  # in the background
+    checkpoints.save(big, {})  # in the background
     with pytest.raises(UserError, match=r"could not be written to .*untouched"):
-        checkpoints.close()
+        wait_for_failure(checkpoints)
+    (small_disk / "other").unlink()
+    checkpoints.save(big, {})  # there is room again, also that of what was half written
+    checkpoints.close()
     again = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
-    assert again.steps() == [1]
+    assert again.steps() == [1, 2]
     again.close()
+
+
+def wait_for_failure(checkpoints):
+    """As a run does that looks after every step, and saves nothing in between."""
+    for _ in range(600):
+        checkpoints.check()
+        time.sleep(0.1)

@@ -13,7 +13,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import init_params
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
-from transformer_flax.training.metrics import read_metrics
+from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.prepare import model_config
 from transformer_flax.training.step import TrainState, init_key
@@ -48,7 +48,7 @@ def final_state(path, step):
     )
     checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=2)
     assert checkpoints.steps()[-1] == step
-    state = jax.device_get(checkpoints.restore(like, step))
+    state = jax.device_get(checkpoints.restore(like, step)[0])
     checkpoints.close()
     return state
 
@@ -70,7 +70,7 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     }  # 5 batches an epoch, so the end of one too
     whole = run("whole", **settings)
     expected = final_state(tmp_path / "whole", 6)
-    lines = read_metrics(tmp_path / "whole/metrics.jsonl")
+    lines = read_lines(tmp_path / "whole/metrics.jsonl")
 
     # As if it had been killed after step 5: what came behind the checkpoint of step 3 is lost, but logged.
     shutil.rmtree(tmp_path / "whole/checkpoints/6")
@@ -81,7 +81,7 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     def timeless(lines):
         return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
 
-    again = read_metrics(tmp_path / "whole/metrics.jsonl")
+    again = read_lines(tmp_path / "whole/metrics.jsonl")
     assert timeless(again) == timeless(lines)
     assert [line["step"] for line in again] == [3, 3, 6, 6]
 
@@ -97,7 +97,7 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
     assert list(workdir.glob("events.*"))
     assert len((workdir / "translations/3.txt").read_text().splitlines()) == 4
     assert len((workdir / "translations/6.test.txt").read_text().splitlines()) == PAIRS["test"]
-    lines = read_metrics(workdir / "metrics.jsonl")
+    lines = read_lines(workdir / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 3, 4, 6, 6, 6]
     assert {"train/loss", "train/perplexity", "train/learning_rate", "train/grad_norm"} <= lines[0].keys()
     assert {"valid/loss", "valid/perplexity", "valid/bleu", "valid/exact_match"} <= lines[1].keys()
@@ -118,7 +118,7 @@ def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(run, 
     run("one", eval__every=0, seed=1)
     vocabularies = [(tmp_path / name / "tokenizer.json").read_text() for name in ("zero", "one")]
     assert vocabularies[0] == vocabularies[1]
-    losses = [read_metrics(tmp_path / name / "metrics.jsonl")[0]["train/loss"] for name in ("zero", "one")]
+    losses = [read_lines(tmp_path / name / "metrics.jsonl")[0]["train/loss"] for name in ("zero", "one")]
     assert losses[0] != losses[1]
 
 
@@ -142,7 +142,7 @@ def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, cap
     explicit = jax.tree.map(lambda *leaves: np.average(np.float64(leaves), axis=0, weights=weights), *each)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), restored.params, explicit)
 
-    measured = read_metrics(tmp_path / "run/metrics.jsonl")[-1]["valid/perplexity"]
+    measured = read_lines(tmp_path / "run/metrics.jsonl")[-1]["valid/perplexity"]
     scores = np.concatenate(restored.score(*restored.split("valid")))
     assert np.exp(-scores.mean()) == pytest.approx(measured, rel=1e-3)
     plain = transformer_flax.restore(tmp_path / "run", average=1)

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.metrics import Meter, MetricsWriter, read_metrics
+from transformer_flax.training.metrics import Meter, MetricsWriter, read_lines
 
 
 def test_means_are_of_all_tokens_not_of_steps():
@@ -24,22 +24,22 @@ def test_rates_are_of_the_time_that_was_added():
 
 def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    writer = MetricsWriter(file, 0)
+    writer = MetricsWriter(file, 0, {})
     for step in (10, 20, 30):
         writer.write(step, "train", {"loss": step / 2})
     writer.close()
     with file.open("a") as stream:
         stream.write('{"step": 40, "train/lo')  # killed while writing
-    resumed = MetricsWriter(file, 20)
+    resumed = MetricsWriter(file, 20, {})
     resumed.write(30, "train", {"loss": 1.0})
     resumed.close()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(line["step"], line["train/loss"]) for line in lines] == [(10, 5.0), (20, 10.0), (30, 1.0)]
     assert lines[2]["seconds"] >= lines[1]["seconds"]
-    assert read_metrics(file) == lines
+    assert read_lines(file) == lines
 
 
 def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
-        read_metrics(tmp_path / "metrics.jsonl")
+        read_lines(tmp_path / "metrics.jsonl")

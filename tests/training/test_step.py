@@ -1,4 +1,4 @@
-"""The moving average of the parameters, against sums written out in float64."""
+"""Updates that are left out, and the moving average of the parameters against sums written out in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -46,3 +46,44 @@ def test_a_step_averages_the_parameters_that_it_makes_and_leaves_them_alone():
     assert plain.ema is None
     assert float(state.params["w"]) == float(plain.params["w"]) == 3  # after 9 and 7
     assert float(state.ema["w"]) == pytest.approx((9 / 4 + 7 / 2 + 3) / (1 / 4 + 1 / 2 + 1))
+
+
+@pytest.mark.parametrize("axis_name", [None, "data"], ids=["jit", "pmap"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38], ids=str)
+def test_an_update_that_is_not_finite_is_as_if_it_had_not_been(axis_name, bad):
+    """Of two devices, one has a bad value; the other must leave the update out too."""
+
+    def loss_fn(params, batch, key):
+        noise = jax.random.normal(key, ())
+        return {"loss": jnp.sum(batch * params["w"] ** 2 + noise)}, {"loss": jnp.float32(batch.size)}
+
+    optimizer = optax.adam(lambda count: 0.1 / (1 + count))
+    train_step = make_train_step(loss_fn, optimizer, ema_decay=0.5, axis_name=axis_name)
+    batches = np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32)
+
+    def run(batches, start):
+        step = jax.pmap(train_step, axis_name=axis_name) if axis_name else jax.jit(train_step)
+        state, seen = start, []
+        for batch in batches:
+            state, metrics = step(state, jnp.array(batch))
+            seen.append((int(np.max(metrics.skipped)), int(np.max(metrics.skipped_in_a_row))))
+        return jax.device_get(state), seen
+
+    start = TrainState.create(3, {"w": jnp.full(3, 2.0)}, optimizer, keep_ema=True)
+    if axis_name:
+        start = jax.tree.map(lambda x: jnp.stack([x, x]), start)
+    spoilt = batches.copy()
+    spoilt[[1, 3, 4], 1, 0] = bad
+    state, seen = run(spoilt, start)
+    assert seen == [(0, 0), (1, 1), (1, 0), (2, 1), (3, 2), (3, 0)]
+
+    # What is left is what the good batches alone would have made, with the keys of the steps that they were seen at.
+    good, expected = [0, 2, 5], start
+    for made, number in enumerate(good):
+        at_step = jax.tree.map(lambda x, n=number: jnp.full_like(x, n), expected.step)
+        expected, _ = run(batches[number : number + 1], expected.replace(step=at_step, skipped=at_step - made))
+        expected = jax.tree.map(jnp.array, expected)
+    for name in ("params", "opt_state", "ema"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(state, name), jax.device_get(getattr(expected, name)))
+    assert int(np.max(state.step)) == 6
+    assert np.isfinite(state.params["w"]).all()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import matplotlib.figure
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.metrics import read_metrics
+from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.workdir import Workdir
 
 X_AXES = {"step": ("step", 1), "minutes": ("seconds", 60)}
@@ -36,7 +36,7 @@ def plot_curves(
     figure = matplotlib.figure.Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for workdir in map(Workdir, workdirs):
-        lines = read_metrics(workdir.metrics_file)
+        lines = read_lines(workdir.metrics_file)
         points = [(line[name] / unit, line[metric]) for line in lines if metric in line]
         if not points:
             measured = sorted({key for line in lines for key in line} - {"step", "seconds"})

@@ -39,6 +39,10 @@ class Sentences:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    def __getitem__(self, index: int) -> np.ndarray:
+        """The tokens of a sentence, the end symbol included."""
+        return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each sentence, the end symbol included: int32 [sentences]."""

@@ -1,9 +1,11 @@
 """Checkpoints: written in the background, kept by rule, restored."""
 
+import concurrent.futures
 import contextlib
+import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,18 +22,26 @@ _training: Any = ocp.training  # its policies do not have the types that its che
 class Checkpoints:
     """The checkpoints of a run.
 
-    Kept are the newest, the latest `keep` regular ones (those at the interval, which averages take), and the best by
-    validation BLEU of those that were saved with one.
+    Kept are the latest `keep` regular ones (those at the interval, which averages take) and, of all, the best by
+    validation BLEU. Others, which an interruption or an evaluation made, go when the next regular one is whole, as all
+    do that are not kept: none goes before its successor is there.
 
     Args:
       directory: where they lie, one folder a step.
       every: the interval, in steps.
       keep: how many regular ones to keep.
+      scores: validation BLEU by step, of parameters as they are in that step's checkpoint; it may grow.
     """
 
-    def __init__(self, directory: pathlib.Path, *, every: int, keep: int):
+    def __init__(self, directory: pathlib.Path, *, every: int, keep: int, scores: Mapping[int, float] | None = None):
         self._directory = directory.resolve()
         self._every, self._keep = every, keep
+        self._scores = {} if scores is None else scores
+        self._watcher = concurrent.futures.ThreadPoolExecutor(1)
+        self._under_way: concurrent.futures.Future | None = None
+        self._open()
+
+    def _open(self) -> None:
         self._checkpointer = _training.Checkpointer(
             self._directory,
             save_decision_policy=_training.save_decision_policies.FixedIntervalPolicy(1),
@@ -43,10 +53,12 @@ class Checkpoints:
         """Orbax's question which of these, ascending by step, to keep."""
         del context
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*regular(steps, self._every)[-self._keep :], *steps[-1:]}
-        scored = [c for c in checkpoints if c.metrics]
+        if not regular(steps[-1:], self._every):
+            return [True] * len(steps)
+        kept = set(regular(steps, self._every)[-self._keep :])
+        scored = [step for step in steps if step in self._scores]
         if scored:
-            kept.add(max(scored, key=lambda c: (c.metrics["bleu"], c.step)).step)
+            kept.add(max(scored, key=lambda step: (self._scores[step], step)))
         return [step in kept for step in steps]
 
     def require_room(self, state: Any) -> None:
@@ -63,25 +75,48 @@ class Checkpoints:
                 "left; make room there: the same command goes on from the last whole checkpoint"
             )
 
-    def save(self, state: TrainState, bleu: float | None = None) -> None:
+    def save(self, state: TrainState, totals: Any) -> None:
         """Starts writing a state; training may go on at once.
 
         Args:
           state: on one device, as `Parallel.unreplicate` gives it.
-          bleu: what is evaluated of it reaches on the validation split.
+          totals: what has been measured since the last time that it was logged, as JSON.
 
         Raises:
           UserError: this one has no room, or the one before could not be written.
         """
+        self.wait()
         self.require_room(state)
         # A copy: the next step is given these buffers to overwrite while they are still being written.
         state = jax.tree.map(jnp.copy, state)
-        metrics = None if bleu is None else {"bleu": bleu}
         with self._explaining():
-            self._checkpointer.save_checkpointables_async(int(state.step), {"state": state}, metrics=metrics)
+            response = self._checkpointer.save_checkpointables_async(
+                int(state.step), {"state": state}, custom_metadata={"totals": totals}
+            )
+        self._under_way = self._watcher.submit(response.result)
 
-    def restore(self, like: TrainState, step: int) -> TrainState:
-        """The state of a step, on the first device.
+    def check(self) -> None:
+        """Finds out whether the one that is being written has failed, without waiting for it.
+
+        Raises:
+          UserError: it has.
+        """
+        if self._under_way is not None and self._under_way.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits for what is still being written.
+
+        Raises:
+          UserError: it could not be.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            with self._explaining():
+                under_way.result()
+
+    def restore(self, like: TrainState, step: int) -> tuple[TrainState, Any]:
+        """The state of a step, on the first device, and the totals that were saved with it.
 
         Args:
           like: a tree of its shapes.
@@ -91,7 +126,17 @@ class Checkpoints:
           UserError: the checkpoint cannot be read.
         """
         with reading(self._directory, step):
-            return self._checkpointer.load_checkpointables(step, {"state": on_first_device(like)})["state"]
+            state = self._checkpointer.load_checkpointables(step, {"state": on_first_device(like)})["state"]
+            return state, self._checkpointer.checkpointables_metadata(step).custom_metadata["totals"]
+
+    def put_aside(self, step: int) -> pathlib.Path:
+        """Renames a checkpoint that cannot be read, which makes it no longer one of `steps()`; returns where it is."""
+        folder = self._directory / str(step)
+        aside = next(path for n in itertools.count(1) if not (path := folder.with_name(f"{step}.damaged.{n}")).exists())
+        folder.rename(aside)
+        self._checkpointer.close()
+        self._open()
+        return aside
 
     def steps(self) -> list[int]:
         """The steps that can be restored, ascending."""
@@ -108,21 +153,30 @@ class Checkpoints:
         Returns:
           The parameters in float32, on the host, and the choice that was made.
         """
-        with self._explaining():
-            self._checkpointer.wait()  # the newest may still be on its way to the disk
+        self.wait()  # the newest may still be on its way to the disk
         taken = to_average([*(s for s in self.steps() if s < step), step], self._every, count)
         return mean(params if s == step else load_params(self._directory, s, params) for s in taken), Choice(taken)
 
     def close(self) -> None:
-        """Waits for what is still being written."""
-        with self._explaining():
+        """Waits for what is still being written.
+
+        Raises:
+          UserError: it could not be.
+        """
+        try:
+            self.wait()
+        finally:
+            self._watcher.shutdown()
             self._checkpointer.close()
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # what was raised in the background, of whatever kind the storage has for it
+        except Exception as error:  # of whatever kind the storage has for it
+            with contextlib.suppress(Exception):  # the same once more
+                self._checkpointer.close()
+            self._open()  # which also clears away what was half written, and takes room
             raise UserError(
                 f"a checkpoint could not be written to {self._directory}: {error}; those that are whole are untouched, "
                 "and the same command goes on from the last"

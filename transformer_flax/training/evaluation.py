@@ -71,12 +71,13 @@ class Evaluator:
             progress.say(f"{too_long:,} {name} pairs are measured up to their first {limit} tokens")
         self._pairs = pairs
 
-    def __call__(self, params: Any, *, max_sentences: int = 0) -> Evaluation:
+    def __call__(self, params: Any, *, max_sentences: int = 0, check: Callable[[], None] = lambda: None) -> Evaluation:
         """Evaluates parameters.
 
         Args:
           params: as `Parallel.unreplicate` gives them, or on the host.
           max_sentences: how many of the first sentences are translated; 0: all.
+          check: called after every batch; what it raises ends the evaluation.
         """
         meter = Meter()
         replicated = self._parallel.replicate(params)  # once for all batches, as averages come from the host
@@ -85,11 +86,17 @@ class Evaluator:
                 sums, counts = self._eval_step(replicated, self._parallel.shard(self._batches[k]))
                 meter.add(*self._parallel.unreplicate((sums, counts)))
                 update(k + 1, self._batches.batches_per_epoch)
+                check()
         examples = [self._pairs[i] for i in range(min(max_sentences or len(self._pairs), len(self._pairs)))]
         sources, references = ([example[side] for example in examples] for side in (0, 1))
         self._translator.params = [self._parallel.unreplicate(replicated)]
         with self._progress.bar(f"{self._name} translations") as update:
-            translations = self._translator.translate(sources, progress=lambda done: update(done, len(sources)))
+
+            def progress(done: int) -> None:
+                update(done, len(sources))
+                check()
+
+            translations = self._translator.translate(sources, progress=progress)
         scores = score(translations, references)
         return Evaluation(
             {**meter.means(), "bleu": scores.bleu, "exact_match": scores.exact_match},

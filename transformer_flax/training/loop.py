@@ -4,7 +4,7 @@ import collections
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
@@ -18,8 +18,9 @@ from transformer_flax.model.transformer import Transformer, init_params
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.evaluation import Evaluation, Evaluator
+from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loss import translation_loss
-from transformer_flax.training.metrics import Meter, MetricsWriter
+from transformer_flax.training.metrics import JsonLines, Meter, MetricsWriter
 from transformer_flax.training.optimizer import make_optimizer, paper_schedule
 from transformer_flax.training.parallel import Parallel, make_parallel
 from transformer_flax.training.prefetch import prefetch
@@ -91,7 +92,6 @@ class Trainer:
         self._init = lambda: TrainState.create(
             config.seed, init_params(model.config, init_key(config.seed)), optimizer, keep_ema=config.ema_decay > 0
         )
-        self._checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=config.checkpoint.keep)
         self._translator = Translator([model], None, data.tokenizer, **config.decode)
         self._evaluators = {
             split: Evaluator(
@@ -116,45 +116,62 @@ class Trainer:
         return traced
 
     def run(self) -> dict[str, Evaluation]:
-        """Trains to the last step, and evaluates every split with the parameters it ends with."""
+        """Trains to the last step, and evaluates every split with the parameters it ends with.
+
+        Raises:
+          Interrupted: a signal asked for an end; nothing that was done is lost.
+        """
+        last = self._config.steps
         with contextlib.ExitStack() as stack:
+            self._interruption = stack.enter_context(Interruption())
+            stack.enter_context(self._workdir.lock())
+            scores: dict[int, float] = {}
+            every, keep = self._config.checkpoint.every, self._config.checkpoint.keep
+            self._checkpoints = Checkpoints(self._workdir.checkpoints, every=every, keep=keep, scores=scores)
             stack.callback(self._checkpoints.close)
-            state, start = self._restore()
-            self._writer = MetricsWriter(self._workdir.metrics_file, start)
+            state, start, meter = self._restore()
+            self._writer = MetricsWriter(self._workdir.metrics_file, start, scores)
             stack.callback(self._writer.close)
-            if start < self._config.steps:
-                state = self._train(state, start)
+            self._skipped = JsonLines(self._workdir.skipped_file, start)
+            stack.callback(self._skipped.close)
+            if start < last:
+                if self._is_evaluated_after(start) and not self._writer.has(start, "valid"):  # it was interrupted
+                    self._evaluate(state)
+                state = self._train(state, start, meter)
             else:
                 self._progress.say(f"the run has ended at step {start:,} already; for more: --config.steps=N")
-            evaluations = self._evaluate(state, last=True, record=start < self._config.steps)
+            evaluations = self._evaluate(state, last=True)
             self._report(evaluations)
             return evaluations
 
-    def _restore(self) -> tuple[TrainState, int]:
-        """The state to go on from, on all devices, and its step."""
-        steps = self._checkpoints.steps()
+    def _restore(self) -> tuple[TrainState, int, Meter]:
+        """The state to go on from, on all devices, its step, and what was measured but not logged."""
         like = jax.eval_shape(self._init)
         self._checkpoints.require_room(like)
-        if not steps:
-            return self._parallel.replicate(self._init()), 0
-        self._progress.say(f"resuming from step {steps[-1]:,} in {self._workdir.path}")
-        return self._parallel.replicate(self._checkpoints.restore(like, steps[-1])), steps[-1]
+        while steps := self._checkpoints.steps():
+            try:
+                state, totals = self._checkpoints.restore(like, steps[-1])
+            except UserError as error:
+                aside = self._checkpoints.put_aside(steps[-1])
+                self._progress.say(f"WARNING: {error}; it is put aside as {aside.name}")
+                continue
+            self._progress.say(f"resuming from step {steps[-1]:,} in {self._workdir.path}")
+            return self._parallel.replicate(state), steps[-1], Meter(totals)
+        return self._parallel.replicate(self._init()), 0, Meter()
 
-    def _train(self, state: TrainState, start: int) -> TrainState:
+    def _is_evaluated_after(self, step: int) -> bool:
+        every = self._config.eval.every
+        return every > 0 and step > 0 and step % every == 0 and step != self._config.steps
+
+    def _train(self, state: TrainState, start: int, meter: Meter) -> TrainState:
         """Makes the steps from `start` to the last, whose state it saves and returns."""
         config = self._config
         wait = jax.default_backend() == "cpu"  # where a sharded step that overtakes another one deadlocks
-        meter = Meter()
         unread: Metrics | None = None  # of the step before, read while the device works on the next
         steps = range(start + 1, config.steps + 1)
         batches = prefetch(lambda step: self._parallel.shard(self._data.train[step - 1]), steps)
         with self._progress.bar("training", start) as update, contextlib.closing(batches):
             for step in steps:
-                last = step == config.steps
-                log = last or step % config.log.every == 0
-                evaluate = not last and config.eval.every > 0 and step % config.eval.every == 0
-                save = last or evaluate or step % config.checkpoint.every == 0
-
                 started, compilations = time.perf_counter(), self._compilations.total()
                 state, metrics = self._train_step(state, next(batches))
                 if wait:
@@ -162,7 +179,12 @@ class Trainer:
                 if unread is not None:
                     self._read(unread, step - 1, meter)
                 unread = metrics
-                if log or save:  # nothing that is not finite is logged or saved
+
+                last, interrupted = step == config.steps, self._interruption.signal is not None
+                log = last or step % config.log.every == 0
+                evaluate = self._is_evaluated_after(step)
+                save = last or evaluate or interrupted or step % config.checkpoint.every == 0
+                if log or save:  # what is logged or saved is of this step too
                     self._read(metrics, step, meter)
                     unread = None
                 if compilations == self._compilations.total():
@@ -172,38 +194,75 @@ class Trainer:
                 if log:
                     update(step, config.steps, note=self._log(step, meter, metrics))
                     meter = Meter()
-                bleu = None
-                if evaluate:
-                    scalars = self._evaluate(state)["valid"].scalars
-                    if config.eval.average == 1 or config.ema_decay:  # else it is not of what is saved now
-                        bleu = scalars["bleu"]
+                with self._writing():
+                    self._checkpoints.check()
                 if save:
-                    self._checkpoints.save(self._parallel.unreplicate(state), bleu)
+                    with self._writing():
+                        self._checkpoints.save(self._parallel.unreplicate(state), meter.totals)
+                if interrupted and not last:
+                    self._checkpoints.wait()
+                    self._interruption.check(f"after step {step:,}, which is saved")
+                if evaluate:
+                    self._evaluate(state)
         return state
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A context in which something is written; config.on_write_failure says whether a failure ends the run."""
+        try:
+            yield
+        except UserError as error:
+            if self._config.on_write_failure == "stop":
+                raise
+            self._progress.say(f"WARNING: {error}; the run goes on without it")
 
     def _read(self, metrics: Metrics, step: int, meter: Meter) -> None:
         """Waits for the metrics of a step and adds them up.
 
         Raises:
-          UserError: they are not finite.
+          UserError: too many updates in a row were not finite.
         """
         metrics = self._parallel.unreplicate(jax.device_get(metrics))
-        loss, grad_norm = float(metrics.sums["loss"]), float(metrics.grad_norm)
-        if not np.isfinite(loss + grad_norm):
-            raise UserError(
-                f"at step {step:,} the loss is {loss} and the norm of the gradient {grad_norm}; no checkpoint has it. "
-                "Lower config.optimizer.factor, raise config.optimizer.warmup_steps or clip with "
-                "config.optimizer.clip_norm, in a new --workdir"
+        if not metrics.skipped_in_a_row:
+            meter.add(metrics.sums, metrics.counts)
+            return
+        loss, grad_norm = f"{metrics.sums['loss']}", f"{metrics.grad_norm}"
+        measured = f"the loss is {loss} and the norm of the gradient {grad_norm}"
+        self._progress.say(f"step {step:>7,}: {measured}: nothing is learned from this batch")
+        pairs = self._data.train.pairs(step - 1)
+        corpus = self._data.train.corpus
+        with self._writing():
+            self._skipped.write(
+                {
+                    "step": step,
+                    "loss": loss,
+                    "grad_norm": grad_norm,
+                    "pairs": pairs.tolist(),
+                    "source": [corpus.source[i].tolist() for i in pairs],
+                    "target": [corpus.target[i].tolist() for i in pairs],
+                }
             )
-        meter.add(metrics.sums, metrics.counts)
+        if metrics.skipped_in_a_row >= self._config.max_skipped:
+            whole = self._checkpoints.steps()
+            good = f"the last good checkpoint is of step {whole[-1]:,}" if whole else "there is no checkpoint yet"
+            raise UserError(
+                f"at step {step:,} {measured}, and so it was {metrics.skipped_in_a_row} times in a row; {good}, and "
+                f"the batches are in {self._workdir.skipped_file}. Look at them, or lower config.optimizer.factor, "
+                "raise config.optimizer.warmup_steps or clip with config.optimizer.clip_norm, in a new --workdir"
+            )
 
     def _log(self, step: int, meter: Meter, metrics: Metrics) -> str:
         """Writes what was measured since the last time, and the gradient of this step; returns it in short."""
         grad_norm = float(self._parallel.unreplicate(metrics.grad_norm))
-        learning_rate = float(self._schedule(step - 1))
-        values = {**meter.means(), "learning_rate": learning_rate, "grad_norm": grad_norm, **meter.rates()}
-        self._writer.write(step, "train", values)
-        note = f"loss {values['loss']:.3f}  ppl {values['perplexity']:.2f}  lr {learning_rate:.2e}"
+        skipped = int(self._parallel.unreplicate(metrics.skipped))
+        learning_rate = float(self._schedule(step - 1 - skipped))
+        values = {"learning_rate": learning_rate, "grad_norm": grad_norm, "skipped": skipped}
+        values = {**meter.means(), **values, **meter.rates()}
+        with self._writing():
+            self._writer.write(step, "train", values)
+        note = f"lr {learning_rate:.2e}"
+        if "loss" in values:  # else all since the last time were skipped
+            note = f"loss {values['loss']:.3f}  ppl {values['perplexity']:.2f}  {note}"
         left = ""
         if "steps_per_second" in values:
             note += f"  {values['steps_per_second']:.2f} steps/s  {values['tokens_per_second']:,.0f} tokens/s"
@@ -211,8 +270,12 @@ class Trainer:
         self._progress.say(f"step {step:>7,}/{self._config.steps:,}  {note}{left}")
         return note
 
-    def _evaluate(self, state: TrainState, *, last: bool = False, record: bool = True) -> dict[str, Evaluation]:
-        """Evaluates the validation split, and all splits after the last step; shows and keeps the translations."""
+    def _evaluate(self, state: TrainState, *, last: bool = False) -> dict[str, Evaluation]:
+        """Evaluates the validation split, and all splits after the last step; shows and keeps the translations.
+
+        Raises:
+          Interrupted: it is done anew when the run goes on.
+        """
         config = self._config.eval
         step = int(np.ravel(state.step)[0])
         average = config.final_average if last else config.average
@@ -226,12 +289,17 @@ class Trainer:
         evaluations = {}
         for split, evaluator in self._evaluators.items():
             if split == "valid" or last:
-                evaluation = evaluator(params, max_sentences=0 if last else config.sentences)
+                evaluation = evaluator(
+                    params,
+                    max_sentences=0 if last else config.sentences,
+                    check=lambda: self._interruption.check(f"while evaluating step {step:,}, which is saved"),
+                )
                 evaluations[split] = evaluation
-                if record:
-                    self._writer.write(step, split, evaluation.scalars)
                 name = str(step) if split == "valid" else f"{step}.{split}"
-                self._workdir.save_translations(name, evaluation.translations)
+                with self._writing():
+                    self._workdir.save_translations(name, evaluation.translations)
+                    if not self._writer.has(step, split):
+                        self._writer.write(step, split, {**evaluation.scalars, "averaged": len(choice.steps)})
                 scalars = "  ".join(f"{name} {value:.4g}" for name, value in evaluation.scalars.items())
                 self._progress.say(f"step {step:>7,} {split}: {scalars}")
         shown = evaluations["valid"]

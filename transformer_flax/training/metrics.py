@@ -1,22 +1,31 @@
 """Numbers on their way to the user: sums on the host, `metrics.jsonl`, TensorBoard."""
 
+import contextlib
+import errno
 import json
+import os
 import pathlib
 import time
+from typing import Any
 
-import numpy as np
-import tensorboardX
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore (made when it is imported)
+from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore (the same)
 
 from transformer_flax.errors import UserError
 from transformer_flax.training.loss import perplexity
 
 
 class Meter:
-    """Adds up sums and counts, divides once, and keeps the rate of training alone."""
+    """Adds up sums and counts, divides once, and keeps the rate of training alone.
 
-    def __init__(self):
-        self._sums: dict[str, float] = {}
-        self._counts: dict[str, float] = {}
+    Args:
+      totals: of another one, to go on from.
+    """
+
+    def __init__(self, totals: dict[str, dict[str, float]] | None = None):
+        totals = totals or {"sums": {}, "counts": {}}
+        self._sums, self._counts = dict(totals["sums"]), dict(totals["counts"])
         self._seconds, self._timed_steps, self._timed_tokens = 0.0, 0, 0
 
     def add(self, sums, counts) -> None:
@@ -30,6 +39,11 @@ class Meter:
         self._seconds += seconds
         self._timed_steps += 1
         self._timed_tokens += tokens
+
+    @property
+    def totals(self) -> dict[str, dict[str, float]]:
+        """The sums and counts so far, by their names."""
+        return {"sums": self._sums, "counts": self._counts}
 
     def means(self) -> dict[str, float]:
         """The mean of everything added, with the perplexity in place of the unsmoothed loss."""
@@ -48,45 +62,105 @@ class Meter:
         }
 
 
-class MetricsWriter:
-    """Writes scalars to `metrics.jsonl`, one object a line, and to TensorBoard events beside it.
+class JsonLines:
+    """A file of JSON objects, one a line, each with its step; a line is there whole or not at all.
 
     Args:
-      file: the JSON lines; on resuming, what was written after `step` is cut off, and time goes on from there.
-      step: the step that training starts from.
+      file: what was written of later steps than `step` is cut off.
+      step: that a run goes on from.
     """
 
     def __init__(self, file: pathlib.Path, step: int):
-        kept = [line for line in read_metrics(file) if line["step"] <= step] if file.exists() else []
-        self._lines = file.open("a+", encoding="utf-8")
-        self._lines.seek(0)
-        for _ in kept:  # steps only grow, so what is kept stands first
-            self._lines.readline()
-        self._lines.truncate(self._lines.tell())
-        self._events = tensorboardX.SummaryWriter(str(file.parent), purge_step=step + 1)
+        self._file = file
+        self.kept = [line for line in read_lines(file) if line["step"] <= step] if file.exists() else []
+        self._stream = file.open("a+b", buffering=0)
+        with file.open("rb") as lines:
+            self._stream.truncate(
+                sum(len(next(lines)) for _ in self.kept)
+            )  # steps only grow: what is kept stands first
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Appends a line.
+
+        Raises:
+          UserError: the disk is full, or something like it.
+        """
+        data = json.dumps(line).encode() + b"\n"
+        length = self._stream.seek(0, os.SEEK_END)
+        try:
+            if self._stream.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            with contextlib.suppress(OSError):  # the same again
+                self._stream.truncate(length)
+            raise UserError(f"{self._file} cannot be written: {error.strerror}; mend that") from error
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class MetricsWriter:
+    """Writes scalars to `metrics.jsonl` and to TensorBoard events beside it.
+
+    Args:
+      file: the JSON lines, as `JsonLines` has them; time goes on from the last that is kept.
+      step: the step that training starts from.
+      scores: to be kept up to date with the validation BLEU by step, where it is of that step's parameters alone.
+    """
+
+    def __init__(self, file: pathlib.Path, step: int, scores: dict[int, float]):
+        self._lines = JsonLines(file, step)
+        kept = self._lines.kept
+        self._written = {(line["step"], name.split("/")[0]) for line in kept for name in line}
+        self._scores = scores
+        for line in kept:
+            self._note_score(line["step"], line)
         self._started = time.monotonic() - (kept[-1]["seconds"] if kept else 0.0)
+        # Not tensorboardX's own writer, whose thread dies when the disk is full and leaves everyone waiting for it.
+        self._events = EventsWriter(str(file.parent / "events"), f".{os.getpid()}.{step}")
+        restart = SessionLog(status=SessionLog.START)
+        self._events.write_event(
+            Event(wall_time=time.time(), step=step + 1, session_log=restart)
+        )  # later ones are void
 
     @property
     def seconds(self) -> float:
         """Seconds of the run so far, earlier sessions included."""
         return time.monotonic() - self._started
 
+    def has(self, step: int, prefix: str) -> bool:
+        """Whether values of that step and prefix are written."""
+        return (step, prefix) in self._written
+
     def write(self, step: int, prefix: str, values: dict[str, float]) -> None:
-        """Writes {prefix/name: value} at a step, with the seconds so far."""
+        """Writes {prefix/name: value} at a step, with the seconds so far.
+
+        Raises:
+          UserError: the disk is full, or something like it.
+        """
         named = {f"{prefix}/{name}": float(value) for name, value in values.items()}
-        self._lines.write(json.dumps({"step": step, "seconds": round(self.seconds, 2), **named}) + "\n")
-        self._lines.flush()
-        for name, value in named.items():
-            self._events.add_scalar(name, np.float64(value), step)
-        self._events.flush()
+        self._lines.write({"step": step, "seconds": round(self.seconds, 2), **named})
+        self._written.add((step, prefix))
+        self._note_score(step, named)
+        try:
+            for name, value in named.items():
+                summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
+                self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+            self._events.flush()
+        except OSError as error:
+            raise UserError(f"TensorBoard events cannot be written: {error.strerror}; mend that") from error
+
+    def _note_score(self, step: int, values: dict[str, float]) -> None:
+        if values.get("valid/averaged") == 1:
+            self._scores[step] = values["valid/bleu"]
 
     def close(self) -> None:
         self._lines.close()
         self._events.close()
 
 
-def read_metrics(file: pathlib.Path) -> list[dict[str, float]]:
-    """The lines of a `metrics.jsonl`; a last line that was cut short by a kill is left out."""
+def read_lines(file: pathlib.Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl` or the like; a last line that was cut short by a kill is left out."""
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()

@@ -50,6 +50,7 @@ AT_LEAST_1 = (
     "checkpoint.every",
     "checkpoint.keep",
     "log.every",
+    "max_skipped",
 )
 AT_LEAST_0 = ("decode.min_length", "decode.max_extra_length", "eval.every", "eval.sentences")
 
@@ -74,6 +75,7 @@ def check(config: ConfigDict) -> None:
         require(name, lambda value: value >= 1, "at least 1")
     for name in AT_LEAST_0:
         require(name, lambda value: value >= 0, "at least 0")
+    require("on_write_failure", lambda value: value in ("stop", "go on"), "stop or go on")
     require("data.batching", lambda value: value in BATCHING, f"one of {', '.join(BATCHING)}")
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("seed", "data.seed"):

@@ -15,10 +15,12 @@ from transformer_flax.training.loss import LossFn, Sums
 class TrainState(flax.struct.PyTreeNode):
     """All that training carries from step to step; what is random is a function of (seed, step)."""
 
-    step: jax.Array  # int32 [], updates made so far
+    step: jax.Array  # int32 [], batches seen so far
     seed: jax.Array  # uint32 []
     params: Any
     opt_state: Any
+    skipped: jax.Array  # int32 [], updates that were not made, as they were not finite
+    skipped_in_a_row: jax.Array  # int32 [], of them the latest, if the last was among them
     ema: Any = None  # the exponential moving average of the parameters after each update, where one is kept
 
     @classmethod
@@ -26,7 +28,8 @@ class TrainState(flax.struct.PyTreeNode):
         cls, seed: int, params: Any, optimizer: optax.GradientTransformation, *, keep_ema: bool = False
     ) -> "TrainState":
         ema = jax.tree.map(jnp.zeros_like, params) if keep_ema else None
-        return cls(jnp.int32(0), jnp.uint32(seed), params, optimizer.init(params), ema)
+        step, skipped, skipped_in_a_row = jnp.zeros((3,), jnp.int32)  # three buffers, as each is overwritten
+        return cls(step, jnp.uint32(seed), params, optimizer.init(params), skipped, skipped_in_a_row, ema)
 
 
 class Metrics(flax.struct.PyTreeNode):
@@ -35,6 +38,8 @@ class Metrics(flax.struct.PyTreeNode):
     sums: Sums
     counts: Sums
     grad_norm: jax.Array
+    skipped: jax.Array  # as in the state after the update
+    skipped_in_a_row: jax.Array
 
 
 def init_key(seed: int) -> jax.Array:
@@ -86,6 +91,9 @@ def make_train_step(
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
     """Makes the update: sums before ratios, so that devices and micro-batches do not change it.
 
+    Where the loss or the gradient of the whole batch is not finite, nothing is learned from it: parameters, optimizer
+    and moving average stay, and only the step goes on, and with it the data and the keys.
+
     Args:
       loss_fn: `(params, batch, key) -> (sums, counts)`, of which sums["loss"] / counts["loss"] is minimised.
       optimizer: of optax.
@@ -102,11 +110,21 @@ def make_train_step(
         if axis_name is not None:
             grads, sums, counts = jax.lax.psum((grads, sums, counts), axis_name)
         grads = jax.tree.map(lambda g: g / counts["loss"], grads)
+        grad_norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
+
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = None if state.ema is None else update_ema(state.ema, params, state.step + 1, ema_decay)
-        new_state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
-        return new_state, Metrics(sums, counts, optax.tree.norm(grads))
+        made = state.step + 1 - state.skipped
+        ema = None if state.ema is None else update_ema(state.ema, params, made, ema_decay)
+        updated = state.replace(params=params, opt_state=opt_state, ema=ema)
+        state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
+        state = state.replace(
+            step=state.step + 1,
+            skipped=state.skipped + ~finite,
+            skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
+        )
+        return state, Metrics(sums, counts, grad_norm, state.skipped, state.skipped_in_a_row)
 
     return train_step
 

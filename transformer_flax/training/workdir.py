@@ -1,11 +1,17 @@
 """What a working directory looks like. Nobody else knows.
 
-config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   events.*   translations/<step>.txt
+config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   skipped.jsonl   events.*
+translations/<step>.txt
 """
 
+import contextlib
+import fcntl
 import json
+import logging
 import os
 import pathlib
+import socket
+from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
@@ -15,9 +21,12 @@ from transformer_flax.training.averaging import saved_steps
 
 # A resumed run may have other values here: none of them changes what is learned from the steps that were made.
 FREE_FIELDS = (
-    *("steps", "name", "data.path", "data.tokenizer_file", "data.cache_dir"),
+    *("steps", "name", "max_skipped", "on_write_failure", "data.path", "data.tokenizer_file", "data.cache_dir"),
     *("eval.", "checkpoint.", "log.", "parallel.", "decode."),
 )
+LOCK = ".lock"
+
+logger = logging.getLogger(__name__)
 
 
 class Workdir:
@@ -28,6 +37,7 @@ class Workdir:
         self.config_file = self.path / "config.json"
         self.tokenizer_file = self.path / "tokenizer.json"
         self.metrics_file = self.path / "metrics.jsonl"
+        self.skipped_file = self.path / "skipped.jsonl"
         self.checkpoints = self.path / "checkpoints"
 
     def check(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None = None) -> None:
@@ -58,6 +68,29 @@ class Workdir:
         self._write(self.tokenizer_file, tokenizer.to_json())
         run = {"config": config.to_dict(), "data_fingerprints": known | fingerprints}
         self._write(self.config_file, json.dumps(run, indent=2) + "\n")
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """A context in which no other process trains here; a process that is killed leaves no lock behind.
+
+        Raises:
+          UserError: another one does.
+        """
+        with (self.path / LOCK).open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise UserError(
+                    f"another process trains in {self.path} already ({file.read().strip()}); wait for it, or choose "
+                    "another --workdir"
+                ) from error
+            except OSError:  # a file system without locks
+                logger.warning("%s cannot be locked: see to it that no other process trains there", self.path)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield
 
     def load_config(self) -> ConfigDict:
         """The config of the run that lies here."""
@@ -130,7 +163,7 @@ class Workdir:
 
 
 def _is_partial(file: pathlib.Path) -> bool:
-    return file.name.startswith(".") and file.name.endswith(".partial")
+    return file.name == LOCK or (file.name.startswith(".") and file.name.endswith(".partial"))
 
 
 def _flatten(tree: dict, prefix: str = "") -> dict:
