@@ -2,11 +2,18 @@
 
 import pathlib
 
+import jax
 from ml_collections import ConfigDict
 
 from configs import numbers
 from transformer_flax.data.pairs import load_pairs
+from transformer_flax.model.transformer import init_params
+from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
+from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.prepare import model_config
+from transformer_flax.training.step import TrainState, init_key
+from transformer_flax.training.workdir import Workdir
 
 PAIRS = {"train": 1_000, "valid": 20, "test": 20}
 
@@ -68,3 +75,26 @@ def learn(folder: pathlib.Path) -> pathlib.Path:
     )
     train(config, folder / "run")
     return folder / "run"
+
+
+def final_state(path: pathlib.Path, step: int) -> TrainState:
+    """The state of the last checkpoint of a run, which must be of that step."""
+    workdir = Workdir(path)
+    config = workdir.load_config()
+    model = model_config(config, workdir.load_tokenizer().vocab_size)
+    optimizer = make_optimizer(config.optimizer, config.model.d_model)
+    like = jax.eval_shape(
+        lambda: TrainState.create(
+            config.seed, init_params(model, init_key(config.seed)), optimizer, keep_ema=config.ema_decay > 0
+        )
+    )
+    checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=2)
+    assert checkpoints.steps()[-1] == step
+    state = jax.device_get(checkpoints.restore(like, step)[0])
+    checkpoints.close()
+    return state
+
+
+def timeless(lines: list[dict]) -> list[dict]:
+    """Lines of metrics without what the clock has to do with."""
+    return [{name: value for name, value in line.items() if "second" not in name} for line in lines]

@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 
 import transformer_flax
-from tests.training.small import PAIRS, small_config, write_text
+from tests.training.small import PAIRS, final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
-from transformer_flax.model.transformer import init_params
-from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.optimizer import make_optimizer
-from transformer_flax.training.prepare import model_config
-from transformer_flax.training.step import TrainState, init_key
-from transformer_flax.training.workdir import Workdir
 
 
 @pytest.fixture(scope="session")
@@ -34,23 +28,6 @@ def run(text, tmp_path, monkeypatch):
         return train(small_config(data__path=str(text), **overrides), tmp_path / name)
 
     return run
-
-
-def final_state(path, step):
-    workdir = Workdir(path)
-    config = workdir.load_config()
-    model = model_config(config, workdir.load_tokenizer().vocab_size)
-    optimizer = make_optimizer(config.optimizer, config.model.d_model)
-    like = jax.eval_shape(
-        lambda: TrainState.create(
-            config.seed, init_params(model, init_key(config.seed)), optimizer, keep_ema=config.ema_decay > 0
-        )
-    )
-    checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=2)
-    assert checkpoints.steps()[-1] == step
-    state = jax.device_get(checkpoints.restore(like, step)[0])
-    checkpoints.close()
-    return state
 
 
 @pytest.mark.parametrize(
@@ -77,9 +54,6 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     resumed = run("whole", **settings)
     jax.tree.map(np.testing.assert_array_equal, expected, final_state(tmp_path / "whole", 6))
     assert resumed["valid"].translations == whole["valid"].translations
-
-    def timeless(lines):
-        return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
 
     again = read_lines(tmp_path / "whole/metrics.jsonl")
     assert timeless(again) == timeless(lines)
