@@ -116,7 +116,8 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             _fail(f"unexpected argument {files[0]!r}; options are written --name=value, see --help")
         # In place of absl's handler, whose INFO level is the libraries' own chatter.
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
-        logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+        for library in ("absl", "asyncio"):  # what Orbax and its reads log of an error that reaches us as one
+            logging.getLogger(library).setLevel(logging.CRITICAL)
         sys.unraisablehook = _ignore_abandoned_reads
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is half done is cleared away
         try:

@@ -101,7 +101,8 @@ class Campaign:
             process, log = self._start(workdir)
             self._wait(process, workdir, while_saving)
             saving = any(workdir.glob("checkpoints/*tmp*"))
-            os.kill(process.pid, self._signal)
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.kill(process.pid, self._signal)
             process.join(PATIENCE)
             said = log.read_text()
             assert process.exitcode is not None, f"{name}: still there {PATIENCE} seconds after kill {kill}\n{said}"

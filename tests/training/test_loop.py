@@ -12,6 +12,7 @@ from tests.training.small import PAIRS, final_state, small_config, timeless, wri
 from transformer_flax.errors import UserError
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
+from transformer_flax.training.workdir import Workdir
 
 
 @pytest.fixture(scope="session")
@@ -123,14 +124,50 @@ def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, cap
     assert np.exp(-np.concatenate(plain.score(*plain.split("valid"))).mean()) != pytest.approx(measured, rel=1e-3)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(run, tmp_path):
-    with pytest.raises(UserError, match=r"at step \d the loss is nan.*no checkpoint has it.*factor"):
-        run("run", optimizer__factor=1e30, checkpoint__every=1)
-    saved = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
-    assert len(saved) < 3
-    for name in saved:
-        leaves = jax.tree.leaves(final_state(tmp_path / "run", int(name)).params) if name == max(saved) else []
-        assert all(np.isfinite(leaf).all() for leaf in leaves)
+def test_updates_that_are_not_finite_are_left_out_and_end_the_run_after_so_many_in_a_row(run, text, tmp_path, capsys):
+    huge = {"optimizer__factor": 1e30, "checkpoint__every": 1, "log__every": 1, "eval__every": 0}
+    with pytest.raises(
+        UserError, match=r"at step 4 the loss is nan.* 3 times in a row; the last good checkpoint is of"
+    ):
+        run("run", **huge, max_skipped=3)
+    assert "step       2: the loss is nan" in capsys.readouterr().out
+    lines = read_lines(tmp_path / "run/skipped.jsonl")
+    assert [line["step"] for line in lines] == [2, 3, 4]
+    tokenizer, english = Workdir(tmp_path / "run").load_tokenizer(), (text / "train.en").read_text().splitlines()
+    assert [tokenizer.decode(ids) for ids in lines[0]["source"]] == [english[i] for i in lines[0]["pairs"]]
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(final_state(tmp_path / "run", 3)))
+    metrics = read_lines(tmp_path / "run/metrics.jsonl")
+    assert [line["train/skipped"] for line in metrics] == [0, 1, 2]
+    assert "train/loss" not in metrics[1]
+    assert metrics[0]["train/learning_rate"] < metrics[1]["train/learning_rate"] == metrics[2]["train/learning_rate"]
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_from_the_one_before(run, tmp_path, capsys):
+    run("run", eval__every=0, checkpoint__every=2, log__every=1)
+    expected = final_state(tmp_path / "run", 6)
+    lines = read_lines(tmp_path / "run/metrics.jsonl")
+    checkpoints = tmp_path / "run/checkpoints"
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["4", "6"]
+    for file in (checkpoints / "6").rglob("*"):
+        if file.is_file():
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    capsys.readouterr()
+    run("run", eval__every=0, checkpoint__every=2, log__every=1)
+    said = capsys.readouterr().out
+    assert "6 cannot be read: it is damaged" in said
+    assert "put aside as 6.damaged.1" in said
+    assert "resuming from step 4" in said
+    jax.tree.map(np.testing.assert_array_equal, expected, final_state(tmp_path / "run", 6))
+    assert timeless(read_lines(tmp_path / "run/metrics.jsonl")) == timeless(lines)
+    assert (checkpoints / "6.damaged.1").is_dir()
+
+
+def test_two_do_not_train_in_one_directory(run, tmp_path):
+    run("run")
+    refusal = pytest.raises(UserError, match=r"another process trains in .* already \(process \d+ on ")
+    with Workdir(tmp_path / "run").lock(), refusal:
+        run("run")
+    assert run("run")
 
 
 def test_a_refused_run_leaves_its_directory_free_for_the_mended_one(run):

@@ -18,6 +18,10 @@ EMA = "ema"
 logger = logging.getLogger(__name__)
 
 
+class UnreadableError(UserError):
+    """A checkpoint that cannot be read."""
+
+
 class Choice(NamedTuple):
     """Parameters to be used; as text, for people."""
 
@@ -107,7 +111,7 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, kind: str = "p
       kind: "params", or EMA for their moving average.
 
     Raises:
-      UserError: the checkpoint cannot be read.
+      UnreadableError: it is damaged, or of another model.
     """
     context = ocp.Context()
     context.pytree.loading.partial_load = True
@@ -125,7 +129,8 @@ def require_vocabulary(directory: pathlib.Path, step: int, vocab_size: int) -> N
     """Checks that a checkpoint is of a model with a vocabulary of that size; little of it is read.
 
     Raises:
-      UserError: it is of another size, or cannot be read.
+      UserError: it is of another size.
+      UnreadableError: it cannot be read.
     """
     folder = directory.resolve() / str(step)
     with reading(directory, step):
@@ -141,14 +146,14 @@ def require_vocabulary(directory: pathlib.Path, step: int, vocab_size: int) -> N
 
 @contextlib.contextmanager
 def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
-    """A context in which a checkpoint is read; what goes wrong there is told as a UserError."""
+    """A context in which a checkpoint is read; what goes wrong there is told as an UnreadableError."""
     try:
         yield
     except Exception as error:  # of whatever kind the storage has for it
         if isinstance(error.__cause__, KeyboardInterrupt):  # which the storage takes for a damage
             raise error.__cause__ from None
         others = ", ".join(str(other) for other in saved_steps(directory) if other != step)
-        raise UserError(
+        raise UnreadableError(
             f"the checkpoint {directory / str(step)} cannot be read: it is damaged, cut short, or of another model; "
             + (f"there are those of steps {others} too" if others else "there is no other")
         ) from error

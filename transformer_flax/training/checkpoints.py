@@ -123,7 +123,7 @@ class Checkpoints:
           step: one of `steps()`.
 
         Raises:
-          UserError: the checkpoint cannot be read.
+          UnreadableError: it is damaged.
         """
         with reading(self._directory, step):
             state = self._checkpointer.load_checkpointables(step, {"state": on_first_device(like)})["state"]

@@ -15,7 +15,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import count_parameters
 from transformer_flax.model.transformer import Transformer, init_params
-from transformer_flax.training.averaging import EMA, Choice
+from transformer_flax.training.averaging import EMA, Choice, UnreadableError
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.evaluation import Evaluation, Evaluator
 from transformer_flax.training.interruption import Interruption
@@ -151,7 +151,7 @@ class Trainer:
         while steps := self._checkpoints.steps():
             try:
                 state, totals = self._checkpoints.restore(like, steps[-1])
-            except UserError as error:
+            except UnreadableError as error:
                 aside = self._checkpoints.put_aside(steps[-1])
                 self._progress.say(f"WARNING: {error}; it is put aside as {aside.name}")
                 continue
@@ -253,10 +253,10 @@ class Trainer:
 
     def _log(self, step: int, meter: Meter, metrics: Metrics) -> str:
         """Writes what was measured since the last time, and the gradient of this step; returns it in short."""
-        grad_norm = float(self._parallel.unreplicate(metrics.grad_norm))
-        skipped = int(self._parallel.unreplicate(metrics.skipped))
-        learning_rate = float(self._schedule(step - 1 - skipped))
-        values = {"learning_rate": learning_rate, "grad_norm": grad_norm, "skipped": skipped}
+        metrics = self._parallel.unreplicate(jax.device_get(metrics))
+        updates = step - 1 - metrics.skipped + (metrics.skipped_in_a_row > 0)  # made before this one
+        learning_rate = float(self._schedule(updates))
+        values = {"learning_rate": learning_rate, "grad_norm": metrics.grad_norm, "skipped": metrics.skipped}
         values = {**meter.means(), **values, **meter.rates()}
         with self._writing():
             self._writer.write(step, "train", values)

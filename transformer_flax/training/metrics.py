@@ -43,7 +43,7 @@ class Meter:
     @property
     def totals(self) -> dict[str, dict[str, float]]:
         """The sums and counts so far, by their names."""
-        return {"sums": self._sums, "counts": self._counts}
+        return {"sums": dict(self._sums), "counts": dict(self._counts)}
 
     def means(self) -> dict[str, float]:
         """The mean of everything added, with the perplexity in place of the unsmoothed loss."""

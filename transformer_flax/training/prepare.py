@@ -19,7 +19,7 @@ from transformer_flax.data.tokenizer import KINDS, SMALLEST_VOCABULARY, Tokenize
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.training.averaging import require_vocabulary, saved_steps
+from transformer_flax.training.averaging import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.progress import Progress
 from transformer_flax.training.workdir import Workdir
@@ -160,8 +160,9 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
 
     if workdir.tokenizer_file.exists():
         tokenizer = workdir.load_tokenizer()
-        for step in saved_steps(workdir.checkpoints)[-1:]:
-            require_vocabulary(workdir.checkpoints, step, tokenizer.vocab_size)
+        for step in saved_steps(workdir.checkpoints):
+            with contextlib.suppress(UnreadableError):  # whoever goes on from it will tell
+                require_vocabulary(workdir.checkpoints, step, tokenizer.vocab_size)
     elif given:
         tokenizer = given
     else:
