@@ -22,6 +22,8 @@ from transformer_flax.training.loss import perplexity
 from transformer_flax.training.prepare import model_config
 from transformer_flax.training.workdir import Workdir
 
+KINDS: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Report(FullScores):
@@ -158,34 +160,60 @@ def restore(
       UserError: there is no run, no such checkpoint, or one that cannot be read.
     """
     place = Workdir(workdir)
-    config, tokenizer = place.load_config(), place.load_tokenizer()
-    _require_fields(config, place)
+    config, tokenizer, sizes = load_described(place)
     choice = choose(place.checkpoints, config, average=average, steps=steps)
     for step in choice.steps:
         require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
-    model = Transformer(model_config(config, tokenizer.vocab_size))
+    model = Transformer(sizes)
     like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
     params = mean(load_params(place.checkpoints, step, like, kind=choice.kind) for step in choice.steps)
     params = jax.device_put(params)  # once: arrays of the host would travel with every batch
     return Run(config, tokenizer, model, params, str(choice), place.load_fingerprints())
 
 
+def load_described(place: Workdir) -> tuple[ConfigDict, Tokenizer, TransformerConfig]:
+    """What a run is, checked: its config, its tokenizer and its model, without parameters.
+
+    Raises:
+      UserError: there is no run, or one that cannot be read.
+    """
+    config, tokenizer = place.load_config(), place.load_tokenizer()
+    _require_fields(config, place)
+    return config, tokenizer, model_config(config, tokenizer.vocab_size)
+
+
 def _require_fields(config: ConfigDict, place: Workdir) -> None:
-    """Refuses the config of another version, rather than to guess what it would have said."""
+    """Refuses the config of another version or of another type, rather than to guess what it would have said."""
     arguments = inspect.signature(Translator).parameters.values()
     needed = {
-        "": ["ema_decay"],
-        "eval": ["final_average"],
-        "checkpoint": ["every"],
-        "decode": [a.name for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty],
-        "model": [field.name for field in dataclasses.fields(TransformerConfig) if field.name != "vocab_size"],
+        "": {"name": str, "ema_decay": float},
+        "eval": {"final_average": int},
+        "checkpoint": {"every": int},
+        "data": {"source": str, "name": str, "path": str, "source_language": str, "target_language": str},
+        "decode": {a.name: a.annotation for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty},
+        "model": {field.name: field.type for field in dataclasses.fields(TransformerConfig)},
     }
+    del needed["model"]["vocab_size"]  # which the tokenizer knows
     for section, fields in needed.items():
         there: Any = config.get(section, {}) if section else config
-        for field in fields:
+        where = ".".join(filter(None, ("config", section)))
+        if not isinstance(there, (ConfigDict, dict)):
+            raise UserError(f"{place.config_file}: {where} is {there!r}; it must be an object of fields")
+        for field, kind in fields.items():
             if field not in there:
-                name = ".".join(filter(None, ("config", section, field)))
                 raise UserError(
-                    f"{place.config_file} lacks {name}, as a run of another version of this package; add it there "
-                    "(configs/base.py says what it means)"
+                    f"{place.config_file} lacks {where}.{field}, as a run of another version of this package; add it "
+                    "there (configs/base.py says what it means)"
                 )
+            value = there[field]
+            if type(value) is not kind and not (kind is float and type(value) is int):
+                raise UserError(f"{place.config_file}: {where}.{field} is {value!r}; it must be {KINDS[kind]}")
+        if section in ("decode", "model") and (unknown := sorted(there.keys() - fields.keys())):
+            raise UserError(
+                f"{place.config_file} has {where}.{unknown[0]}, which this version of the package does not know, and "
+                "what it does to the model neither; use the version that made the run"
+            )
+    for name in ("eval.final_average", "checkpoint.every"):
+        section, field = name.split(".")
+        if config[section][field] < 1:
+            raise UserError(f"{place.config_file}: config.{name} is {config[section][field]}; it must be at least 1")

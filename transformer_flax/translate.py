@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.data.text import decode_lines, open_text
+from transformer_flax.data.text import DAMAGES, LONGEST, decode_lines, open_text
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
@@ -162,14 +162,18 @@ def _read_side_by_side(lines: Iterable[str], name: str) -> tuple[list[str], list
 
 
 def _count_lines(files: Sequence[BinaryIO]) -> int | None:
-    """None where reading them ahead would lose them."""
+    """None where reading them ahead would lose them, or finds one damaged."""
     if not all(file.seekable() for file in files):
         return None
     total = 0
     for file in files:
         start = file.tell()
-        total += sum(1 for _ in file)
-        file.seek(start)
+        try:
+            total += sum(1 for _ in iter(lambda file=file: file.readline(LONGEST), b""))
+        except DAMAGES:
+            return None  # whoever reads it tells where
+        finally:
+            file.seek(start)
     return total
 
 

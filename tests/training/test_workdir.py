@@ -1,5 +1,4 @@
-import errno
-import pathlib
+import resource
 
 import pytest
 
@@ -81,14 +80,14 @@ def test_what_is_known_of_a_split_that_is_not_used_now_stays_known(tmp_path):
         Workdir(tmp_path).check(small_config(), DATA | {"valid": "xyz"})
 
 
-def test_a_disk_that_is_full_at_the_first_write_leaves_a_directory_that_can_be_used(tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pathlib.Path, "write_text", full)
-        with pytest.raises(UserError, match="No space left on device"):
+def test_a_disk_that_is_full_at_the_first_write_leaves_a_directory_that_can_be_used(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))  # bytes of a file
+    try:
+        with pytest.raises(UserError, match=r"tokenizer\.json cannot be written: File too large"):
             Workdir(tmp_path / "run").claim(small_config(), DATA, TOKENIZER)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     Workdir(tmp_path / "run").claim(small_config(), DATA, TOKENIZER)
 
 

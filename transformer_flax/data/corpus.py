@@ -17,6 +17,7 @@ import numpy as np
 
 from transformer_flax.data.cache import cache_root
 from transformer_flax.data.pairs import Pairs, read_pairs
+from transformer_flax.data.strict_json import read_json, require_plain
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID
@@ -102,10 +103,10 @@ def load_corpus(
     folder = cache_root(cache_dir) / "corpora" / key
     if folder.is_dir():
         try:
-            return _open(folder)
-        except (OSError, ValueError, KeyError) as error:
+            return _open(folder, len(pairs), tokenizer)
+        except Exception as error:  # what a damaged header can do to NumPy is of many kinds
             logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
     partial = folder.with_name(f"{key}.partial.{uuid.uuid4().hex}")
     done = 0
 
@@ -131,7 +132,13 @@ def load_corpus(
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return _open(folder)
+    try:
+        return _open(folder, len(pairs), tokenizer)
+    except Exception as error:
+        raise UserError(
+            f"the tokenised text in {folder} is damaged ({error}) and could not be replaced; remove it, or name "
+            "another place with --config.data.cache_dir"
+        ) from error
 
 
 class _Side:
@@ -172,8 +179,7 @@ class _Side:
 
 def _tokenize(pairs: Pairs, tokenizer: Tokenizer, folder: pathlib.Path, progress: Callable[[int, int], None]) -> None:
     """Writes the entry: what is encoded by all cores is written by a thread, while the next pairs are encoded."""
-    dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
-    sides = [_Side(folder, name, dtype) for name in ("source", "target")]
+    sides = [_Side(folder, name, _dtype(tokenizer)) for name in ("source", "target")]
 
     def write(encoded: list[list[list[int]]]) -> None:
         for side, sentences in zip(sides, encoded, strict=True):
@@ -197,18 +203,46 @@ def _tokenize(pairs: Pairs, tokenizer: Tokenizer, folder: pathlib.Path, progress
     progress(len(pairs), len(pairs))
 
 
-def _open(folder: pathlib.Path) -> Corpus:
+def _open(folder: pathlib.Path, pairs: int, tokenizer: Tokenizer) -> Corpus:
     """The entry, memory-mapped.
 
     Raises:
-      OSError, ValueError, KeyError: it is cut short, or not what was written.
+      Exception: it is cut short, or not what was written.
     """
-    checksums = json.loads((folder / CHECKSUMS).read_text())
+    checksums = read_json(folder / CHECKSUMS)
+    dtype = _dtype(tokenizer)
 
-    def load(name: str) -> np.ndarray:
+    def load(name: str, dtype: Any) -> np.ndarray:
+        require_plain(folder / f"{name}.npy")
         array = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
+        if array.dtype != dtype or array.ndim != 1:
+            raise ValueError(f"{name}.npy is {array.dtype} of {array.ndim} axes")
         if zlib.crc32(array.data) != checksums[name]:
             raise ValueError(f"{name}.npy has changed")
         return array
 
-    return Corpus(*(Sentences(load(f"{side}.ids"), load(f"{side}.offsets")) for side in ("source", "target")))
+    def load_side(side: str) -> Sentences:
+        ids, offsets = load(f"{side}.ids", dtype), load(f"{side}.offsets", np.int64)
+        # No checksum vouches for these: whoever wrote the arrays has written theirs too.
+        divides = len(offsets) == pairs + 1 and offsets[0] == 0 and offsets[-1] == len(ids)
+        if not (divides and np.all(offsets[:-1] < offsets[1:])):
+            raise ValueError(f"{side}.offsets.npy does not divide the ids into {pairs:,} sentences")
+        if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+            raise ValueError(f"{side}.ids.npy has ids beyond the vocabulary")
+        if np.any(ids[offsets[1:] - 1] != END_ID):
+            raise ValueError(f"{side}.ids.npy has sentences without an end")
+        return Sentences(ids, offsets)
+
+    return Corpus(*(load_side(side) for side in ("source", "target")))
+
+
+def _dtype(tokenizer: Tokenizer) -> Any:
+    return np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
+
+
+def _remove(folder: pathlib.Path) -> None:
+    """A link itself and not what it leads to, where something else may lie."""
+    if folder.is_symlink():
+        folder.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,8 @@
-"""Lines of text files: plain, .gz or .xz, UTF-8."""
+"""Lines of text files: plain, .gz or .xz, UTF-8.
+
+They are unpacked and given out as they are asked for, and no line takes more than LONGEST bytes of memory. So a small
+file that unpacks to a huge one costs no more than that one would: nothing where lines are translated window by window.
+"""
 
 import codecs
 import gzip
@@ -11,7 +15,8 @@ from typing import Any, BinaryIO
 from transformer_flax.errors import UserError
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
-DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)  # of a compressed file
+DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, MemoryError)  # of a compressed file
+LONGEST = 1 << 20  # bytes of a line; what has longer ones is no text of a sentence a line
 
 
 def open_text(file: pathlib.Path) -> BinaryIO:
@@ -28,11 +33,15 @@ def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None
       spoilt: told the places of lines that are not UTF-8, whose bytes are replaced by U+FFFD; None: they are refused.
 
     Raises:
-      UserError: a line is not UTF-8, or a compressed file is damaged.
+      UserError: a line is not UTF-8 or far too long, or a compressed file is damaged.
     """
     number = 0
     try:
-        for number, raw in enumerate(stream, start=1):
+        for number, raw in enumerate(iter(lambda: stream.readline(LONGEST), b""), start=1):
+            if len(raw) == LONGEST:
+                raise UserError(
+                    f"{name}, line {number:,}: longer than {LONGEST:,} bytes; a text has one sentence a line"
+                )
             line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).rstrip(b"\r\n")
             try:
                 yield line.decode()

@@ -3,11 +3,13 @@
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
 
 from transformer_flax.data.pairs import Pairs, read_pairs
+from transformer_flax.data.strict_json import read_json
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
@@ -15,6 +17,7 @@ KINDS = ("bpe", "wordpiece")
 SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
+LARGEST = 1 << 26  # bytes of a file
 SAMPLE_BLOCK = 4096  # pairs of a sample read at a time
 WORD = 32  # letters that word-pieces take for a word, at most: the search for the longest piece is quadratic in it
 APOSTROPHE = "['\u2019]"
@@ -110,6 +113,10 @@ class Tokenizer:
         Raises:
           UserError: there is none that can be used, and why.
         """
+        try:
+            _require_small_ids(read_json(file, largest=LARGEST))
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} cannot be read as a tokenizer: {error}") from error
         with _explained(f"{file} cannot be read as a tokenizer"):
             backend = tokenizers.Tokenizer.from_file(str(file))
         try:
@@ -163,6 +170,20 @@ def _words() -> tokenizers.pre_tokenizers.PreTokenizer:
     """Words for word-pieces. None has both letters and "<", so "<end>" in a text is never found in the vocabulary."""
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
     return tokenizers.pre_tokenizers.Sequence([split, _byte_level(use_regex=False)])
+
+
+def _require_small_ids(parts: Any) -> None:
+    """Refuses ids for which the library would ask for so much memory that the process is ended.
+
+    Raises:
+      ValueError: there is one.
+    """
+    model = parts.get("model") if isinstance(parts, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        for token, number in vocabulary.items():
+            if type(number) is not int or not 0 <= number < LARGEST:
+                raise ValueError(f"the id of {token[:40]!r} is {str(number)[:40]}")
 
 
 def _check(backend: tokenizers.Tokenizer) -> None:

@@ -6,6 +6,9 @@ from transformer_flax.errors import UserError
 
 POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")
 DTYPES = ("float32", "bfloat16")
+# Far beyond any use: what is larger is a mistake, and would be traced for hours before it fails.
+MOST_LAYERS = 1_000
+LARGEST = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +38,8 @@ class TransformerConfig:
 
     def __post_init__(self):
         for name in ("vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"):
-            _require(self, name, lambda v: type(v) is int and v >= 1, "a whole number of at least 1")
+            most = MOST_LAYERS if name == "num_layers" else LARGEST
+            _require(self, name, lambda v, m=most: type(v) is int and 1 <= v <= m, f"a whole number from 1 to {most:,}")
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             _require(self, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
         for name in ("pre_norm", "tie_embeddings", "attention_bias"):

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from orbax.checkpoint import v1 as ocp
 from transformer_flax.errors import UserError
 
 EMA = "ema"
-
+STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint
 logger = logging.getLogger(__name__)
 
 
@@ -85,7 +86,7 @@ def choose(
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
     """The steps of the checkpoints in a directory, ascending; those that were never completed have other names."""
-    return sorted(int(folder.name) for folder in directory.glob("*") if folder.name.isdecimal())
+    return sorted(int(folder.name) for folder in directory.glob("*") if STEP.fullmatch(folder.name))
 
 
 def to_average(steps: Sequence[int], every: int, count: int) -> list[int]:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import pathlib
 import time
@@ -12,8 +13,10 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore (made when it is imported)
 from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore (the same)
 
+from transformer_flax.data.strict_json import parse_json, require_plain
 from transformer_flax.errors import UserError
 from transformer_flax.training.loss import perplexity
+from transformer_flax.training.workdir import write_whole
 
 
 class Meter:
@@ -73,11 +76,9 @@ class JsonLines:
     def __init__(self, file: pathlib.Path, step: int):
         self._file = file
         self.kept = [line for line in read_lines(file) if line["step"] <= step] if file.exists() else []
+        # Written anew: what the file may be a link to is left alone.
+        write_whole(file, "".join(f"{json.dumps(line)}\n" for line in self.kept))
         self._stream = file.open("a+b", buffering=0)
-        with file.open("rb") as lines:
-            self._stream.truncate(
-                sum(len(next(lines)) for _ in self.kept)
-            )  # steps only grow: what is kept stands first
 
     def write(self, line: dict[str, Any]) -> None:
         """Appends a line.
@@ -115,7 +116,7 @@ class MetricsWriter:
         self._scores = scores
         for line in kept:
             self._note_score(line["step"], line)
-        self._started = time.monotonic() - (kept[-1]["seconds"] if kept else 0.0)
+        self._started = time.monotonic() - (kept[-1].get("seconds", 0.0) if kept else 0.0)
         # Not tensorboardX's own writer, whose thread dies when the disk is full and leaves everyone waiting for it.
         self._events = EventsWriter(str(file.parent / "events"), f".{os.getpid()}.{step}")
         restart = SessionLog(status=SessionLog.START)
@@ -160,11 +161,34 @@ class MetricsWriter:
 
 
 def read_lines(file: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl` or the like; a last line that was cut short by a kill is left out."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
-        lines.pop()
+    """The lines of a `metrics.jsonl` or the like, by step; a last line that was cut short by a kill is left out.
+
+    Raises:
+      UserError: it cannot be read, or a line is not what is written there.
+    """
+    read: list[dict[str, Any]] = []
     try:
-        return [json.loads(line) for line in lines]
-    except json.JSONDecodeError as error:
-        raise UserError(f"{file} is damaged: {error}; mend the line or move the file away") from error
+        require_plain(file)
+        *lines, _ = file.read_text(encoding="utf-8").split("\n")
+        for line in lines:
+            read.append(_measured(line, read[-1]["step"] if read else 0))
+    except (OSError, ValueError) as error:  # ValueError: neither JSON nor UTF-8
+        raise UserError(
+            f"{file} is damaged after line {len(read):,}: {error}; mend what follows or move the file away"
+        ) from error
+    return read
+
+
+def _measured(line: str, least: int) -> dict[str, Any]:
+    values = parse_json(line)
+    if not isinstance(values, dict):
+        raise ValueError("it is no object")
+    if type(step := values.get("step")) is not int or step < least:
+        raise ValueError(f"its step is {step!r} and must be a whole number of at least {least}")
+    scalars = [name for name in values if "/" in name]  # "train/loss", of which curves are drawn
+    for name in (*scalars, *(["seconds"] if scalars or "seconds" in values else [])):
+        if type(values.get(name)) not in (int, float):
+            raise ValueError(f"its {name} is {values.get(name)!r}, which is no number")
+    if not 0 <= values.get("seconds", 0) < math.inf:
+        raise ValueError(f"its seconds are {values['seconds']!r}")
+    return values

@@ -2,6 +2,11 @@
 
 config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   skipped.jsonl   events.*
 translations/<step>.txt
+
+Whoever reads a directory need not trust it: nothing in it is executed or unpickled, and what its files hold is checked.
+Any part of it may be a link, and is read through it. Training writes to the directory and to checkpoints/ where they
+are links to a larger disk, and behind no other link: it replaces files and refuses folders. It deletes nothing but
+checkpoints.
 """
 
 import contextlib
@@ -11,14 +16,17 @@ import logging
 import os
 import pathlib
 import socket
+import zlib
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from transformer_flax.data.strict_json import read_json
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
 
+CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # of a checkpoint, which Orbax makes
 # A resumed run may have other values here: none of them changes what is learned from the steps that were made.
 FREE_FIELDS = (
     *("steps", "name", "max_skipped", "on_write_failure", "data.path", "data.tokenizer_file", "data.cache_dir"),
@@ -66,7 +74,11 @@ class Workdir:
         known = self._load_run()["data_fingerprints"] if self.config_file.exists() else {}
         self.path.mkdir(parents=True, exist_ok=True)
         self._write(self.tokenizer_file, tokenizer.to_json())
-        run = {"config": config.to_dict(), "data_fingerprints": known | fingerprints}
+        run = {
+            "config": config.to_dict(),
+            "data_fingerprints": known | fingerprints,
+            "tokenizer_crc32": _checksum(self.tokenizer_file),
+        }
         self._write(self.config_file, json.dumps(run, indent=2) + "\n")
 
     @contextlib.contextmanager
@@ -76,7 +88,10 @@ class Workdir:
         Raises:
           UserError: another one does.
         """
-        with (self.path / LOCK).open("a+") as file:
+        lock = self.path / LOCK
+        if lock.is_symlink():  # what it leads to would be emptied
+            lock.unlink()
+        with lock.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -94,14 +109,31 @@ class Workdir:
 
     def load_config(self) -> ConfigDict:
         """The config of the run that lies here."""
-        return ConfigDict(self._load_run()["config"])
+        config = self._load_run()["config"]
+        try:
+            return ConfigDict(config)
+        except (ValueError, AttributeError) as error:  # a name with a dot, or of a method
+            raise self._unreadable(error) from error
 
     def load_fingerprints(self) -> dict[str, str]:
         """Those of the splits that the run was trained on and measured with."""
         return self._load_run()["data_fingerprints"]
 
     def load_tokenizer(self) -> Tokenizer:
-        return Tokenizer.load(self.tokenizer_file)
+        """The tokenizer of the run.
+
+        Raises:
+          UserError: it cannot be read, or is not the one that the run was made with.
+        """
+        tokenizer = Tokenizer.load(self.tokenizer_file)
+        if self.config_file.exists():
+            known = self._load_run().get("tokenizer_crc32")  # which older runs have not noted
+            if known is not None and known != _checksum(self.tokenizer_file):
+                raise UserError(
+                    f"{self.tokenizer_file} has changed since the run was made, so its pieces may no longer be those "
+                    "that the model has learned; put the original there"
+                )
+        return tokenizer
 
     def save_selection(self, counts: dict) -> None:
         """How many training pairs are used, and left out for which reason."""
@@ -120,12 +152,17 @@ class Workdir:
         if not self.config_file.exists():
             raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}")
         try:
-            run = json.loads(self.config_file.read_text(encoding="utf-8"))
+            run = read_json(self.config_file)
             if not (isinstance(run["config"], dict) and isinstance(run["data_fingerprints"], dict)):
                 raise ValueError("not the config of a run")
             return run
         except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: neither JSON nor UTF-8
-            raise UserError(f"{self.config_file} cannot be read as the config of a run ({error})") from error
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> UserError:
+        return UserError(
+            f"{self.config_file} cannot be read as the config of a run ({error}); mend it, or put the original there"
+        )
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()
@@ -146,20 +183,47 @@ class Workdir:
             raise UserError(
                 "\n".join([f"{self.path} holds a run of another config:", *different, "choose another --workdir"])
             )
-        step = max(saved_steps(self.checkpoints), default=0)
+        saved = saved_steps(self.checkpoints)
+        step = max(saved, default=0)
         if step > config.steps:
             raise UserError(f"{self.path} is at step {step:,} already, past config.steps={config.steps:,}")
+        for place in (self.path / "translations", *(self.checkpoints / str(step) for step in saved)):
+            if place.is_symlink():
+                raise UserError(
+                    f"{place} is a link; training writes and deletes there, which it never does behind a link: put the "
+                    "folder itself there, or make a link of the whole directory or of checkpoints/"
+                )
+            if place.parent == self.checkpoints and not any((place / part).exists() for part in CHECKPOINT_PARTS):
+                raise UserError(f"{place} is no checkpoint; training deletes old ones there, so move it elsewhere")
 
     def _write(self, file: pathlib.Path, text: str) -> None:
-        partial = file.with_name(f".{file.name}.partial")
         try:
-            partial.write_text(text, encoding="utf-8", newline="\n")
-            partial.replace(file)
+            write_whole(file, text)
         except OSError as error:
-            partial.unlink(missing_ok=True)
             raise UserError(
                 f"{file} cannot be written: {error.strerror}; mend that and run the same command"
             ) from error
+
+
+def write_whole(file: pathlib.Path, text: str) -> None:
+    """Puts a text in the place of a file, or of a link of that name, whole or not at all.
+
+    Raises:
+      OSError: it cannot be written; what was there is there still.
+    """
+    partial = file.with_name(f".{file.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        with partial.open("x", encoding="utf-8", newline="\n") as stream:  # "x": not through a link that is there
+            stream.write(text)
+        partial.replace(file)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _checksum(file: pathlib.Path) -> int:
+    return zlib.crc32(file.read_bytes())
 
 
 def _is_partial(file: pathlib.Path) -> bool:
