@@ -1,0 +1,320 @@
+"""Whatever a file from outside holds: it is read, or refused in words. `fuzz.py` is the long form."""
+
+import gzip
+import io
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import ROOT
+from tests.faults.targets import CHEAP, PAIRS, TOKENIZER, Config
+from tests.training.small import small_config
+from transformer_flax.data.corpus import load_corpus
+from transformer_flax.data.text import LONGEST, decode_lines, open_text
+from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.errors import UserError
+from transformer_flax.run import load_described
+from transformer_flax.training.metrics import read_lines
+from transformer_flax.training.workdir import Workdir
+
+briefly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@pytest.fixture(scope="module", params=CHEAP)
+def target(request, tmp_path_factory):
+    return CHEAP[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@briefly
+@given(rng=st.randoms(use_true_random=False))
+def test_what_is_nearly_right_is_read_or_refused(target, rng):
+    target(target.make(rng))
+
+
+@briefly
+@given(content=st.binary(max_size=500), which=st.integers(0, 9))
+def test_arbitrary_bytes_are_read_or_refused(target, content, which):
+    names = list(target.files)
+    target(names[which % len(names)].encode() + b"\n" + content)
+
+
+def test_the_files_as_they_are_are_read(target):
+    for name, content in target.files.items():
+        assert target(f"{name}\n".encode() + content) == "read"
+
+
+def test_the_long_form_counts_what_becomes_of_its_inputs():
+    command = [sys.executable, "-m", "tests.faults.fuzz", "--inputs=200", "--targets=metrics,text"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    counts = [sum(target["counts"].values()) for target in json.loads(result.stdout).values()]
+    assert counts == [100, 100]
+
+
+# config.json
+
+
+def described(folder: pathlib.Path, **changes) -> str:
+    """What is told of a run whose config has these values."""
+    config = Config(folder)
+    run = json.loads(config.files["config.json"])
+    for name, value in changes.items():
+        section, field = name.split("__")
+        run["config"][section][field] = value
+    (folder / "config.json").write_text(json.dumps(run))
+    with pytest.raises(UserError) as refusal:
+        load_described(Workdir(folder))
+    assert str(folder / "config.json") in str(refusal.value) or "config.model." in str(refusal.value)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "value", ["16", None, True, [16], {"a": 1}, 16.0, 0, -16, 10**9, 10**30, float("nan")], ids=str
+)
+def test_a_size_that_is_none_is_refused(tmp_path, value):
+    told = described(tmp_path, model__d_model=value)
+    assert "d_model" in told or "number" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("decode__beam_size", "4"),
+        ("decode__alpha", None),
+        ("decode__another", 1),
+        ("model__another", 1),
+        ("model__num_layers", 10**6),
+        ("model__dropout", float("nan")),
+        ("eval__final_average", 0),
+        ("checkpoint__every", 0),
+        ("data__source", 7),
+    ],
+)
+def test_a_value_that_is_used_and_of_another_type_or_unknown_is_named(tmp_path, name, value):
+    assert name.replace("__", ".") in described(tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        '{"config": ' * 500 + "1" + "}" * 500,
+        '{"config": {"a": ' + "9" * 10_000 + '}, "data_fingerprints": {}}',
+        '{"config": {"name": "\\ud800"}, "data_fingerprints": {}}',
+        '{"config": {"name": "a", "name": "b"}, "data_fingerprints": {}}',
+        '{"config": {"a.b": 1}, "data_fingerprints": {}}',
+        '{"config": {"__class__": 1, "keys": 2}, "data_fingerprints": {}}',
+        '{"config": {}, "data_fingerprints": {}}',
+        '{"config": {"data": []}, "data_fingerprints": {}}',
+        " " * 2**21,
+    ],
+    ids=lambda content: content[:40],
+)
+def test_json_that_is_no_config_is_refused_by_its_name(tmp_path, content):
+    Config(tmp_path)
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config\.json"):
+        load_described(Workdir(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda file: os.symlink("/dev/zero", file)])
+def test_what_never_ends_is_not_read(tmp_path, name, make):
+    Config(tmp_path)
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+    with pytest.raises(UserError, match=name):
+        load_described(Workdir(tmp_path))
+
+
+# tokenizer.json
+
+
+def tokenizer_with(**changes) -> str:
+    parts = json.loads(TOKENIZER.to_json())
+    for part, value in changes.items():
+        (parts if part in parts else parts["model"])[part] = value
+    return json.dumps(parts)
+
+
+def vocabulary_with(token: str, number: int) -> str:
+    return tokenizer_with(vocab=json.loads(TOKENIZER.to_json())["model"]["vocab"] | {token: number})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        tokenizer_with(continuing_subword_prefix="x" * 5000),  # of which the library panics
+        vocabulary_with("new", 2**31 - 1),  # for which it asks for so much memory that the process is ended
+        vocabulary_with("new", 300),
+        vocabulary_with("!", 4),
+        vocabulary_with("<end>", 3),
+        tokenizer_with(dropout=0.5),
+        tokenizer_with(model="/etc/passwd"),
+        "[" * 10**6,
+    ],
+    ids=lambda content: f"{zlib.crc32(content.encode()):08x}",
+)
+def test_a_tokenizer_that_nothing_could_be_done_with_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot be (read|used) as a tokenizer: ."):
+        Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_a_tokenizer_other_than_that_of_the_run_is_refused(tmp_path):
+    config = Config(tmp_path)
+    other = Tokenizer.train(["quite another text"], 270)
+    (tmp_path / "tokenizer.json").write_text(other.to_json())
+    with pytest.raises(UserError, match=r"tokenizer\.json has changed since the run was made"):
+        load_described(Workdir(config.folder))
+    with pytest.raises(UserError, match=r"tokenizer\.json has changed since the run was made"):
+        Workdir(config.folder).load_tokenizer()
+
+
+def test_a_run_that_has_noted_no_checksum_of_its_tokenizer_is_read(tmp_path):
+    config = Config(tmp_path)
+    run = json.loads(config.files["config.json"])
+    del run["tokenizer_crc32"]
+    (tmp_path / "config.json").write_text(json.dumps(run))
+    assert load_described(Workdir(tmp_path))[0] == small_config()
+
+
+# metrics.jsonl
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "7",
+        "",
+        '{"seconds": 1}',
+        '{"step": 3, "valid/bleu": 1}',
+        '{"step": "3", "seconds": 1}',
+        '{"step": true, "seconds": 1}',
+        '{"step": 1e400, "seconds": 1}',
+        '{"step": 1, "seconds": 1}',
+        '{"step": 3, "seconds": NaN}',
+        '{"step": 3, "seconds": 1, "valid/bleu": "high"}',
+        '{"step": 3, "seconds": 1, "valid/bleu": ' + "9" * 5000 + "}",
+        '{"step": 3, "seconds": 1}\x0c{"step": 4, "seconds": 1}',
+        '{"a":' * 10_000,
+        "\udcff",
+    ],
+)
+def test_a_line_that_is_no_measurement_is_told_with_its_place(tmp_path, line):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(f'{{"step": 2, "seconds": 1}}\n{line}\n', errors="surrogateescape")
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
+        read_lines(file)
+
+
+def test_metrics_that_are_not_finite_are_read(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 0, "seconds": 1, "train/perplexity": Infinity, "valid/bleu": NaN}\n')
+    assert read_lines(file)[0]["train/perplexity"] == np.inf
+
+
+# Text
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path):
+    file = tmp_path / "bomb.gz"
+    with gzip.open(file, "wb") as stream:
+        stream.write(b"short\n")
+        for _ in range(64):
+            stream.write(bytes(1 << 20))
+    assert file.stat().st_size < 100_000
+    with open_text(file) as stream:
+        lines = decode_lines(stream, "bomb")
+        assert next(lines) == "short"
+        with pytest.raises(UserError, match=rf"bomb, line 2: longer than {LONGEST:,} bytes"):
+            next(lines)
+        assert stream.tell() <= 6 + LONGEST
+
+
+def test_a_line_of_nearly_the_longest_is_read():
+    line = b"x" * (LONGEST - 2)
+    assert list(decode_lines(io.BytesIO(line + b"\n" + line), "text")) == [line.decode()] * 2
+
+
+# The cache
+
+
+def array_of(header: str, content: bytes = b"") -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        array_of("{'descr': '<u2', 'fortran_order': False, 'shape': (1000000000000000000,)}"),
+        array_of("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", b"cos\nsystem\n(S'touch marker'\ntR."),
+        array_of("{'descr': '<u2', 'fortran_order': False, 'shape': (0,)}"),
+        array_of("{'descr': '<u2', 'fortran_order': False, 'shape': ()}", b"ab"),
+        array_of("(" * 5000),
+        b"PK\x03\x04",
+        b"",
+    ],
+    ids=lambda content: content[10:70],
+)
+def test_an_array_that_is_none_of_ours_is_made_anew(tmp_path, content):
+    true = load_corpus(PAIRS, TOKENIZER, str(tmp_path))
+    (entry,) = tmp_path.glob("corpora/*")
+    (entry / "source.ids.npy").unlink()  # rather than to write into what is mapped
+    (entry / "source.ids.npy").write_bytes(content)
+    corpus = load_corpus(PAIRS, TOKENIZER, str(tmp_path))
+    np.testing.assert_array_equal(corpus.source.ids, true.source.ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("offsets", lambda a: a[::-1]),
+        ("offsets", lambda a: np.append(a[:-1], a[-1] + 1)),
+        ("offsets", lambda a: np.append(a, a[-1])),
+        ("offsets", lambda a: a - 1),
+        ("offsets", lambda a: a.astype(np.int32)),
+        ("offsets", lambda a: np.append(0, a[2:])),
+        ("ids", lambda a: a * 0 + 65_535),
+        ("ids", lambda a: a * 0 + TOKENIZER.vocab_size),
+        ("ids", lambda a: a.astype(np.int32) - 10),
+        ("ids", lambda a: a * 0 + 5),
+        ("ids", lambda a: a[None]),
+    ],
+)
+def test_arrays_that_do_not_belong_together_are_made_anew_though_their_checksums_fit(tmp_path, name, change):
+    true = load_corpus(PAIRS, TOKENIZER, str(tmp_path))
+    (entry,) = tmp_path.glob("corpora/*")
+    array = np.ascontiguousarray(change(np.load(entry / f"source.{name}.npy")))
+    (entry / f"source.{name}.npy").unlink()
+    np.save(entry / f"source.{name}.npy", array)
+    checksums = json.loads((entry / "checksums.json").read_text()) | {f"source.{name}": zlib.crc32(array.data)}
+    (entry / "checksums.json").write_text(json.dumps(checksums))
+    corpus = load_corpus(PAIRS, TOKENIZER, str(tmp_path))
+    np.testing.assert_array_equal(corpus.source.ids, true.source.ids)
+    np.testing.assert_array_equal(corpus.source.offsets, true.source.offsets)
+
+
+def test_an_entry_that_cannot_be_replaced_is_named(tmp_path):
+    load_corpus(PAIRS, TOKENIZER, str(tmp_path))
+    (entry,) = tmp_path.glob("corpora/*")
+    (entry / "checksums.json").unlink()
+    (entry / "source.ids.npy").unlink()
+    (entry / "source.ids.npy").mkdir()
+    (tmp_path / "busy").mkdir()
+    mounted = subprocess.run(["mount", "--bind", str(tmp_path / "busy"), str(entry / "source.ids.npy")])
+    if mounted.returncode:
+        pytest.skip("what cannot be removed even by its owner can be made by root only")
+    try:
+        with pytest.raises(UserError, match=rf"{entry.name} is damaged .* could not be replaced"):
+            load_corpus(PAIRS, TOKENIZER, str(tmp_path))
+    finally:
+        subprocess.run(["umount", "-l", str(entry / "source.ids.npy")], check=True)
