@@ -65,7 +65,7 @@ def start(workdir: pathlib.Path, log: pathlib.Path, overrides: dict) -> None:
 
 # Each run is forked from a process that has imported everything and done nothing: that saves seconds for each.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.faults.campaign"])
+PROCESSES.set_forkserver_preload(["tests.training.small"])
 
 
 class Campaign:

@@ -92,6 +92,9 @@ class Config(Target):
 
     def prepare(self) -> None:
         Workdir(self.folder).claim(small_config(), {"train": "abc"}, TOKENIZER)
+        run = json.loads((self.folder / "config.json").read_text())
+        del run["crc32"]  # which would catch most of what is tried here before it comes further
+        (self.folder / "config.json").write_text(json.dumps(run, indent=2))
         (self.folder / "checkpoints/3/state").mkdir(parents=True)
 
     def read(self, changed: pathlib.Path) -> str:

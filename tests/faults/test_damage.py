@@ -1,7 +1,4 @@
-"""Files of a working directory that are cut short or have a bit flipped, as a full disk or an old one leaves them.
-
-What cannot be told from an intact file: a value of config.json or of metrics.jsonl that is another of the same kind.
-"""
+"""Files of a working directory that are cut short or have a bit flipped, as a full disk or an old one leaves them."""
 
 import gc
 import pathlib
@@ -75,26 +72,24 @@ def test_every_damage_to_the_tokenizer_is_noticed(copy, rng):
     assert outcomes(file, contents, lambda: load_described(Workdir(copy))) == [None] * len(contents)
 
 
-def test_a_damaged_config_is_refused_or_has_another_value_of_the_same_kind(copy, rng):
+def test_every_damage_to_the_config_is_noticed_or_harmless(copy, rng):
     file = copy / "config.json"
     whole = Workdir(copy).load_config()
     *cuts, last = list(damages(rng, file.read_bytes(), flips=0))
     assert outcomes(file, cuts, lambda: load_described(Workdir(copy))) == [None] * len(cuts)
     assert outcomes(file, [last], Workdir(copy).load_config) == [whole]  # it lacks its last line break only
     flips = [flipped(file.read_bytes(), rng.randrange(8 * file.stat().st_size)) for _ in range(200)]
-    read = [found[0] for found in outcomes(file, flips, lambda: load_described(Workdir(copy))) if found]
-    assert len(read) < len(flips) / 2
-    for config in read:
-        for section in ("model", "decode"):
-            assert config[section].keys() == whole[section].keys()
-            assert all(type(value) is type(whole[section][name]) for name, value in config[section].items())
+    found = outcomes(file, flips, Workdir(copy).load_config)
+    assert all(config is None or config == whole for config in found)
+    assert found.count(None) > 150
 
 
-def test_damaged_metrics_are_refused_or_numbers_as_before(copy, rng):
+def test_every_damage_to_the_metrics_is_noticed_or_harmless(copy, rng):
     file = copy / "metrics.jsonl"
     whole = read_lines(file)
     for lines in outcomes(file, damages(rng, file.read_bytes(), flips=200), lambda: read_lines(file)):
-        assert lines is None or [len(line) for line in lines] == [len(line) for line in whole[: len(lines)]]
+        without = [{name: line[name] for name in line.keys() & whole[i].keys()} for i, line in enumerate(lines or [])]
+        assert without == whole[: len(without)]  # a checksum may have lost its name
 
 
 def test_files_that_nobody_reads_do_no_harm(copy, rng):
@@ -125,7 +120,6 @@ def test_a_bit_flipped_in_what_describes_the_arrays_of_a_checkpoint_is_noticed_o
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.xfail(strict=True, reason="Orbax writes its arrays without checksums")
 def test_a_bit_flipped_in_the_arrays_of_a_checkpoint_is_noticed_or_harmless(copy, rng):
     whole, file = leaves(copy), arrays(copy)
     flips = [flipped(file.read_bytes(), rng.randrange(8 * file.stat().st_size)) for _ in range(40)]

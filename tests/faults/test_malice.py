@@ -44,6 +44,7 @@ def place(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     shutil.copytree(finished.parent / "cache", tmp_path / "cache")
     run = json.loads((tmp_path / "run/config.json").read_text())
+    del run["crc32"]
     run["config"]["data"]["cache_dir"] = str(tmp_path / "cache")
     (tmp_path / "run/config.json").write_text(json.dumps(run))
     outside = tmp_path / "outside"

@@ -36,7 +36,31 @@ def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(line["step"], line["train/loss"]) for line in lines] == [(10, 5.0), (20, 10.0), (30, 1.0)]
     assert lines[2]["seconds"] >= lines[1]["seconds"]
-    assert read_lines(file) == lines
+    assert read_lines(file) == [{name: line[name] for name in line if name != "crc32"} for line in lines]
+
+
+def test_totals_are_of_the_moment_and_another_meter_goes_on_from_them():
+    meter, other = Meter(), Meter()
+    meter.add({"loss": 1 / 3}, {"loss": 1.0})
+    totals = meter.totals
+    meter.add({"loss": 0.1}, {"loss": 2.0})
+    assert totals == {"sums": {"loss": 1 / 3}, "counts": {"loss": 1.0}}
+    other = Meter(totals)
+    other.add({"loss": 0.1}, {"loss": 2.0})
+    assert other.means() == meter.means()
+    assert totals["counts"] == {"loss": 1.0}
+
+
+def test_a_line_that_was_changed_is_refused_and_one_without_a_checksum_is_read(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    writer = MetricsWriter(file, 0, {})
+    writer.write(10, "train", {"loss": 5.25})
+    writer.close()
+    file.write_text(file.read_text().replace("5.25", "5.75"))
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged after line 0"):
+        read_lines(file)
+    file.write_text('{"step": 3, "seconds": 1.5, "train/loss": 5.75}\n')
+    assert read_lines(file) == [{"step": 3, "seconds": 1.5, "train/loss": 5.75}]
 
 
 def test_a_damaged_line_is_named(tmp_path):

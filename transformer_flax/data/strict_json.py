@@ -2,8 +2,10 @@
 
 import json
 import pathlib
+import zlib
 from typing import Any
 
+CHECKSUM = "crc32"
 LARGEST = 1 << 20  # bytes; ours have some thousand
 DEEPEST = 16  # levels; a config has 3
 
@@ -37,6 +39,25 @@ def parse_json(text: str) -> Any:
     if "\\u" in text:
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate could neither be shown nor name a file
     return value
+
+
+def signed(value: dict[str, Any]) -> dict[str, Any]:
+    """The same with a checksum of it as its last entry."""
+    return {**value, CHECKSUM: zlib.crc32(json.dumps(value).encode())}
+
+
+def checked(value: Any) -> dict[str, Any]:
+    """What was `signed`, without its checksum; whoever changes such a thing on purpose takes the checksum out.
+
+    Raises:
+      ValueError: it is not what was written, or no object.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("it is no object")
+    content = {name: content for name, content in value.items() if name != CHECKSUM}
+    if CHECKSUM in value and signed(content)[CHECKSUM] != value[CHECKSUM]:
+        raise ValueError(f"it has changed since its {CHECKSUM} was computed")
+    return content
 
 
 def require_plain(file: pathlib.Path) -> None:

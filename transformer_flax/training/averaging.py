@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
+from transformer_flax.training.seal import read_seal, require_intact
 
 EMA = "ema"
 STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint
@@ -116,13 +117,14 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, kind: str = "p
     """
     context = ocp.Context()
     context.pytree.loading.partial_load = True
+    folder = str(directory.resolve() / str(step))
     with reading(directory, step), context:
-        loaded: Any = ocp.load_checkpointables(
-            str(directory.resolve() / str(step)), {"state": {kind: on_first_device(like)}}
-        )
+        loaded: Any = ocp.load_checkpointables(folder, {"state": {kind: on_first_device(like)}})
         params = loaded["state"][kind]
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
             raise ValueError("a part of it is missing, which Orbax leaves as it was asked for")
+        metadata: Any = ocp.checkpointables_metadata(folder)
+        require_intact(params, kind, read_seal(metadata.custom_metadata))
     return params
 
 

@@ -14,6 +14,7 @@ from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import Choice, load_params, mean, on_first_device, reading, regular, to_average
+from transformer_flax.training.seal import read_seal, require_intact, seal
 from transformer_flax.training.step import TrainState
 
 _training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for
@@ -91,7 +92,7 @@ class Checkpoints:
         state = jax.tree.map(jnp.copy, state)
         with self._explaining():
             response = self._checkpointer.save_checkpointables_async(
-                int(state.step), {"state": state}, custom_metadata={"totals": totals}
+                int(state.step), {"state": state}, custom_metadata=seal(vars(state), totals)
             )
         self._under_way = self._watcher.submit(response.result)
 
@@ -127,7 +128,10 @@ class Checkpoints:
         """
         with reading(self._directory, step):
             state = self._checkpointer.load_checkpointables(step, {"state": on_first_device(like)})["state"]
-            return state, self._checkpointer.checkpointables_metadata(step).custom_metadata["totals"]
+            sealed = read_seal(self._checkpointer.checkpointables_metadata(step).custom_metadata)
+            for name, part in vars(state).items():
+                require_intact(part, name, sealed)
+            return state, sealed.totals
 
     def put_aside(self, step: int) -> pathlib.Path:
         """Renames a checkpoint that cannot be read, which makes it no longer one of `steps()`; returns where it is."""

@@ -256,8 +256,8 @@ class Trainer:
         metrics = self._parallel.unreplicate(jax.device_get(metrics))
         updates = step - 1 - metrics.skipped + (metrics.skipped_in_a_row > 0)  # made before this one
         learning_rate = float(self._schedule(updates))
-        values = {"learning_rate": learning_rate, "grad_norm": metrics.grad_norm, "skipped": metrics.skipped}
-        values = {**meter.means(), **values, **meter.rates()}
+        now = {"learning_rate": learning_rate, "grad_norm": float(metrics.grad_norm), "skipped": int(metrics.skipped)}
+        values = {**meter.means(), **now, **meter.rates()}
         with self._writing():
             self._writer.write(step, "train", values)
         note = f"lr {learning_rate:.2e}"

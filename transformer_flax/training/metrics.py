@@ -13,7 +13,7 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore (made when it is imported)
 from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore (the same)
 
-from transformer_flax.data.strict_json import parse_json, require_plain
+from transformer_flax.data.strict_json import checked, parse_json, require_plain, signed
 from transformer_flax.errors import UserError
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.workdir import write_whole
@@ -66,7 +66,7 @@ class Meter:
 
 
 class JsonLines:
-    """A file of JSON objects, one a line, each with its step; a line is there whole or not at all.
+    """A file of JSON objects, one a line, each with its step and a checksum; a line is there whole or not at all.
 
     Args:
       file: what was written of later steps than `step` is cut off.
@@ -77,7 +77,7 @@ class JsonLines:
         self._file = file
         self.kept = [line for line in read_lines(file) if line["step"] <= step] if file.exists() else []
         # Written anew: what the file may be a link to is left alone.
-        write_whole(file, "".join(f"{json.dumps(line)}\n" for line in self.kept))
+        write_whole(file, "".join(f"{json.dumps(signed(line))}\n" for line in self.kept))
         self._stream = file.open("a+b", buffering=0)
 
     def write(self, line: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ class JsonLines:
         Raises:
           UserError: the disk is full, or something like it.
         """
-        data = json.dumps(line).encode() + b"\n"
+        data = json.dumps(signed(line)).encode() + b"\n"
         length = self._stream.seek(0, os.SEEK_END)
         try:
             if self._stream.write(data) != len(data):
@@ -180,9 +180,7 @@ def read_lines(file: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _measured(line: str, least: int) -> dict[str, Any]:
-    values = parse_json(line)
-    if not isinstance(values, dict):
-        raise ValueError("it is no object")
+    values = checked(parse_json(line))
     if type(step := values.get("step")) is not int or step < least:
         raise ValueError(f"its step is {step!r} and must be a whole number of at least {least}")
     scalars = [name for name in values if "/" in name]  # "train/loss", of which curves are drawn

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from transformer_flax.data.strict_json import read_json
+from transformer_flax.data.strict_json import CHECKSUM, checked, read_json, signed
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
@@ -79,7 +79,7 @@ class Workdir:
             "data_fingerprints": known | fingerprints,
             "tokenizer_crc32": _checksum(self.tokenizer_file),
         }
-        self._write(self.config_file, json.dumps(run, indent=2) + "\n")
+        self._write(self.config_file, json.dumps(signed(run), indent=2) + "\n")
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -152,7 +152,9 @@ class Workdir:
         if not self.config_file.exists():
             raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}")
         try:
-            run = read_json(self.config_file)
+            run = checked(read_json(self.config_file))
+            if unknown := sorted(run.keys() - {"config", "data_fingerprints", "tokenizer_crc32"}):
+                raise ValueError(f"it has an entry {unknown[0]!r}")
             if not (isinstance(run["config"], dict) and isinstance(run["data_fingerprints"], dict)):
                 raise ValueError("not the config of a run")
             return run
@@ -161,7 +163,8 @@ class Workdir:
 
     def _unreadable(self, error: Exception) -> UserError:
         return UserError(
-            f"{self.config_file} cannot be read as the config of a run ({error}); mend it, or put the original there"
+            f"{self.config_file} cannot be read as the config of a run ({error}); put the original there, or mend it "
+            f"and take its {CHECKSUM!r} out"
         )
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
