@@ -11,7 +11,7 @@ import shutil
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -141,40 +141,55 @@ def load_corpus(
         ) from error
 
 
+class _Array:
+    """An array on its way to the disk, part by part."""
+
+    # Not np.save, which wants it whole, and overlooks that the last bytes could not be written: a full disk, a quota.
+
+    def __init__(self, file: pathlib.Path, dtype: Any):
+        self._file, self._dtype = file.open("wb"), np.dtype(dtype)
+        self._length, self._checksum = 0, 0
+        self._write_header()
+
+    def append(self, part: np.ndarray) -> None:
+        self._file.write(part.data)
+        self._length += len(part)
+        self._checksum = zlib.crc32(part.data, self._checksum)
+
+    def close(self) -> int:
+        """Completes the file, and returns its checksum."""
+        self._file.seek(0)  # the header has room for any length
+        self._write_header()
+        self._file.close()
+        return self._checksum
+
+    def _write_header(self) -> None:
+        descr = np.lib.format.dtype_to_descr(self._dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": (self._length,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
 class _Side:
-    """One language on its way to the disk: `<name>.ids.npy` as it comes, `<name>.offsets.npy` at the end."""
+    """One language on its way to the disk: `<name>.ids.npy` and `<name>.offsets.npy`."""
 
     def __init__(self, folder: pathlib.Path, name: str, dtype: Any):
-        self._folder, self._name, self._dtype = folder, name, dtype
-        self._ids = (folder / f"{name}.ids.npy").open("wb")
-        self._lengths: list[np.ndarray] = []
-        self._tokens, self._checksum = 0, 0
-        self._write_header(self._ids, np.empty(0, dtype))
+        self._name, self._dtype, self._tokens = name, dtype, 0
+        self._ids = _Array(folder / f"{name}.ids.npy", dtype)
+        self._offsets = _Array(folder / f"{name}.offsets.npy", np.int64)
+        self._offsets.append(np.zeros(1, np.int64))
 
     def append(self, sentences: list[list[int]]) -> None:
-        self._lengths.append(np.fromiter((len(ids) + 1 for ids in sentences), np.int32, len(sentences)))
-        total = int(self._lengths[-1].sum())
-        ids = np.fromiter(itertools.chain.from_iterable((*ids, END_ID) for ids in sentences), self._dtype, total)
-        self._ids.write(ids.data)
+        lengths = np.fromiter((len(ids) + 1 for ids in sentences), np.int64, len(sentences))
+        total = int(lengths.sum())
+        self._offsets.append(self._tokens + np.cumsum(lengths))
+        self._ids.append(
+            np.fromiter(itertools.chain.from_iterable((*ids, END_ID) for ids in sentences), self._dtype, total)
+        )
         self._tokens += total
-        self._checksum = zlib.crc32(ids.data, self._checksum)
 
     def close(self) -> dict[str, int]:
         """Completes the files, and returns the checksum of each."""
-        self._ids.seek(0)  # the header has room for any length
-        self._write_header(self._ids, np.broadcast_to(np.empty((), self._dtype), self._tokens))
-        self._ids.close()
-        offsets = np.cumsum(np.concatenate([np.zeros(1, np.int64), *self._lengths]), dtype=np.int64)
-        with (self._folder / f"{self._name}.offsets.npy").open("wb") as file:
-            # Not np.save, which overlooks that the last bytes could not be written: a full disk, a quota.
-            self._write_header(file, offsets)
-            file.write(offsets.data)
-        return {f"{self._name}.ids": self._checksum, f"{self._name}.offsets": zlib.crc32(offsets.data)}
-
-    @staticmethod
-    def _write_header(file: BinaryIO, array: np.ndarray) -> None:
-        header = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
-        np.lib.format.write_array_header_1_0(file, header)
+        return {f"{self._name}.ids": self._ids.close(), f"{self._name}.offsets": self._offsets.close()}
 
 
 def _tokenize(pairs: Pairs, tokenizer: Tokenizer, folder: pathlib.Path, progress: Callable[[int, int], None]) -> None:
@@ -223,13 +238,14 @@ def _open(folder: pathlib.Path, pairs: int, tokenizer: Tokenizer) -> Corpus:
 
     def load_side(side: str) -> Sentences:
         ids, offsets = load(f"{side}.ids", dtype), load(f"{side}.offsets", np.int64)
+        ends = offsets[1:]
         # No checksum vouches for these: whoever wrote the arrays has written theirs too.
-        divides = len(offsets) == pairs + 1 and offsets[0] == 0 and offsets[-1] == len(ids)
-        if not (divides and np.all(offsets[:-1] < offsets[1:])):
+        divides = len(ends) == pairs and offsets[0] == 0 and offsets[-1] == len(ids)
+        if not (divides and all(np.all(offsets[block] < ends[block]) for block in blocks(pairs))):
             raise ValueError(f"{side}.offsets.npy does not divide the ids into {pairs:,} sentences")
         if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
             raise ValueError(f"{side}.ids.npy has ids beyond the vocabulary")
-        if np.any(ids[offsets[1:] - 1] != END_ID):
+        if not all(np.all(ids[ends[block] - 1] == END_ID) for block in blocks(pairs)):
             raise ValueError(f"{side}.ids.npy has sentences without an end")
         return Sentences(ids, offsets)
 

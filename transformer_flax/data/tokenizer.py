@@ -219,11 +219,11 @@ def sample_texts(
 
     `progress` is called with (pairs read, of all in the sample).
     """
-    indices = np.arange(len(pairs))
+    indices = range(len(pairs))
     if len(indices) > max_pairs:
-        indices = np.sort(np.random.default_rng(seed).choice(indices, max_pairs, replace=False))
+        indices = np.sort(np.random.default_rng(seed).choice(len(pairs), max_pairs, replace=False))
     for start in range(0, len(indices), SAMPLE_BLOCK):
-        block = indices[start : start + SAMPLE_BLOCK].tolist()
+        block = np.asarray(indices[start : start + SAMPLE_BLOCK]).tolist()
         for pair in read_pairs(pairs, block):
             yield from pair
         progress(start + len(block), len(indices))
