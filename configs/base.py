@@ -62,7 +62,7 @@ def get_config() -> ConfigDict:
     config.data.num_buckets = 12  # batch shapes, at most, when bucketed
     config.data.rows_multiple_of = 8  # rows divide by it, and so among devices and accumulation steps
     config.data.seed = 0  # of the data: tokenizer sample, generated numbers, order of shapes
-    config.data.cache_dir = ""  # tokenised text; empty: the user's cache directory
+    config.data.cache_dir = ""  # tokenised text, and large text until it is; empty: the user's cache directory
 
     config.optimizer = ConfigDict()  # Adam
     config.optimizer.factor = 1.0  # times the paper's learning rate

@@ -189,7 +189,7 @@ def _require_fields(config: ConfigDict, place: Workdir) -> None:
         "": {"name": str, "ema_decay": float},
         "eval": {"final_average": int},
         "checkpoint": {"every": int},
-        "data": {"source": str, "name": str, "path": str, "source_language": str, "target_language": str},
+        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str),
         "decode": {a.name: a.annotation for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty},
         "model": {field.name: field.type for field in dataclasses.fields(TransformerConfig)},
     }

@@ -1,12 +1,15 @@
 """Everything that can be checked is checked before any long work starts."""
 
+import gc
 import json
 import re
+import weakref
 
 import pytest
 import tokenizers
 
 from tests.training.small import small_config
+from transformer_flax.data.pairs import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.run import restore
@@ -132,6 +135,23 @@ def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
     assert counts == {"used": 2, "left out": {"an empty side": 1, "more than 20 tokens": 1}}
     assert len(evaluations["test"].translations) == 4  # never left out of test
     assert evaluations["test"].translations[2] == ""
+
+
+def test_the_text_of_the_train_split_is_let_go_of(folder, tmp_path, monkeypatch):
+    read = {}
+
+    def remembered(config, split):
+        pairs = load_pairs(config, split)
+        read[split] = weakref.ref(pairs)
+        return pairs
+
+    monkeypatch.setattr("transformer_flax.training.prepare.load_pairs", remembered)
+    config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
+    with Progress() as progress:
+        data = prepare_data(config, Workdir(tmp_path / "run"), progress)
+    gc.collect()
+    assert {split for split in read if read[split]() is not None} == set(data.pairs) == {"valid"}
+    assert set(data.corpora) == {"train", "valid"}
 
 
 def test_a_tokenizer_of_one_s_own_is_used_and_is_the_run_s(own, folder, tmp_path, capsys):

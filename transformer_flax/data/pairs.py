@@ -5,8 +5,10 @@ import pathlib
 from collections.abc import Sequence
 from typing import Protocol
 
+from transformer_flax.data.cache import cache_root
+from transformer_flax.data.lines import Lines
 from transformer_flax.data.numbers import NumberPairs
-from transformer_flax.data.text import OPENERS, read_side_by_side
+from transformer_flax.data.text import OPENERS, decode_lines, open_text, require_as_many
 from transformer_flax.data.tfds import TfdsPairs
 from transformer_flax.errors import UserError
 
@@ -47,7 +49,10 @@ def load_pairs(config, split: str) -> Pairs:
 
 
 class FolderPairs:
-    """Text files `<split>.<language>`, plain, .gz or .xz, UTF-8, one sentence a line, side by side."""
+    """Text files `<split>.<language>`, plain, .gz or .xz, UTF-8, one sentence a line, side by side.
+
+    They are read once; memory holds 16 bytes a pair.
+    """
 
     def __init__(self, config, split: str):
         folder = pathlib.Path(config.path)
@@ -56,19 +61,28 @@ class FolderPairs:
         if not folder.is_dir():
             raise UserError(f"config.data.path is {config.path!r}: there is no such folder")
         files = [_find(folder, split, language) for language in (config.source_language, config.target_language)]
-        self.sources, self.targets = read_side_by_side(*files)
+        self._source, self._target = (_read(file, cache_root(config.cache_dir)) for file in files)
+        require_as_many(files[0], self._source, files[1], self._target)
         digest = hashlib.sha256()
-        for lines in (self.sources, self.targets):
-            for line in lines:
-                digest.update(line.encode() + b"\n")
+        for lines in (self._source, self._target):
+            digest.update(lines.text)
             digest.update(b"\0")
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
-        return len(self.sources)
+        return len(self._source)
 
     def __getitem__(self, index: int) -> tuple[str, str]:
-        return self.sources[index], self.targets[index]
+        return self._source[index], self._target[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        """The pairs at `indices`, in their order."""
+        return list(zip(self._source.__getitems__(indices), self._target.__getitems__(indices), strict=True))
+
+
+def _read(file: pathlib.Path, cache: pathlib.Path) -> Lines:
+    with open_text(file) as stream:
+        return Lines(decode_lines(stream, str(file)), cache)
 
 
 def _find(folder: pathlib.Path, split: str, language: str) -> pathlib.Path:

@@ -9,7 +9,7 @@ import gzip
 import lzma
 import pathlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from typing import Any, BinaryIO
 
 from transformer_flax.errors import UserError
@@ -66,9 +66,18 @@ def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[
         with open_text(file) as stream:
             sides.append(list(decode_lines(stream, str(file))))
     sources, targets = sides
+    require_as_many(source, sources, target, targets)
+    return sources, targets
+
+
+def require_as_many(source: pathlib.Path, sources: Sized, target: pathlib.Path, targets: Sized) -> None:
+    """Checks the lines of two files that translate each other.
+
+    Raises:
+      UserError: one has more of them than the other.
+    """
     if len(sources) != len(targets):
         raise UserError(
             f"{source} has {len(sources):,} lines and {target} has {len(targets):,}: "
             "line N of one must translate line N of the other"
         )
-    return sources, targets

@@ -105,7 +105,6 @@ class Trainer:
                 progress=progress,
             )
             for split in data.pairs
-            if split != "train"
         }
 
     def _counted(self, name: str, function: Callable) -> Callable:

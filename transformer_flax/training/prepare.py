@@ -27,11 +27,11 @@ from transformer_flax.training.workdir import Workdir
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The text of a run, as pairs and as integers, by split."""
+    """The text of a run, by split."""
 
     tokenizer: Tokenizer
-    pairs: dict[str, Pairs]
-    corpora: dict[str, Corpus]
+    pairs: dict[str, Pairs]  # of the splits that are evaluated
+    corpora: dict[str, Corpus]  # of all
     train: Batches
 
 
@@ -173,6 +173,7 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
     for split in splits:
         with progress.bar(f"tokenising {split}") as update:
             corpora[split] = load_corpus(pairs[split], tokenizer, config.data.cache_dir, progress=update)
+    del pairs["train"]  # whose text nobody reads again, and which takes memory and room on the disk
     selection = select_training_pairs(
         corpora["train"],
         config.data.max_length,

@@ -1,0 +1,96 @@
+import errno
+import pathlib
+import re
+import resource
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_flax.data import lines as module
+from transformer_flax.data.lines import BLOCK, Lines
+from transformer_flax.errors import UserError
+
+NOWHERE = pathlib.Path("/proc/nowhere")  # where no folder can be made
+LONG = ["a", "", "größer " * (BLOCK // 8), "\r", "🐕" * (BLOCK // 4), "z"]  # in three blocks
+SIZE = sum(len(line.encode()) + 1 for line in LONG)
+
+
+TEXTS = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])), max_size=20)
+
+
+@settings(deadline=None)
+@given(texts=TEXTS, block=st.integers(1, 50), data=st.data())
+def test_lines_come_back_one_by_one_and_in_bulk(tmp_path_factory, texts, block, data):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK", block)
+        lines = Lines(texts, tmp_path_factory.getbasetemp())
+    assert list(lines) == texts
+    assert len(lines) == len(texts)
+    assert bytes(lines.text).decode() == "".join(f"{text}\n" for text in texts)
+    chosen = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=30)) if texts else []
+    assert lines.__getitems__(chosen) == [texts[i] for i in chosen]
+
+
+def test_a_text_larger_than_a_block_is_as_it_was(tmp_path):
+    lines = Lines(iter(LONG), tmp_path)
+    assert list(lines) == LONG
+    assert lines.__getitems__(range(len(LONG) - 1, -1, -1)) == LONG[::-1]
+
+
+def test_places_count_from_the_end_too_and_end_there(tmp_path):
+    lines = Lines(["a", "b"], tmp_path)
+    assert lines[-1] == "b"
+    for beyond in (2, -3):
+        with pytest.raises(IndexError):
+            lines[beyond]
+
+
+def test_a_long_text_has_no_name_in_its_folder(tmp_path):
+    lines = Lines(LONG, tmp_path / "cache" / "deeper")
+    assert not list((tmp_path / "cache" / "deeper").iterdir())
+    assert lines[2] == LONG[2]
+
+
+def test_a_short_text_needs_no_folder():
+    assert list(Lines(LONG[:2], NOWHERE)) == LONG[:2]
+
+
+def test_a_folder_that_cannot_be_is_refused_with_what_it_is_for():
+    with pytest.raises(UserError, match=rf"needs {SIZE / 1e6:.1f} MB in {NOWHERE} .*--config\.data\.cache_dir"):
+        Lines(LONG, NOWHERE)
+
+
+@pytest.mark.parametrize("room", [0, 500, 3 * BLOCK // 2, SIZE - 1])
+def test_a_full_disk_is_reported_with_all_that_is_needed_and_leaves_nothing_behind(tmp_path, room):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # bytes of a file
+    try:
+        with pytest.raises(UserError, match=rf"needs {SIZE / 1e6:.1f} MB in {re.escape(str(tmp_path))} "):
+            Lines(LONG, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+    assert list(Lines(LONG, tmp_path)) == LONG
+
+
+def test_a_disk_that_says_at_the_end_only_that_it_is_full_is_heard(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EDQUOT, "quota exceeded")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(UserError, match=rf"needs {SIZE / 1e6:.1f} MB .*quota exceeded"):
+        Lines(LONG, tmp_path)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "of the source"), KeyboardInterrupt()], ids=["read", "interrupt"])
+@pytest.mark.parametrize("before", [0, 3, 6])
+def test_what_fails_while_it_is_read_is_not_taken_for_a_full_disk(tmp_path, error, before):
+    def failing():
+        yield from LONG[:before]
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        Lines(failing(), tmp_path)
+    assert caught.value is error
+    assert not list(tmp_path.iterdir())
