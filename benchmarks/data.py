@@ -2,7 +2,7 @@
 
 Tokenising a corpus into the cache against the tokenizer's bare `encode_batch`, on the lines of two files (plain, .gz or
 .xz) or on number words; and, on synthetic corpora of pairs of about 30 tokens a side, the rate of ready batches, the
-share of their slots that is used, and how memory grows with the corpus.
+share of their slots that is used; and how memory grows with the text and with the corpus.
 """
 
 import itertools
@@ -12,6 +12,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import rich.console
@@ -25,7 +27,7 @@ from configs import base, numbers
 from transformer_flax.data.batches import BATCHING, SIDES, Batches, training_batches
 from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import CHUNK, Corpus, Sentences, load_corpus
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.pairs import Pairs, load_pairs
 from transformer_flax.data.text import read_side_by_side
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
@@ -96,9 +98,8 @@ def anonymous_memory() -> int:
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")))
 
 
-def memory_of(folder: pathlib.Path, batching: str) -> tuple[int, int]:
-    """Bytes held when batches of two epochs have been made from a corpus on the disk, and the most on the way there."""
-    sides = (Sentences(*(np.load(folder / f"{side}.{part}.npy", mmap_mode="r") for part in PARTS)) for side in SIDES)
+def memory_of(prepare: Callable, *arguments: Any) -> tuple[int, int]:
+    """Bytes of anonymous memory held when something has been prepared, and the most on the way there."""
     most, done = 0, threading.Event()
 
     def watch() -> None:
@@ -108,27 +109,51 @@ def memory_of(folder: pathlib.Path, batching: str) -> tuple[int, int]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
+    prepared = prepare(*arguments)  # and held until it is measured
+    held = anonymous_memory()
+    done.set()
+    watcher.join()
+    del prepared
+    return held, most
+
+
+def write_text(folder: pathlib.Path, pairs: int) -> None:
+    for language in ("en", "de"):
+        with (folder / f"train.{language}").open("w") as file:
+            file.writelines(f"{n}\n" for n in range(pairs))
+
+
+def tokenise(folder: pathlib.Path) -> tuple[Pairs, Corpus]:
+    config = base.get_config().data
+    config.update(source="folder", path=str(folder), cache_dir=str(folder))
+    pairs = load_pairs(config, "train")
+    return pairs, load_corpus(pairs, Tokenizer.train(map(str, range(10_000)), 300), config.cache_dir)
+
+
+def write_corpus(folder: pathlib.Path, pairs: int) -> None:
+    corpus = synthetic(pairs)
+    for side, part in itertools.product(SIDES, PARTS):
+        np.save(folder / f"{side}.{part}", getattr(getattr(corpus, side), part))
+
+
+def make_two_epochs(folder: pathlib.Path, batching: str) -> Batches:
+    sides = (Sentences(*(np.load(folder / f"{side}.{part}.npy", mmap_mode="r") for part in PARTS)) for side in SIDES)
     batches = make_batches(Corpus(*sides), batching)
     for epoch in range(2):
         for k in range(10):
             batches[epoch * batches.batches_per_epoch + k]
-    held = anonymous_memory()
-    done.set()
-    watcher.join()
-    return held, most
+    return batches
 
 
-def growth(batching: str) -> list[str]:
-    """Bytes a pair by which memory grows from the smaller corpus to the larger: held, and at most."""
+def growth(write: Callable[[pathlib.Path, int], None], prepare: Callable, *arguments: Any) -> list[str]:
+    """Bytes a pair by which memory grows from fewer pairs on the disk to more: held, and at most."""
     results = []
     for pairs in MEMORY_PAIRS:
-        with tempfile.TemporaryDirectory() as folder:
-            corpus = synthetic(pairs)
-            for side, part in itertools.product(SIDES, PARTS):
-                np.save(pathlib.Path(folder, f"{side}.{part}"), getattr(getattr(corpus, side), part))
-            del corpus
+        with tempfile.TemporaryDirectory() as name:
+            folder = pathlib.Path(name)
+            write(folder, pairs)
             with multiprocessing.get_context("spawn").Pool(1) as pool:  # a process that has held nothing else
-                results.append(pool.apply(memory_of, (pathlib.Path(folder), batching)))
+                results.append(pool.apply(memory_of, (prepare, folder, *arguments)))
     few, many = results
     added = MEMORY_PAIRS[1] - MEMORY_PAIRS[0]
     return [f"{(after - before) / added:.1f}" for before, after in zip(few, many, strict=True)]
@@ -161,9 +186,10 @@ def main(_) -> None:
     console.print(table)
     del corpus
 
-    table = rich.table.Table("batching", "held", "at most", title="bytes of anonymous memory a pair")
+    table = rich.table.Table("what", "held", "at most", title="bytes of anonymous memory a pair")
+    table.add_row("text, read and tokenised", *growth(write_text, tokenise))
     for batching in BATCHING:
-        table.add_row(batching, *growth(batching))
+        table.add_row(f"batches, {batching}", *growth(write_corpus, make_two_epochs, batching))
     console.print(table)
 
 
