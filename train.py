@@ -1,19 +1,33 @@
 """Trains a Transformer: python train.py --config=configs/base.py [--workdir=runs/base] [--config.FIELD=VALUE ...]."""
 
+import contextlib
 import pathlib
 
 from absl import flags
 
 from transformer_flax import cli
+from transformer_flax.errors import UserError
 
 CONFIG = cli.define_config(pathlib.Path(__file__).parent / "configs/numbers.py")
+DISTRIBUTED = flags.DEFINE_bool(
+    "distributed", False, "one of several processes that train together; the same command starts each of them"
+)
+COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of the first process; default: as the cluster says")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many processes; default: as the cluster says", 1)
+PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this is, from 0; default: as the cluster says", 0)
 WORKDIR = flags.DEFINE_string("workdir", None, "where the run lies, and is resumed from; default runs/<config.name>")
 
 
 def main() -> None:
-    from transformer_flax.training.loop import train  # not before the flags are checked: JAX takes seconds to load
+    place = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
+    if not DISTRIBUTED.value and any(value is not None for value in place):
+        raise UserError("--coordinator, --num_processes and --process_id are for --distributed, which is not given")
+    # Not before the flags are checked: JAX takes seconds to load.
+    from transformer_flax.training.distributed import joined
+    from transformer_flax.training.loop import train
 
-    train(CONFIG.value, WORKDIR.value or f"runs/{CONFIG.value.name}")
+    with joined(*place) if DISTRIBUTED.value else contextlib.nullcontext():
+        train(CONFIG.value, WORKDIR.value or f"runs/{CONFIG.value.name}")
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def test_an_interruption_while_one_is_read_is_no_damage(two_kinds, monkeypatch):
 
 def test_an_interruption_while_a_run_goes_on_from_one_is_no_damage_either(two_kinds, monkeypatch):
     checkpoints = Checkpoints(two_kinds, every=1, keep=2)
-    monkeypatch.setattr(checkpoints._checkpointer, "load_checkpointables", interrupted)
+    monkeypatch.setattr(ocp, "load_checkpointables", interrupted)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.restore(state_at(0), 2)
     checkpoints.close()

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
+from transformer_flax.training.distributed import share
 from transformer_flax.training.seal import read_seal, require_intact
 
 EMA = "ema"
@@ -115,7 +116,7 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, kind: str = "p
     Raises:
       UnreadableError: it is damaged, or of another model.
     """
-    context = ocp.Context()
+    context = own_context()
     context.pytree.loading.partial_load = True
     folder = str(directory.resolve() / str(step))
     with reading(directory, step), context:
@@ -136,7 +137,7 @@ def require_vocabulary(directory: pathlib.Path, step: int, vocab_size: int) -> N
       UnreadableError: it cannot be read.
     """
     folder = directory.resolve() / str(step)
-    with reading(directory, step):
+    with reading(directory, step), own_context():
         params = ocp.checkpointables_metadata(str(folder)).metadata["state"]["params"]
         leaves = jax.tree_util.tree_leaves_with_path(params)
         [size] = {leaf.shape[0] for path, leaf in leaves if path[-1].key == "embedding"}
@@ -160,6 +161,17 @@ def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
             f"the checkpoint {directory / str(step)} cannot be read: it is damaged, cut short, or of another model; "
             + (f"there are those of steps {others} too" if others else "there is no other")
         ) from error
+
+
+def own_context() -> ocp.Context:
+    """Orbax's settings, with which a process reads by itself, whatever others do."""
+    context = ocp.Context()
+    index, size = share()
+    if size > 1:
+        context.multiprocessing.active_processes = {index}
+        context.multiprocessing.primary_host = index
+        context.multiprocessing.barrier_sync_key_prefix = f"process_{index}"
+    return context
 
 
 def on_first_device(like: Any) -> Any:

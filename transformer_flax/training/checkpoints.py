@@ -1,4 +1,7 @@
-"""Checkpoints: written in the background, kept by rule, restored."""
+"""Checkpoints: written in the background, kept by rule, restored.
+
+Several processes write one together, and each reads it by itself.
+"""
 
 import concurrent.futures
 import contextlib
@@ -13,7 +16,17 @@ import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.averaging import Choice, load_params, mean, on_first_device, reading, regular, to_average
+from transformer_flax.training.averaging import (
+    Choice,
+    load_params,
+    mean,
+    on_first_device,
+    own_context,
+    reading,
+    regular,
+    to_average,
+)
+from transformer_flax.training.distributed import from_first, share
 from transformer_flax.training.seal import read_seal, require_intact, seal
 from transformer_flax.training.step import TrainState
 
@@ -126,9 +139,11 @@ class Checkpoints:
         Raises:
           UnreadableError: it is damaged.
         """
-        with reading(self._directory, step):
-            state = self._checkpointer.load_checkpointables(step, {"state": on_first_device(like)})["state"]
-            sealed = read_seal(self._checkpointer.checkpointables_metadata(step).custom_metadata)
+        with reading(self._directory, step), own_context():
+            folder = str(self._directory / str(step))
+            state = ocp.load_checkpointables(folder, {"state": on_first_device(like)})["state"]
+            metadata: Any = ocp.checkpointables_metadata(folder)
+            sealed = read_seal(metadata.custom_metadata)
             for name, part in vars(state).items():
                 require_intact(part, name, sealed)
             return state, sealed.totals
@@ -144,7 +159,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that can be restored, ascending."""
-        return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
+        return from_first(lambda: sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints))
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
         """The mean of the parameters of the last `count` checkpoints up to a step, as `to_average` chooses them.
@@ -178,9 +193,10 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # of whatever kind the storage has for it
-            with contextlib.suppress(Exception):  # the same once more
-                self._checkpointer.close()
-            self._open()  # which also clears away what was half written, and takes room
+            if share()[1] == 1:  # others would wait for those who have not failed
+                with contextlib.suppress(Exception):  # the same once more
+                    self._checkpointer.close()
+                self._open()  # which also clears away what was half written, and takes room
             raise UserError(
                 f"a checkpoint could not be written to {self._directory}: {error}; those that are whole are untouched, "
                 "and the same command goes on from the last"

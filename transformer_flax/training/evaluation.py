@@ -12,6 +12,7 @@ from transformer_flax.data.corpus import Corpus
 from transformer_flax.data.pairs import Pairs
 from transformer_flax.decoding.bleu import score
 from transformer_flax.decoding.translator import Translator
+from transformer_flax.training.distributed import from_first, share
 from transformer_flax.training.metrics import Meter
 from transformer_flax.training.parallel import Parallel
 from transformer_flax.training.progress import Progress
@@ -65,6 +66,7 @@ class Evaluator:
             rows_multiple_of=config.data.rows_multiple_of,
             data_seed=0,
             seed=0,
+            share=share(),
         )
         too_long = int((np.maximum(corpus.source.lengths, corpus.target.lengths) > limit).sum())
         if too_long:
@@ -89,14 +91,14 @@ class Evaluator:
                 check()
         examples = [self._pairs[i] for i in range(min(max_sentences or len(self._pairs), len(self._pairs)))]
         sources, references = ([example[side] for example in examples] for side in (0, 1))
-        self._translator.params = [self._parallel.unreplicate(replicated)]
+        self._translator.params = [self._parallel.local(replicated)]
         with self._progress.bar(f"{self._name} translations") as update:
 
             def progress(done: int) -> None:
                 update(done, len(sources))
                 check()
 
-            translations = self._translator.translate(sources, progress=progress)
+            translations = from_first(lambda: self._translator.translate(sources, progress=progress))
         scores = score(translations, references)
         return Evaluation(
             {**meter.means(), "bleu": scores.bleu, "exact_match": scores.exact_match},

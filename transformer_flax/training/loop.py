@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,7 @@ from transformer_flax.model.cost import count_parameters
 from transformer_flax.model.transformer import Transformer, init_params
 from transformer_flax.training.averaging import EMA, Choice, UnreadableError
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.distributed import agreed_stop, is_first, share
 from transformer_flax.training.evaluation import Evaluation, Evaluator
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loss import translation_loss
@@ -46,12 +48,13 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, Evaluatio
     check(config)
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
-    with Progress() as progress:
+    with Progress(quiet=not is_first()) as progress:
         parallel = make_parallel(config.parallel, config.data.rows_multiple_of, config.accumulation_steps)
         kind = jax.devices()[0].device_kind
+        processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
         progress.say(
             f"{config.name}: {_describe(model_config(config, config.data.vocab_size))}\n"
-            f"on {parallel.num_devices} x {kind}, {config.parallel.mode}, {config.model.dtype}"
+            f"on {parallel.num_devices} x {kind}{processes}, {config.parallel.mode}, {config.model.dtype}"
         )
         place = Workdir(workdir)
         data = prepare_data(config, place, progress)
@@ -151,6 +154,8 @@ class Trainer:
             try:
                 state, totals = self._checkpoints.restore(like, steps[-1])
             except UnreadableError as error:
+                if share()[1] > 1:  # which may not all find it so
+                    raise
                 aside = self._checkpoints.put_aside(steps[-1])
                 self._progress.say(f"WARNING: {error}; it is put aside as {aside.name}")
                 continue
@@ -179,7 +184,7 @@ class Trainer:
                     self._read(unread, step - 1, meter)
                 unread = metrics
 
-                last, interrupted = step == config.steps, self._interruption.signal is not None
+                last, interrupted = step == config.steps, agreed_stop(step, self._interruption.signal is not None)
                 log = last or step % config.log.every == 0
                 evaluate = self._is_evaluated_after(step)
                 save = last or evaluate or interrupted or step % config.checkpoint.every == 0
@@ -200,6 +205,7 @@ class Trainer:
                         self._checkpoints.save(self._parallel.unreplicate(state), meter.totals)
                 if interrupted and not last:
                     self._checkpoints.wait()
+                    self._interruption.signal = self._interruption.signal or signal.SIGTERM  # another was asked
                     self._interruption.check(f"after step {step:,}, which is saved")
                 if evaluate:
                     self._evaluate(state)
@@ -291,7 +297,7 @@ class Trainer:
                 evaluation = evaluator(
                     params,
                     max_sentences=0 if last else config.sentences,
-                    check=lambda: self._interruption.check(f"while evaluating step {step:,}, which is saved"),
+                    check=lambda: self._check(f"while evaluating step {step:,}, which is saved"),
                 )
                 evaluations[split] = evaluation
                 name = str(step) if split == "valid" else f"{step}.{split}"
@@ -306,6 +312,15 @@ class Trainer:
             for mark, text in ((" ", shown.sources[i]), (">", shown.translations[i]), ("=", shown.references[i])):
                 self._progress.say(f"    {mark} {text}")
         return evaluations
+
+    def _check(self, where: str) -> None:
+        """Ends the run if it was asked to, except where several processes would not end together: they do after a step.
+
+        Raises:
+          Interrupted: it was.
+        """
+        if share()[1] == 1:
+            self._interruption.check(where)
 
     def _report(self, evaluations: dict[str, Evaluation]) -> None:
         columns = list(evaluations["valid"].scalars)

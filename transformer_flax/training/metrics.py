@@ -15,6 +15,7 @@ from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore (the same)
 
 from transformer_flax.data.strict_json import checked, parse_json, require_plain, signed
 from transformer_flax.errors import UserError
+from transformer_flax.training.distributed import is_first
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.workdir import write_whole
 
@@ -68,6 +69,8 @@ class Meter:
 class JsonLines:
     """A file of JSON objects, one a line, each with its step and a checksum; a line is there whole or not at all.
 
+    Of several processes only the first writes.
+
     Args:
       file: what was written of later steps than `step` is cut off.
       step: that a run goes on from.
@@ -76,6 +79,9 @@ class JsonLines:
     def __init__(self, file: pathlib.Path, step: int):
         self._file = file
         self.kept = [line for line in read_lines(file) if line["step"] <= step] if file.exists() else []
+        self._writes = is_first()
+        if not self._writes:
+            return
         # Written anew: what the file may be a link to is left alone.
         write_whole(file, "".join(f"{json.dumps(signed(line))}\n" for line in self.kept))
         self._stream = file.open("a+b", buffering=0)
@@ -86,6 +92,8 @@ class JsonLines:
         Raises:
           UserError: the disk is full, or something like it.
         """
+        if not self._writes:
+            return
         data = json.dumps(signed(line)).encode() + b"\n"
         length = self._stream.seek(0, os.SEEK_END)
         try:
@@ -97,7 +105,8 @@ class JsonLines:
             raise UserError(f"{self._file} cannot be written: {error.strerror}; mend that") from error
 
     def close(self) -> None:
-        self._stream.close()
+        if self._writes:
+            self._stream.close()
 
 
 class MetricsWriter:
@@ -117,6 +126,9 @@ class MetricsWriter:
         for line in kept:
             self._note_score(line["step"], line)
         self._started = time.monotonic() - (kept[-1].get("seconds", 0.0) if kept else 0.0)
+        self._events = None
+        if not is_first():
+            return
         # Not tensorboardX's own writer, whose thread dies when the disk is full and leaves everyone waiting for it.
         self._events = EventsWriter(str(file.parent / "events"), f".{os.getpid()}.{step}")
         restart = SessionLog(status=SessionLog.START)
@@ -143,6 +155,8 @@ class MetricsWriter:
         self._lines.write({"step": step, "seconds": round(self.seconds, 2), **named})
         self._written.add((step, prefix))
         self._note_score(step, named)
+        if self._events is None:
+            return
         try:
             for name, value in named.items():
                 summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
@@ -157,7 +171,8 @@ class MetricsWriter:
 
     def close(self) -> None:
         self._lines.close()
-        self._events.close()
+        if self._events is not None:
+            self._events.close()
 
 
 def read_lines(file: pathlib.Path) -> list[dict[str, Any]]:

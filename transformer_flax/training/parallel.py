@@ -1,5 +1,6 @@
 """The same step on one device or many: `jit` over a mesh, or `pmap`."""
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -33,6 +34,10 @@ class Parallel(Protocol):
         """One copy of a replicated tree, the shapes those of a single device."""
         ...
 
+    def local(self, tree: Any) -> Any:
+        """The same for programs that only this of several processes runs."""
+        ...
+
     def shard(self, batch: Any) -> Any:
         """Spreads the rows of a batch over the devices; with several hosts, each gives the rows of its own devices."""
         ...
@@ -55,10 +60,24 @@ class Jit:
         self._sharded = NamedSharding(self.mesh, PartitionSpec(AXIS))
 
     def replicate(self, tree: Any) -> Any:
-        return jax.device_put(tree, self._replicated)
+        if self._replicated.is_fully_addressable:
+            return jax.device_put(tree, self._replicated)
+
+        def put(x):  # each process on its own devices; device_put would compare the values of all processes first
+            if isinstance(x, jax.Array) and not x.is_fully_addressable:
+                return x
+            x = np.asarray(x)
+            return jax.make_array_from_process_local_data(self._replicated, x, x.shape)
+
+        return jax.tree.map(put, tree)
 
     def unreplicate(self, tree: Any) -> Any:
         return tree
+
+    def local(self, tree: Any) -> Any:
+        if self._replicated.is_fully_addressable:
+            return tree
+        return jax.tree.map(lambda x: x.addressable_data(0), tree)
 
     def shard(self, batch: Any) -> Any:
         return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, self._sharded), batch)
@@ -92,6 +111,9 @@ class Pmap:
     def unreplicate(self, tree: Any) -> Any:
         return jax.tree.map(lambda x: x[0], tree)
 
+    def local(self, tree: Any) -> Any:
+        return self.unreplicate(tree)
+
     def shard(self, batch: Any) -> Any:
         return jax.device_put(
             jax.tree.map(lambda x: x.reshape(self.num_devices, -1, *x.shape[1:]), batch), self._by_device
@@ -109,7 +131,10 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int) -> Par
     """
     if config.mode not in MODES:
         raise UserError(f"config.parallel.mode is {config.mode!r}; it must be one of {', '.join(MODES)}")
-    devices = jax.devices()
+    # Rows are shared among processes in their order, which the numbers of devices need not follow.
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    if jax.process_count() > 1:
+        _check_processes(config, devices)
     if not 0 <= config.num_devices <= len(devices):
         raise UserError(
             f"config.parallel.num_devices is {config.num_devices}; this machine has {len(devices)} "
@@ -123,3 +148,20 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int) -> Par
             "use other numbers of devices (config.parallel.num_devices) and steps (config.accumulation_steps)"
         )
     return Pmap(devices) if config.mode == "pmap" else Jit(devices)
+
+
+def _check_processes(config, devices: list[jax.Device]) -> None:
+    """Raises:
+    UserError: several processes cannot do what `config.parallel` asks for with these devices.
+    """
+    if config.mode == "pmap":
+        raise UserError("config.parallel.mode is 'pmap', which is for one process; several need 'jit'")
+    if config.num_devices not in (0, len(devices)):
+        raise UserError(
+            f"config.parallel.num_devices is {config.num_devices}; {jax.process_count()} processes use all their "
+            f"{len(devices)} devices: set it to 0"
+        )
+    counts = collections.Counter(device.process_index for device in devices)
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"process {index}: {counts[index]}" for index in sorted(counts))
+        raise UserError(f"the processes have different numbers of devices ({listed}); they must have the same")

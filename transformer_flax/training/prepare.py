@@ -5,10 +5,10 @@ import dataclasses
 import functools
 import operator
 import pathlib
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from transformer_flax.data.batches import BATCHING, Batches, training_batches
@@ -20,6 +20,7 @@ from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.training.averaging import UnreadableError, require_vocabulary, saved_steps
+from transformer_flax.training.distributed import first_ahead, from_first, is_first, share
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.progress import Progress
 from transformer_flax.training.workdir import Workdir
@@ -76,6 +77,8 @@ def check(config: ConfigDict) -> None:
     for name in AT_LEAST_0:
         require(name, lambda value: value >= 0, "at least 0")
     require("on_write_failure", lambda value: value in ("stop", "go on"), "stop or go on")
+    if share()[1] > 1:
+        require("on_write_failure", lambda value: value == "stop", "stop with several processes")
     require("data.batching", lambda value: value in BATCHING, f"one of {', '.join(BATCHING)}")
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("seed", "data.seed"):
@@ -145,9 +148,24 @@ def _train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress) -> To
 def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Data:
     """Reads the text, makes tokenizer, corpora and batches, and then claims the working directory for them.
 
+    Of several processes the first does so; the others then read what it has written.
+
     Raises:
-      UserError: about the text, or because the working directory holds another run.
+      UserError: about the text, or because the working directory holds another run, or is not the first process's.
     """
+    index, size = share()
+    if from_first(config.to_json) != config.to_json():
+        raise UserError(f"process {index} of {size} has another config than process 0; give all the same flags")
+    with first_ahead():
+        if not (is_first() or workdir.config_file.exists()):
+            raise UserError(
+                f"process {index} of {size}, on {socket.gethostname()}, does not see {workdir.config_file}, which "
+                "process 0 has written; --workdir must lie in a file system that all processes share"
+            )
+        return _prepare_data(config, workdir, progress)
+
+
+def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Data:
     splits = ["train", "valid", *(["test"] if config.eval.test else [])]
     with progress.aside():  # TFDS shows its own while it prepares a set
         pairs = {split: load_pairs(config.data, split) for split in splits}
@@ -184,8 +202,7 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
         rows = [[reason, f"{count:,}"] for reason, count in selection.dropped.items()]
         rows.append(["trained on", f"{len(selection.indices):,} of {len(corpora['train']):,}"])
         progress.table("training pairs left out", ["with", "pairs"], rows)
-    hosts = jax.process_index(), jax.process_count()
-    train = training_batches(corpora["train"], selection.indices, config.data, seed=config.seed, share=hosts)
+    train = training_batches(corpora["train"], selection.indices, config.data, seed=config.seed, share=share())
     workdir.claim(config, fingerprints, tokenizer)  # now that nothing about it can be refused any more
     workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
     sizes = ", ".join(f"{len(corpora[split]):,} {split}" for split in splits)

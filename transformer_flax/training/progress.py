@@ -13,10 +13,11 @@ class Progress:
 
     Args:
       stderr: print to standard error, for commands whose standard output holds their results.
+      quiet: print nothing.
     """
 
-    def __init__(self, *, stderr: bool = False):
-        self._console = rich.console.Console(stderr=stderr, highlight=False, emoji=False, soft_wrap=True)
+    def __init__(self, *, stderr: bool = False, quiet: bool = False):
+        self._console = rich.console.Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),
@@ -24,7 +25,7 @@ class Progress:
             rich.progress.TimeRemainingColumn(),
             rich.progress.TextColumn("{task.fields[note]}"),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=quiet or not self._console.is_terminal,
             redirect_stdout=not stderr,  # results are not to be drawn into the bars
         )
 

@@ -25,6 +25,7 @@ from transformer_flax.data.strict_json import CHECKSUM, checked, read_json, sign
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
+from transformer_flax.training.distributed import is_first
 
 CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # of a checkpoint, which Orbax makes
 # A resumed run may have other values here: none of them changes what is learned from the steps that were made.
@@ -88,6 +89,9 @@ class Workdir:
         Raises:
           UserError: another one does.
         """
+        if not is_first():  # which has it for all
+            yield
+            return
         lock = self.path / LOCK
         if lock.is_symlink():  # what it leads to would be emptied
             lock.unlink()
@@ -200,6 +204,8 @@ class Workdir:
                 raise UserError(f"{place} is no checkpoint; training deletes old ones there, so move it elsewhere")
 
     def _write(self, file: pathlib.Path, text: str) -> None:
+        if not is_first():
+            return
         try:
             write_whole(file, text)
         except OSError as error:

@@ -1,0 +1,287 @@
+"""Several processes that train together: who is first, what it tells the others, how they stop and end together.
+
+Each process sees all devices, makes the same steps and holds the same parameters. What has an effect on the world the
+first one does alone. A program that never joins others is the first of one, and all functions here are free for it.
+
+What has to wait longer than a collective of the devices may, goes through the key-value store that
+`jax.distributed.initialize` opens between the processes.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from transformer_flax.errors import Interrupted, UserError
+
+HEARTBEAT_SECONDS = 30  # without a sign of life, as when a host or the network is gone; a process is missed at once
+GOODBYE_SECONDS = 5  # that a process which fails gives the others to fail with it
+LOST = 1  # the exit status of a process that has lost another
+_POLL_SECONDS = 1  # signals are handled in between
+
+
+class _Group:
+    """The processes, seen from one of them."""
+
+    def __init__(self, index: int, size: int, client: Any, coordinator: str):
+        self.index, self.size = index, size
+        self.leaving = False  # from then on, others may end
+        self.stop_at: int | None = None
+        self._client, self._published = client, 0
+        self._watch(coordinator.rpartition(":")[0].strip("[]"))
+
+    def set(self, key: str, value: Any) -> None:
+        self._client.key_value_set(key, json.dumps(value), allow_overwrite=True)
+
+    def get(self, key: str) -> Any:
+        """The value of a key, None if there is none."""
+        try:
+            return json.loads(self._client.key_value_try_get(key))
+        except jax.errors.JaxRuntimeError as error:
+            if "NOT_FOUND" in str(error):
+                return None
+            raise
+
+    def wait_for(self, key: str, seconds: float = float("inf")) -> Any:
+        """The value of a key, as soon as there is one.
+
+        Raises:
+          TimeoutError: there is none in that time.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                return json.loads(self._client.blocking_key_value_get(key, _POLL_SECONDS * 1000))
+            except jax.errors.JaxRuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise
+        raise TimeoutError(key)
+
+    def next_key(self) -> str:
+        """All processes publish the same things in the same order, so counting names them."""
+        self._published += 1
+        return f"published/{self._published}"
+
+    def meet(self, name: str, value: Any = None, seconds: float = float("inf")) -> Any:
+        """Waits until all are here, and returns the first one's value."""
+        if self.index == 0:
+            for other in range(1, self.size):
+                self.wait_for(f"{name}/{other}", seconds)
+            self.set(f"{name}/0", value)
+            return value
+        self.set(f"{name}/{self.index}", value)
+        return self.wait_for(f"{name}/0", seconds)
+
+    def _watch(self, host: str) -> None:
+        """Connects each process with the first: when one dies, its system closes the connection and the other knows.
+
+        Without that, collectives on accelerators wait for a dead process until its heartbeat is missed, and are then
+        aborted without a word to Python.
+        """
+        if self.index == 0:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            server = socket.create_server(("", 0), family=family, backlog=self.size)
+            token = secrets.token_hex(16)  # others who find the port are none of us
+            self.set("watch", [host, server.getsockname()[1], token])
+            threading.Thread(target=self._accept, args=(server, token), daemon=True).start()
+        else:
+            host, port, token = self.wait_for("watch")
+            try:
+                connection = socket.create_connection((host, port))
+            except OSError as error:
+                raise UserError(
+                    f"process {self.index} cannot reach port {port} of {host}, where process 0 is ({error}); open the "
+                    "ports between the hosts, or name another address of that host with --coordinator=HOST:PORT"
+                ) from error
+            connection.sendall(f"{token} {self.index}\n".encode())
+            threading.Thread(target=self._listen, args=(connection, 0), daemon=True).start()
+        self.meet("watched")
+
+    def _accept(self, server: socket.socket, token: str) -> None:
+        while True:
+            connection, _ = server.accept()
+            threading.Thread(target=self._greet, args=(connection, token), daemon=True).start()
+
+    def _greet(self, connection: socket.socket, token: str) -> None:
+        said, _, other = connection.makefile(errors="replace").readline(100).partition(" ")
+        if said == token:
+            self._listen(connection, int(other))
+        connection.close()
+
+    def _listen(self, connection: socket.socket, other: int) -> None:
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            while connection.recv(1):
+                pass
+        if not self.leaving:
+            os.write(
+                sys.stderr.fileno(),
+                f"error: process {other} of {self.size} has ended, which ends process {self.index}; what it said last "
+                "tells why; the same command in all processes goes on from the last checkpoint\n".encode(),
+            )
+            os._exit(LOST)
+
+
+_group: _Group | None = None
+
+
+@contextlib.contextmanager
+def joined(
+    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> Iterator[None]:
+    """A context in which this process is one of several; to be entered before anything else touches JAX's devices.
+
+    When one of them dies, all end.
+
+    Args:
+      coordinator: HOST:PORT, an address of the first process with a port that is free; like the others, it is found
+        where the processes were started by Slurm, Open MPI, Kubernetes or on TPUs.
+      num_processes: how many they are.
+      process_id: which one this is, from 0.
+
+    Raises:
+      UserError: what is not given was not found, or makes no sense.
+    """
+    global _group
+    if coordinator is not None and not coordinator.rpartition(":")[2].isdecimal():
+        raise UserError(f"--coordinator={coordinator}: it must be HOST:PORT, an address of the first process")
+    # Its handler of SIGTERM, in C++, would take the place of one in Python; `agreed_stop` serves any signal.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=GOODBYE_SECONDS,
+        )
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        given = f"--coordinator={coordinator} --num_processes={num_processes} --process_id={process_id}"
+        raise UserError(
+            f"the processes do not find each other ({str(error).splitlines()[0]}); this one has {given}. Where they "
+            "are not started by Slurm, Open MPI or on TPUs, give each its own "
+            "--coordinator=HOST:PORT --num_processes=N --process_id=0 ... N-1"
+        ) from error
+    from jax._src.distributed import global_state  # what JAX has joined us to; it has no public name
+
+    state: Any = global_state
+    _group = _Group(state.process_id, state.num_processes, state.client, state.coordinator_address)
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, (UserError, Interrupted, KeyboardInterrupt, SystemExit)):
+            time.sleep(2 * _POLL_SECONDS)  # if another has died, which is what most errors are, that has been told
+        try:
+            told = _leave(_group, str(error), float("inf") if _group.stop_at is not None else GOODBYE_SECONDS)
+        except TimeoutError:  # the others are busy and will learn of it when this one has ended
+            atexit.register(os._exit, _status(error))  # before JAX's own, which waits for them
+        else:
+            if isinstance(error, (UserError, Interrupted)) and _group.index > 0 and told == str(error):
+                sys.exit(_status(error))  # once is enough
+        raise
+    _leave(_group, None, float("inf"))
+
+
+def _leave(group: _Group, reason: str | None, seconds: float) -> str | None:
+    """Ends together with the others; the first one's reason."""
+    first = group.meet("end", reason, seconds)
+    group.leaving = True
+    jax.distributed.shutdown()
+    return first
+
+
+def _status(error: BaseException) -> int:
+    if isinstance(error, Interrupted):
+        return error.exit_status
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if isinstance(error, UserError):
+        return 2
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def is_first() -> bool:
+    """Whether this process is the one that prints and writes."""
+    return _group is None or _group.index == 0
+
+
+def share() -> tuple[int, int]:
+    """(i, n) for the i-th of n processes."""
+    return (0, 1) if _group is None else (_group.index, _group.size)
+
+
+def from_first(make: Callable[[], Any]) -> Any:
+    """What the first process makes, in all of them; JSON must know it. They wait for it as long as it takes.
+
+    Raises:
+      UserError: in all processes, if `make` raises it.
+    """
+    if _group is None:
+        return make()
+    key = _group.next_key()
+    if is_first():
+        try:
+            value = make()
+        except UserError as error:
+            _group.set(key, {"error": str(error)})
+            raise
+        _group.set(key, {"value": value})
+        return value
+    published = _group.wait_for(key)
+    if "error" in published:
+        raise UserError(published["error"])
+    return published["value"]
+
+
+@contextlib.contextmanager
+def first_ahead() -> Iterator[None]:
+    """A context that the first process goes through before the others, who find what it left; they come out together.
+
+    Raises:
+      UserError: in all processes, if the first one raises it.
+    """
+    if _group is None:
+        yield
+        return
+    key = _group.next_key()
+    if is_first():
+        try:
+            yield
+        except UserError as error:
+            _group.set(key, str(error))
+            raise
+        _group.set(key, "")
+    else:
+        if message := _group.wait_for(key):
+            raise UserError(message)
+        yield
+    _group.meet(key)
+
+
+def agreed_stop(step: int, asked: bool) -> bool:
+    """Whether to stop after this step: True in all processes after the same one, once any of them is asked to.
+
+    To be called by each process after each step, when the metrics of the step before have been read. So no process can
+    ask about step + 2 before the first one is done asking about `step`: what it decides now, all know by then.
+    """
+    group = _group
+    if group is None:
+        return asked
+    if group.stop_at is None and group.index == 0:
+        if asked or group.get("stop/asked"):
+            group.stop_at = step + 2
+            group.set("stop/at", group.stop_at)
+    elif group.stop_at is None:
+        if asked:
+            group.set("stop/asked", True)
+        group.stop_at = group.get("stop/at")
+    return group.stop_at is not None and step >= group.stop_at
