@@ -81,7 +81,6 @@ class Campaign:
     def __init__(self, folder: pathlib.Path, overrides: dict, rng: random.Random, number: signal.Signals):
         self._folder, self._overrides, self._rng, self._signal = folder, overrides, rng, number
         self.counts: collections.Counter[str] = collections.Counter()
-        started = time.monotonic()
         self._finish(folder / "untouched")  # compiles
         self._expected = result(folder / "untouched")
         started = time.monotonic()
@@ -95,7 +94,7 @@ class Campaign:
         Raises:
           AssertionError: it did not go on, or ended otherwise than it should; the message says how.
         """
-        workdir, lost = self._folder / name, 0
+        workdir, stopped = self._folder / name, []
         for kill in range(kills):
             while_saving = self.counts["kills"] % 3 == 0  # one of three
             process, log = self._start(workdir)
@@ -113,13 +112,9 @@ class Campaign:
             assert process.exitcode in (status, -self._signal), f"{name}: status {process.exitcode}\n{said}"
             self.counts["kills"] += 1
             self.counts["while a checkpoint was written"] += saving
-            resumed = re.findall(r"resuming from step ([\d,]+)", said)
-            self.counts["resumed"] += len(resumed)
-            if lost:
-                assert resumed == [f"{lost:,}"], f"{name}: stopped after step {lost}, resumed from {resumed}\n{said}"
-            stopped = re.findall(r"stopped by SIGTERM (?:after|while evaluating) step ([\d,]+)", said)
-            lost = int(stopped[0].replace(",", "")) if stopped else 0
-        self._finish(workdir)
+            self._note_resumption(name, said, stopped)
+            stopped = re.findall(r"stopped by SIGTERM (?:after|while evaluating) step ([\d,]*\d)", said)
+        self._note_resumption(name, self._finish(workdir), stopped)
         ended = result(workdir)
         other = [
             f"{name} {item!r}: {ended[name].get(item)!r}, not {expected.get(item)!r}"
@@ -136,10 +131,16 @@ class Campaign:
         process.start()
         return process, log
 
-    def _finish(self, workdir: pathlib.Path) -> None:
+    def _note_resumption(self, name: str, said: str, stopped: list[str]) -> None:
+        resumed = re.findall(r"resuming from step ([\d,]*\d)", said)
+        self.counts["resumed from a checkpoint"] += len(resumed)
+        assert not stopped or resumed == stopped, f"{name}: stopped after {stopped}, resumed from {resumed}\n{said}"
+
+    def _finish(self, workdir: pathlib.Path) -> str:
         process, log = self._start(workdir)
         process.join(PATIENCE)
         assert process.exitcode == 0, f"{workdir.name}: status {process.exitcode}\n{log.read_text()}"
+        return log.read_text()
 
     def _wait(self, process, workdir: pathlib.Path, while_saving: bool) -> None:
         if not while_saving:
@@ -194,7 +195,7 @@ def main(_) -> None:
         folder = FOLDER.value or stack.enter_context(tempfile.TemporaryDirectory())
         pathlib.Path(folder).mkdir(exist_ok=True)
         counts = campaign(pathlib.Path(folder), KILLS.value, number=number, seed=SEED.value, modes=modes)
-    columns = ["kills", "while a checkpoint was written", "resumed", "runs"]
+    columns = ["kills", "while a checkpoint was written", "resumed from a checkpoint", "runs"]
     table = rich.table.Table("mode", *columns, title=f"{number.name}: all runs ended as if nobody had touched them")
     for mode, count in counts.items():
         table.add_row(mode, *(str(count.get(column, 0)) for column in columns))

@@ -206,7 +206,7 @@ def test_a_run_with_word_pieces_is_a_run(folder, tmp_path):
 
 
 @pytest.mark.parametrize("size", [260, 290])
-def test_a_tokenizer_that_was_put_in_place_of_the_run_s_is_refused_with_both_sizes(folder, tmp_path, size):
+def test_a_tokenizer_that_was_put_in_place_of_the_run_s_is_refused_without_checksums_with_both_sizes(folder, tmp_path, size):
     config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), steps=1)
     run = tmp_path / "run"
     train(config, run)
@@ -215,6 +215,13 @@ def test_a_tokenizer_that_was_put_in_place_of_the_run_s_is_refused_with_both_siz
     assert other.vocab_size == size != theirs
     (run / "tokenizer.json").write_text(other.to_json(), encoding="utf-8")
     config.steps = 2
+    for attempt in (lambda: restore(run), lambda: train(config, run)):
+        with pytest.raises(UserError, match="tokenizer.json has changed since the run was made"):
+            attempt()
+
+    noted = json.loads((run / "config.json").read_text())
+    del noted["tokenizer_crc32"], noted["crc32"]
+    (run / "config.json").write_text(json.dumps(noted))
     for attempt in (lambda: restore(run), lambda: train(config, run)):
         with pytest.raises(UserError, match=rf"run/checkpoints/1 has a vocabulary of {theirs}, .* one of {size}:"):
             attempt()

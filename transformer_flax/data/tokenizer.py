@@ -116,7 +116,8 @@ class Tokenizer:
         try:
             _require_small_ids(read_json(file, largest=LARGEST))
         except (OSError, ValueError) as error:
-            raise UserError(f"{file} cannot be read as a tokenizer: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{file} cannot be read as a tokenizer: {reason}") from error
         with _explained(f"{file} cannot be read as a tokenizer"):
             backend = tokenizers.Tokenizer.from_file(str(file))
         try:
