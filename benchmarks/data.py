@@ -36,7 +36,7 @@ SOURCE = flags.DEFINE_string("source", None, "a file of sentences; default: numb
 TARGET = flags.DEFINE_string("target", None, "their translations, line by line")
 LINES = flags.DEFINE_integer("lines", 50_000, "of the files, at most")
 PAIRS = flags.DEFINE_integer("pairs", 1_000_000, "of the synthetic corpus")
-REPEATS = flags.DEFINE_integer("repeats", 5, "timed calls")
+REPEATS = flags.DEFINE_integer("repeats", 9, "timed calls")
 
 MEMORY_PAIRS = (100_000, 5_000_000)
 PARTS = ("ids", "offsets")  # of the sentences of one side

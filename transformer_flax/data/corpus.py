@@ -1,9 +1,9 @@
 """A split, tokenised once and memory-mapped from then on."""
 
+import collections
 import concurrent.futures
 import dataclasses
 import hashlib
-import itertools
 import json
 import logging
 import pathlib
@@ -23,7 +23,8 @@ from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID
 
 FORMAT = "2"  # raise it when what the cache holds changes
-CHUNK = 4096  # pairs encoded at a time
+CHUNK = 2048  # pairs encoded at a time
+AHEAD = 3  # times as many are on their way
 CHECKSUMS = "checksums.json"
 BLOCK = 1 << 18  # pairs looked at at a time
 
@@ -178,14 +179,12 @@ class _Side:
         self._offsets = _Array(folder / f"{name}.offsets.npy", np.int64)
         self._offsets.append(np.zeros(1, np.int64))
 
-    def append(self, sentences: list[list[int]]) -> None:
-        lengths = np.fromiter((len(ids) + 1 for ids in sentences), np.int64, len(sentences))
-        total = int(lengths.sum())
-        self._offsets.append(self._tokens + np.cumsum(lengths))
-        self._ids.append(
-            np.fromiter(itertools.chain.from_iterable((*ids, END_ID) for ids in sentences), self._dtype, total)
-        )
-        self._tokens += total
+    def append(self, ids: np.ndarray, lengths: np.ndarray) -> None:
+        ends = np.cumsum(lengths)
+        self._ids.append(np.insert(ids.astype(self._dtype), ends, END_ID))
+        ends += np.arange(1, len(lengths) + 1) + self._tokens
+        self._offsets.append(ends)
+        self._tokens += len(ids) + len(lengths)
 
     def close(self) -> dict[str, int]:
         """Completes the files, and returns the checksum of each."""
@@ -193,29 +192,28 @@ class _Side:
 
 
 def _tokenize(pairs: Pairs, tokenizer: Tokenizer, folder: pathlib.Path, progress: Callable[[int, int], None]) -> None:
-    """Writes the entry: what is encoded by all cores is written by a thread, while the next pairs are encoded."""
+    """Writes the entry. While all cores encode some pairs, those before are written and those behind are read."""
     sides = [_Side(folder, name, _dtype(tokenizer)) for name in ("source", "target")]
+    ahead: collections.deque[list[concurrent.futures.Future]] = collections.deque()
+    done = 0
 
-    def write(encoded: list[list[list[int]]]) -> None:
-        for side, sentences in zip(sides, encoded, strict=True):
-            side.append(sentences)
+    def write() -> None:
+        nonlocal done
+        for side, encoded in zip(sides, ahead.popleft(), strict=True):
+            side.append(*encoded.result())
+        done = min(done + CHUNK, len(pairs))
+        progress(done, len(pairs))
 
-    with concurrent.futures.ThreadPoolExecutor(len(sides) + 1) as pool:
-        written = pool.submit(write, [[], []])
+    with concurrent.futures.ThreadPoolExecutor(AHEAD) as pool:
         for start in range(0, len(pairs), CHUNK):
-            stop = min(start + CHUNK, len(pairs))
-            texts = zip(*read_pairs(pairs, range(start, stop)), strict=True)
-            encoded = list(
-                pool.map(tokenizer.encode, texts)
-            )  # what one side does in Python, the other does not wait for
-            written.result()
-            if start:
-                progress(start, len(pairs))
-            written = pool.submit(write, encoded)
-        written.result()
+            texts = zip(*read_pairs(pairs, range(start, min(start + CHUNK, len(pairs)))), strict=True)
+            ahead.append([pool.submit(tokenizer.encode_flat, side) for side in texts])
+            if len(ahead) == AHEAD:
+                write()
+        while ahead:
+            write()
     checksums = sides[0].close() | sides[1].close()
     (folder / CHECKSUMS).write_text(json.dumps(checksums))
-    progress(len(pairs), len(pairs))
 
 
 def _open(folder: pathlib.Path, pairs: int, tokenizer: Tokenizer) -> Corpus:

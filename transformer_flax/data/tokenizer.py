@@ -1,6 +1,7 @@
 """Text to integers and back: byte-level pieces of words of both languages, lossless, one JSON file."""
 
 import contextlib
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -53,7 +54,7 @@ class Tokenizer:
         self._backend.no_padding()
         self._backend.no_truncation()
         self._space = ""
-        word, two_words, spaced = (self._encode([text])[0] for text in ("a", "a a", " a"))
+        word, two_words, spaced = (self._encode([text])[0].ids for text in ("a", "a a", " a"))
         # With the space, a word is spelt as it is behind another one, and the space comes back to be taken off.
         if two_words == word + spaced and self.decode(spaced) == " a":
             self._space = " "
@@ -137,19 +138,31 @@ class Tokenizer:
         Raises:
           UserError: a tokenizer from elsewhere fails at a text, or takes a part of it for a special token.
         """
-        encoded = self._encode([self._space + text if text else "" for text in texts])
-        for text, ids in zip(texts, encoded, strict=True):
-            if ids and min(ids) < NUM_SPECIAL:
-                raise UserError(
-                    f"the tokenizer makes the special token {SPECIAL_TOKENS[min(ids)]} of a part of {text[:80]!r}; "
-                    "special tokens must not stand for text, nor for what is unknown"
-                )
-        return encoded
+        ids, lengths = self.encode_flat(texts)
+        return [ids[end - length : end].tolist() for end, length in zip(np.cumsum(lengths), lengths, strict=True)]
 
-    def _encode(self, texts: list[str]) -> list[list[int]]:
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The same in one array, which is faster for many texts: ids, int32 [all], and lengths, int64 [texts].
+
+        Raises:
+          UserError: as `encode`.
+        """
+        encodings = self._encode([self._space + text if text else "" for text in texts])
+        lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
+        every = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
+        ids = np.fromiter(every, np.int32, lengths.sum())
+        if len(ids) and ids.min() < NUM_SPECIAL:
+            first = int(np.argmax(ids < NUM_SPECIAL))
+            text = texts[int(np.searchsorted(np.cumsum(lengths), first, side="right"))]
+            raise UserError(
+                f"the tokenizer makes the special token {SPECIAL_TOKENS[ids[first]]} of a part of {text[:80]!r}; "
+                "special tokens must not stand for text, nor for what is unknown"
+            )
+        return ids, lengths
+
+    def _encode(self, texts: list[str]) -> list[tokenizers.Encoding]:
         with _explained("the tokenizer fails at a text"):
-            encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
+            return self._backend.encode_batch_fast(texts, add_special_tokens=False)
 
     def pieces(self, text: str) -> list[str]:
         """The word-pieces of a text as the vocabulary spells them, bytes as letters, and the end symbol."""

@@ -16,6 +16,7 @@ from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
 from transformer_flax.data.tokenizer import KINDS, SMALLEST_VOCABULARY, Tokenizer, sample_texts
+from transformer_flax.data.vocabulary import find_tokenizer, keep_tokenizer
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
@@ -184,8 +185,11 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
     elif given:
         tokenizer = given
     else:
-        progress.say("training the tokenizer")
-        tokenizer = _train_tokenizer(pairs["train"], config, progress)
+        tokenizer = find_tokenizer(pairs["train"], config.data)
+        if tokenizer is None:
+            progress.say("training the tokenizer")
+            tokenizer = _train_tokenizer(pairs["train"], config, progress)
+            keep_tokenizer(tokenizer, pairs["train"], config.data)
 
     corpora = {}
     for split in splits:
