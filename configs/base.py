@@ -19,9 +19,7 @@ def get_config() -> ConfigDict:
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
     config.label_smoothing = 0.1
     config.ema_decay = 0.0  # of a moving average of the parameters, which evaluations then use in place of `average`
-    config.max_skipped = (
-        10  # updates in a row that are left out, as loss or gradient are not finite, before the run ends
-    )
+    config.max_skipped = 10  # updates in a row left out, as loss or gradient are not finite, before the run ends
     config.on_write_failure = "stop"  # the run, if a checkpoint, metrics or translations cannot be written; or "go on"
     config.deterministic = False  # on a GPU: bit-for-bit repeatable, slower; a CPU always is
 

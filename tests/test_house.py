@@ -1,6 +1,7 @@
-"""The house itself: its floors, its types, its style."""
+"""The house itself: its floors, its types, its style, its signposts."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -18,3 +19,9 @@ def test_the_code_passes(command):
     beside_python = str(pathlib.Path(sys.executable).parent / tool)
     result = subprocess.run([beside_python, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("file", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda file: file.name)
+def test_every_link_leads_somewhere(file):
+    for place in re.findall(r"\]\((?!https?:|#)([^)#]+)", file.read_text()):
+        assert (file.parent / place).exists(), place

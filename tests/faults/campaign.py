@@ -105,6 +105,8 @@ class Campaign:
             process.join(PATIENCE)
             said = log.read_text()
             assert process.exitcode is not None, f"{name}: still there {PATIENCE} seconds after kill {kill}\n{said}"
+            self._note_resumption(name, said, stopped)
+            stopped = re.findall(r"stopped by SIGTERM (?:after|while evaluating) step ([\d,]*\d)", said)
             if process.exitcode == 0:
                 self.counts["had ended before"] += 1
                 break
@@ -112,8 +114,6 @@ class Campaign:
             assert process.exitcode in (status, -self._signal), f"{name}: status {process.exitcode}\n{said}"
             self.counts["kills"] += 1
             self.counts["while a checkpoint was written"] += saving
-            self._note_resumption(name, said, stopped)
-            stopped = re.findall(r"stopped by SIGTERM (?:after|while evaluating) step ([\d,]*\d)", said)
         self._note_resumption(name, self._finish(workdir), stopped)
         ended = result(workdir)
         other = [

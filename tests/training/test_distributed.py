@@ -135,8 +135,8 @@ def test_what_the_processes_do_not_share_is_told(start, flag, message):
 
 
 SCRIPT = """
-import argparse, time
-from transformer_flax.errors import UserError
+import argparse, sys, time
+from transformer_flax.errors import Interrupted
 from transformer_flax.training import distributed
 
 parser = argparse.ArgumentParser()
@@ -153,7 +153,7 @@ def work():
     time.sleep(1000)
 
 
-with distributed.joined(args.coordinator, args.num_processes, args.process_id):
+def main():
     if args.doing == "prepare":
         with distributed.first_ahead():
             work()
@@ -163,14 +163,23 @@ with distributed.joined(args.coordinator, args.num_processes, args.process_id):
         if args.process_id == 1:
             raise RuntimeError("a defect")
         work()
-    elif args.doing == "stop":
+    elif args.doing.startswith("stop"):
         for step in range(1, 20):
             with distributed.first_ahead():  # as steps do that all make together
                 pass
             if distributed.agreed_stop(step, asked=args.process_id == 1 and step >= 5):
                 break
-        print("stopped after", step)
-        raise SystemExit(143)
+            if args.doing == "stop, but fail before" and args.process_id == 1 and distributed._group.stop_at:
+                raise RuntimeError("a defect")
+        print("stopped after", step, flush=True)
+        raise Interrupted("stopped", 15)
+
+
+try:
+    with distributed.joined(args.coordinator, args.num_processes, args.process_id):
+        main()
+except Interrupted as interruption:
+    sys.exit(interruption.exit_status)
 """
 
 
@@ -182,8 +191,9 @@ def test_a_process_that_is_killed_ends_the_other_while_one_waits_for_the_first(d
         assert_told(killed, *kill(processes, killed))
 
 
-def test_a_defect_in_one_process_is_told_by_it_and_ends_the_other():
-    with together("-c", SCRIPT, "fail") as processes:
+@pytest.mark.parametrize("doing", ["fail", "stop, but fail before"])
+def test_a_defect_in_one_process_is_told_by_it_and_ends_the_other(doing):
+    with together("-c", SCRIPT, doing) as processes:
         (status, _, err), (other_status, _, other_err) = ended(processes)
     assert (status, other_status) == (1, 1)
     assert "process 1 of 2 has ended" in err

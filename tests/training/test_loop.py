@@ -6,10 +6,12 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from orbax.checkpoint import v1 as ocp
 
 import transformer_flax
 from tests.training.small import PAIRS, final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
+from transformer_flax.training.averaging import saved_steps
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.workdir import Workdir
@@ -162,11 +164,37 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_from_the_one_befo
     assert (checkpoints / "6.damaged.1").is_dir()
 
 
+def test_where_no_checkpoint_can_be_read_nothing_is_changed(run, tmp_path, monkeypatch):
+    run("run", eval__every=0, checkpoint__every=2)
+    before = sorted(path for path in (tmp_path / "run").rglob("*") if path.name != ".lock")
+
+    def full(*args, **kwargs):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    with monkeypatch.context() as context:
+        context.setattr(ocp, "load_checkpointables", full)
+        with pytest.raises(UserError, match=r"6 cannot be read.*nothing was changed.*out of memory"):
+            run("run", eval__every=0, checkpoint__every=2, steps=8)
+    assert sorted(path for path in (tmp_path / "run").rglob("*") if path.name != ".lock") == before
+    assert saved_steps(tmp_path / "run/checkpoints") == [4, 6]
+
+
+def test_a_finished_run_that_is_decoded_otherwise_keeps_what_its_metrics_speak_of(run, tmp_path):
+    run("run")
+    file = tmp_path / "run/translations/6.txt"
+    before = file.read_text()
+    shown = run("run", decode__min_length=5, decode__beam_size=1)["valid"].translations
+    assert shown != before.splitlines()
+    assert file.read_text() == before
+
+
 def test_two_do_not_train_in_one_directory(run, tmp_path):
     run("run")
     refusal = pytest.raises(UserError, match=r"another process trains in .* already \(process \d+ on ")
+    config = (tmp_path / "run/config.json").read_text()
     with Workdir(tmp_path / "run").lock(), refusal:
-        run("run")
+        run("run", steps=50)
+    assert (tmp_path / "run/config.json").read_text() == config
     assert run("run")
 
 

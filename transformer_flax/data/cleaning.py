@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import hashlib
 
 import numpy as np
 
@@ -51,10 +52,10 @@ def _is_duplicate(corpus: Corpus) -> np.ndarray:
     """True for pairs that stand before in the corpus: bool [pairs]."""
     digests = np.empty(len(corpus), np.int64)  # of which two in a few billion may be equal by chance
     for i in range(len(corpus)):
-        source, target = (
-            side.ids[side.offsets[i] : side.offsets[i + 1]].tobytes() for side in (corpus.source, corpus.target)
-        )
-        digests[i] = hash((source, target))
+        text = (
+            corpus.source[i].tobytes() + corpus.target[i].tobytes()
+        )  # the end symbol closes each, and stands nowhere else
+        digests[i] = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
     duplicate = np.ones(len(corpus), bool)
     duplicate[np.unique(digests, return_index=True)[1]] = False
     return duplicate

@@ -2,12 +2,14 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import pathlib
 import shutil
+import time
 import uuid
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ FORMAT = "2"  # raise it when what the cache holds changes
 CHUNK = 2048  # pairs encoded at a time
 AHEAD = 3  # times as many are on their way
 CHECKSUMS = "checksums.json"
+FORGOTTEN_SECONDS = 24 * 3600  # without a file added to it: nobody is writing that any more
 BLOCK = 1 << 18  # pairs looked at at a time
 
 logger = logging.getLogger(__name__)
@@ -108,6 +111,10 @@ def load_corpus(
         except Exception as error:  # what a damaged header can do to NumPy is of many kinds
             logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
             _remove(folder)
+    for forgotten in folder.parent.glob(f"{key}.partial.*"):  # by a process that was killed
+        with contextlib.suppress(OSError):  # it is whole now, and elsewhere
+            if time.time() - forgotten.stat().st_mtime > FORGOTTEN_SECONDS:
+                shutil.rmtree(forgotten)
     partial = folder.with_name(f"{key}.partial.{uuid.uuid4().hex}")
     done = 0
 

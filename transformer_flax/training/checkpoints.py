@@ -82,7 +82,7 @@ class Checkpoints:
           UserError: it has not.
         """
         needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-        free = shutil.disk_usage(self._directory.parent).free
+        free = shutil.disk_usage(self._directory).free
         if free < needed:
             raise UserError(
                 f"a checkpoint needs {needed / 1e6:,.1f} MB and the disk of {self._directory} has {free / 1e6:,.1f} MB "
@@ -172,7 +172,6 @@ class Checkpoints:
         Returns:
           The parameters in float32, on the host, and the choice that was made.
         """
-        self.wait()  # the newest may still be on its way to the disk
         taken = to_average([*(s for s in self.steps() if s < step), step], self._every, count)
         return mean(params if s == step else load_params(self._directory, s, params) for s in taken), Choice(taken)
 

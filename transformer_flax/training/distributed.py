@@ -88,20 +88,22 @@ class _Group:
         aborted without a word to Python.
         """
         if self.index == 0:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            server = socket.create_server(("", 0), family=family, backlog=self.size)
+            dual = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if dual else socket.AF_INET
+            server = socket.create_server(("", 0), family=family, backlog=self.size, dualstack_ipv6=dual)
             token = secrets.token_hex(16)  # others who find the port are none of us
-            self.set("watch", [host, server.getsockname()[1], token])
+            self.set("watch", [server.getsockname()[1], token])
             threading.Thread(target=self._accept, args=(server, token), daemon=True).start()
         else:
-            host, port, token = self.wait_for("watch")
+            port, token = self.wait_for("watch")
             try:
-                connection = socket.create_connection((host, port))
+                connection = socket.create_connection((host, port), timeout=HEARTBEAT_SECONDS)
             except OSError as error:
                 raise UserError(
                     f"process {self.index} cannot reach port {port} of {host}, where process 0 is ({error}); open the "
                     "ports between the hosts, or name another address of that host with --coordinator=HOST:PORT"
                 ) from error
+            connection.settimeout(None)
             connection.sendall(f"{token} {self.index}\n".encode())
             threading.Thread(target=self._listen, args=(connection, 0), daemon=True).start()
         self.meet("watched")
@@ -181,14 +183,17 @@ def joined(
         if not isinstance(error, (UserError, Interrupted, KeyboardInterrupt, SystemExit)):
             time.sleep(2 * _POLL_SECONDS)  # if another has died, which is what most errors are, that has been told
         try:
-            told = _leave(_group, str(error), float("inf") if _group.stop_at is not None else GOODBYE_SECONDS)
+            told = _leave(_group, str(error), float("inf") if isinstance(error, Interrupted) else GOODBYE_SECONDS)
         except TimeoutError:  # the others are busy and will learn of it when this one has ended
             atexit.register(os._exit, _status(error))  # before JAX's own, which waits for them
         else:
             if isinstance(error, (UserError, Interrupted)) and _group.index > 0 and told == str(error):
                 sys.exit(_status(error))  # once is enough
         raise
-    _leave(_group, None, float("inf"))
+    else:
+        _leave(_group, None, float("inf"))
+    finally:
+        _group = None
 
 
 def _leave(group: _Group, reason: str | None, seconds: float) -> str | None:

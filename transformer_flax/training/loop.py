@@ -150,17 +150,26 @@ class Trainer:
         """The state to go on from, on all devices, its step, and what was measured but not logged."""
         like = jax.eval_shape(self._init)
         self._checkpoints.require_room(like)
-        while steps := self._checkpoints.steps():
+        unreadable: dict[int, UnreadableError] = {}
+        for step in reversed(self._checkpoints.steps()):
             try:
-                state, totals = self._checkpoints.restore(like, steps[-1])
+                state, totals = self._checkpoints.restore(like, step)
             except UnreadableError as error:
                 if share()[1] > 1:  # which may not all find it so
                     raise
-                aside = self._checkpoints.put_aside(steps[-1])
-                self._progress.say(f"WARNING: {error}; it is put aside as {aside.name}")
+                unreadable[step] = error
                 continue
-            self._progress.say(f"resuming from step {steps[-1]:,} in {self._workdir.path}")
-            return self._parallel.replicate(state), steps[-1], Meter(totals)
+            for damaged, error in unreadable.items():  # the disk and the device can read: another one was
+                aside = self._checkpoints.put_aside(damaged)
+                self._progress.say(f"WARNING: {error}; it is put aside as {aside.name}")
+            self._progress.say(f"resuming from step {step:,} in {self._workdir.path}")
+            return self._parallel.replicate(state), step, Meter(totals)
+        if unreadable:  # a disk or a device in trouble is likelier than as many damages
+            newest = next(iter(unreadable.values()))
+            raise UserError(
+                f"{newest}; no checkpoint can be read, and nothing was changed: run the same command when the cause is "
+                f"mended, or choose another --workdir. The cause: {newest.__cause__}"
+            )
         return self._parallel.replicate(self._init()), 0, Meter()
 
     def _is_evaluated_after(self, step: int) -> bool:
@@ -201,7 +210,7 @@ class Trainer:
                 with self._writing():
                     self._checkpoints.check()
                 if save:
-                    with self._writing():
+                    with contextlib.nullcontext() if interrupted or last else self._writing():
                         self._checkpoints.save(self._parallel.unreplicate(state), meter.totals)
                 if interrupted and not last:
                     self._checkpoints.wait()
@@ -209,6 +218,7 @@ class Trainer:
                     self._interruption.check(f"after step {step:,}, which is saved")
                 if evaluate:
                     self._evaluate(state)
+        self._checkpoints.wait()
         return state
 
     @contextlib.contextmanager
@@ -287,6 +297,8 @@ class Trainer:
         if state.ema is not None:
             params, choice = self._parallel.unreplicate(state.ema), Choice([step], EMA)
         elif average > 1:
+            with self._writing():
+                self._checkpoints.wait()  # the newest may still be on its way to the disk
             params, choice = self._checkpoints.average(self._parallel.unreplicate(state.params), step, average)
         else:
             params, choice = self._parallel.unreplicate(state.params), Choice([step])
@@ -301,9 +313,11 @@ class Trainer:
                 )
                 evaluations[split] = evaluation
                 name = str(step) if split == "valid" else f"{step}.{split}"
-                with self._writing():
-                    self._workdir.save_translations(name, evaluation.translations)
-                    if not self._writer.has(step, split):
+                if not self._writer.has(
+                    step, split
+                ):  # else it was evaluated before, perhaps with another config.decode
+                    with self._writing():
+                        self._workdir.save_translations(name, evaluation.translations)
                         self._writer.write(step, split, {**evaluation.scalars, "averaged": len(choice.steps)})
                 scalars = "  ".join(f"{name} {value:.4g}" for name, value in evaluation.scalars.items())
                 self._progress.say(f"step {step:>7,} {split}: {scalars}")

@@ -131,10 +131,8 @@ class MetricsWriter:
             return
         # Not tensorboardX's own writer, whose thread dies when the disk is full and leaves everyone waiting for it.
         self._events = EventsWriter(str(file.parent / "events"), f".{os.getpid()}.{step}")
-        restart = SessionLog(status=SessionLog.START)
-        self._events.write_event(
-            Event(wall_time=time.time(), step=step + 1, session_log=restart)
-        )  # later ones are void
+        restart = Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
+        self._events.write_event(restart)  # later ones are void
 
     @property
     def seconds(self) -> float:

@@ -207,8 +207,9 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
         rows.append(["trained on", f"{len(selection.indices):,} of {len(corpora['train']):,}"])
         progress.table("training pairs left out", ["with", "pairs"], rows)
     train = training_batches(corpora["train"], selection.indices, config.data, seed=config.seed, share=share())
-    workdir.claim(config, fingerprints, tokenizer)  # now that nothing about it can be refused any more
-    workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
+    with workdir.lock():  # or a run that trains here would find another config than its own
+        workdir.claim(config, fingerprints, tokenizer)  # now that nothing about it can be refused any more
+        workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
     sizes = ", ".join(f"{len(corpora[split]):,} {split}" for split in splits)
     progress.say(
         f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_flax.data.strict_json import parse_json
+
 
 class Seal(NamedTuple):
     """What is stored beside a state."""
@@ -46,7 +48,17 @@ def read_seal(metadata: dict[str, Any] | None) -> Seal:
     """
     if not metadata or zlib.crc32(metadata.get("seal", "").encode()) != metadata.get("crc32"):
         raise ValueError("its seal is broken or missing")
-    return Seal(**json.loads(metadata["seal"]))
+    sealed = Seal(**parse_json(metadata["seal"]))
+    totals = sealed.totals
+    if not isinstance(totals, dict) or totals.keys() not in (set(), {"sums", "counts"}):
+        raise ValueError("its seal is none of ours")
+    if not all(_are_numbers(part) for part in (sealed.fingerprints, *totals.values())):
+        raise ValueError("its seal is none of ours")
+    return sealed
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, dict) and all(type(value) in (int, float) for value in values.values())
 
 
 def require_intact(part: Any, name: str, seal: Seal) -> None:

@@ -129,12 +129,12 @@ def make_train_step(
     return train_step
 
 
-def update_ema(ema: Any, params: Any, step: jax.Array, decay: float) -> Any:
-    """The mean of the parameters after updates 1 to `step`, those of update i weighted by decay^(step - i).
+def update_ema(ema: Any, params: Any, updates: jax.Array, decay: float) -> Any:
+    """The mean of the parameters after updates 1 to `updates`, those of update i weighted by decay^(updates - i).
 
     The weights sum to 1 from the first update on: the initial value, whatever it is, has none.
     """
-    weight = (1 - decay) / -jnp.expm1(step * math.log(decay))  # of the newest; the denominator is 1 - decay^step
+    weight = (1 - decay) / -jnp.expm1(updates * math.log(decay))  # of the newest; below: 1 - decay^updates
     return optax.incremental_update(params, ema, weight)
 
 

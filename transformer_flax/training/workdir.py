@@ -30,8 +30,18 @@ from transformer_flax.training.distributed import is_first
 CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # of a checkpoint, which Orbax makes
 # A resumed run may have other values here: none of them changes what is learned from the steps that were made.
 FREE_FIELDS = (
-    *("steps", "name", "max_skipped", "on_write_failure", "data.path", "data.tokenizer_file", "data.cache_dir"),
-    *("eval.", "checkpoint.", "log.", "parallel.", "decode."),
+    "steps",
+    "name",
+    "max_skipped",
+    "on_write_failure",
+    "data.path",
+    "data.tokenizer_file",
+    "data.cache_dir",
+    "eval.",
+    "checkpoint.",
+    "log.",
+    "parallel.",
+    "decode.",
 )
 LOCK = ".lock"
 
@@ -92,6 +102,7 @@ class Workdir:
         if not is_first():  # which has it for all
             yield
             return
+        self.path.mkdir(parents=True, exist_ok=True)
         lock = self.path / LOCK
         if lock.is_symlink():  # what it leads to would be emptied
             lock.unlink()
@@ -131,7 +142,7 @@ class Workdir:
         """
         tokenizer = Tokenizer.load(self.tokenizer_file)
         if self.config_file.exists():
-            known = self._load_run().get("tokenizer_crc32")  # which older runs have not noted
+            known = self._load_run().get("tokenizer_crc32")  # not there where somebody has taken it out
             if known is not None and known != _checksum(self.tokenizer_file):
                 raise UserError(
                     f"{self.tokenizer_file} has changed since the run was made, so its pieces may no longer be those "
@@ -146,7 +157,6 @@ class Workdir:
     def save_translations(self, name: str, translations: list[str]) -> pathlib.Path:
         """One translation a line, in the order of the split."""
         file = self.path / "translations" / f"{name}.txt"
-        file.parent.mkdir(exist_ok=True)
         self._write(file, "".join(f"{line}\n" for line in translations))
         return file
 
@@ -207,6 +217,7 @@ class Workdir:
         if not is_first():
             return
         try:
+            file.parent.mkdir(exist_ok=True)
             write_whole(file, text)
         except OSError as error:
             raise UserError(
