@@ -20,23 +20,15 @@ from absl import app, flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
+from benchmarks.sizes import SIZES
 from benchmarks.timing import interleaved
-from configs import base
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.decoding.search import Bounds, beam_search, follow, greedy_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.attention import causal_mask, padding_mask
-from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.transformer import Transformer, init_params, shift_right
 from transformer_flax.special_tokens import NUM_SPECIAL
 
-BASE = TransformerConfig(vocab_size=37_000, **base.get_config().model)
-SIZES = {
-    "base": BASE,
-    "small": dataclasses.replace(
-        BASE, vocab_size=8_000, num_layers=3, d_model=256, d_ff=1024, num_heads=4, d_k=64, d_v=64
-    ),
-}
 SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")
 BEAM_SIZE = flags.DEFINE_list("beam_sizes", ["1", "4"], "hypotheses a sentence; 1 is greedy search")
 BATCH = flags.DEFINE_integer("batch_size", 16, "sentences at a time")

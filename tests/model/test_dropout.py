@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, logits_of
-from transformer_flax.model.dropout import Dropout
+from transformer_flax.model.dropout import Dropout, random_bits
 from transformer_flax.model.transformer import AddAndNorm, Transformer
 
 
@@ -22,6 +22,25 @@ def test_dropout_zeroes_its_share_and_keeps_the_mean():
     # The count of zeros has standard deviation sqrt(rate (1 - rate) / size) = 0.00145; five of them.
     assert abs((y == 0).mean() - rate) < 0.0073
     assert abs(y.mean() - 1) < 0.0073 / 0.7
+
+
+def test_bits_are_independent_of_their_neighbours_of_other_keys_and_of_each_other():
+    keys = [jax.random.fold_in(jax.random.key(0), n) for n in range(64)]
+    bits = np.stack([random_bits(key, (64, 64)) for key in keys]).reshape(64, -1)
+    each = ((bits[..., None] >> np.arange(32, dtype=np.uint32)) & 1).astype(np.float32) * 2 - 1  # [64, 4096, 32]
+    size = each[..., 0].size
+    bound = 5 / np.sqrt(size)  # standard deviations of a mean of independent signs
+    assert np.abs(each.mean((0, 1))).max() < bound
+    for shift in (1, 2, 64, 2048):
+        assert np.abs((each[:, shift:] * each[:, :-shift]).mean((0, 1))).max() < 1.5 * bound
+    for shift in (1, 2, 32):
+        assert np.abs((each[shift:] * each[:-shift]).mean((0, 1))).max() < 1.5 * bound
+    pairs = np.einsum("nib,nic->bc", each, each) / size
+    assert np.abs(pairs - np.eye(32)).max() < bound
+    low = bits < np.uint32(0.1 * 2**32)  # a mask: how often each place, and each key, drops
+    for axis, trials in ((0, 64), (1, 4096)):
+        spread = (low.mean(axis) - 0.1).std() / np.sqrt(0.1 * 0.9 / trials)
+        assert 0.7 < spread < 1.3
 
 
 def test_dropout_without_a_key_or_with_rate_zero_does_nothing():

@@ -38,6 +38,25 @@ def test_the_smoothed_loss_is_least_at_its_own_distribution_and_pushes_padding_d
     np.testing.assert_allclose(gradient, 0, atol=1e-6)
 
 
+def test_the_gradients_are_those_of_the_formula():
+    def plainly(logits, target):
+        log_p = jax.nn.log_softmax(logits)
+        one_hot = jax.nn.one_hot(target, logits.shape[-1])
+        u = (jnp.arange(logits.shape[-1]) != PAD_ID) / (logits.shape[-1] - 1)
+        return -jnp.sum((0.9 * one_hot + 0.1 * u) * log_p, -1), -jnp.sum(one_hot * log_p, -1)
+
+    def weighed(losses_of):
+        def total(logits):
+            loss, nll = losses_of(logits)
+            return jnp.sum(loss * jnp.array([1.0, -2.0, 3.0]) + nll * jnp.array([0.0, 5.0, 7.0]))
+
+        return jax.grad(total)(jnp.array(LOGITS))
+
+    expected = weighed(lambda logits: plainly(logits, jnp.array(TARGET)))
+    found = weighed(lambda logits: cross_entropy(logits, jnp.array(TARGET), 0.1)[:2])
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
 def test_losses_are_float32_for_bfloat16_logits():
     loss, nll, _ = cross_entropy(jnp.array(LOGITS, jnp.bfloat16), jnp.array(TARGET), 0.1)
     assert loss.dtype == nll.dtype == jnp.float32

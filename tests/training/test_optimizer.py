@@ -1,11 +1,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from configs import base
 from transformer_flax.errors import UserError
-from transformer_flax.training.optimizer import make_optimizer, paper_schedule
+from transformer_flax.training.optimizer import adam, make_optimizer, paper_schedule
 
 
 def test_the_schedule_is_equation_3_with_steps_from_1():
@@ -31,6 +32,26 @@ def test_the_first_update_of_adam_is_the_learning_rate_against_the_sign_of_the_g
     updates, _ = optimizer.update({"w": jnp.array([0.3, -40.0])}, optimizer.init(params), params)
     rate = 512**-0.5 * 4000**-1.5
     np.testing.assert_allclose(updates["w"], [-rate, rate], rtol=1e-4)
+
+
+def test_adam_is_that_of_optax_and_stands_still_where_it_is_told_to():
+    def schedule(count):
+        return 0.1 / (1 + count)
+
+    ours = adam(schedule, b1=0.9, b2=0.98, eps=1e-9)
+    theirs = optax.adam(schedule, b1=0.9, b2=0.98, eps=1e-9)
+    update = jax.jit(ours.update)
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.array(rng.normal(size=(5, 7)), jnp.float32)}
+    state, expected = ours.init(params), theirs.init(params)
+    for _ in range(20):
+        grads = {"w": jnp.array(rng.normal(size=(5, 7)), jnp.float32)}
+        wrong = jax.tree.map(lambda g: g * jnp.nan, grads)
+        updates, stood_still = update(wrong, state, params, finite=jnp.array(False))
+        jax.tree.map(np.testing.assert_array_equal, stood_still, state)
+        updates, state = update(grads, state, params, finite=jnp.array(True))
+        theirs_updates, expected = theirs.update(grads, expected, params)
+        np.testing.assert_allclose(updates["w"], theirs_updates["w"], rtol=1e-5, atol=1e-8)
 
 
 def test_clipping_bounds_the_whole_gradient_and_is_off_in_the_paper():

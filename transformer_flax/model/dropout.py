@@ -1,8 +1,11 @@
 """Dropout (section 5.4), switched on by being given a key."""
 
+import math
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Dropout(nn.Module):
@@ -17,5 +20,23 @@ class Dropout(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         if self.rate == 0 or not self.has_rng("dropout"):
             return x
-        keep = jax.random.bernoulli(self.make_rng("dropout"), 1 - self.rate, x.shape)
-        return jnp.where(keep, x / (1 - self.rate), 0)
+        dropped = random_bits(self.make_rng("dropout"), x.shape) < np.uint32(self.rate * 2**32)
+        return jnp.where(dropped, 0, x / (1 - self.rate))
+
+
+def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """32 random bits for each element: uint32 [shape].
+
+    They are a hash of the element's number and the key, in two rounds of the best of Wellons' (2018) search for good
+    32-bit mixers. It takes a few operations, fused into what uses the bits, where the 20 rounds of JAX's own threefry,
+    made to resist whoever wants to guess, would take a tenth of a step.
+    """
+    first, second = jax.random.key_data(key)
+    number = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    return _mix(_mix(number ^ first) ^ second)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    x = (x ^ (x >> 16)) * np.uint32(0x7FEB352D)
+    x = (x ^ (x >> 15)) * np.uint32(0x846CA68B)
+    return x ^ (x >> 16)

@@ -1,5 +1,6 @@
 """Label-smoothed cross-entropy and perplexity: the one definition of each (section 5.4)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,26 +27,49 @@ def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float) -> Tok
 
     u is uniform over the V - 1 ids other than padding (Szegedy et al., 2016, section 7, where u is uniform over the
     labels; padding is none). As q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), with log Z the log-sum-exp of
-    the logits; written as sums over v, neither it nor its gradient needs a second array of [tokens, V] (a gather of the
-    target's logit would: its gradient is a scatter).
+    the logits.
+
+    The gradient is written out, softmax(logits) - q': derived from the above, it would come in parts, each an array of
+    [tokens, V], and be several times as slow.
 
     Args:
       logits: [..., V].
       target: int [...].
       smoothing: epsilon_ls.
     """
-    logits = logits.astype(jnp.float32)
-    ids = jnp.arange(logits.shape[-1])
-    is_target = ids == target[..., None]
-    u = (ids != PAD_ID) / (logits.shape[-1] - 1)
-    q = (1 - smoothing) * is_target + smoothing * u
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    target_logit = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
-    return TokenLosses(
-        loss=log_z - jnp.sum(q * logits, axis=-1),
+    return _cross_entropy(logits.astype(jnp.float32), target, smoothing)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float) -> TokenLosses:
+    return _forward(logits, target, smoothing)[0]
+
+
+def _forward(logits, target, smoothing):
+    best = jnp.max(logits, axis=-1)
+    log_z = best + jnp.log(jnp.sum(jnp.exp(logits - best[..., None]), axis=-1))
+    target_logit = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
+    mean = (jnp.sum(logits, axis=-1) - logits[..., PAD_ID]) / (logits.shape[-1] - 1)  # under u
+    losses = TokenLosses(
+        loss=log_z - (1 - smoothing) * target_logit - smoothing * mean,
         nll=log_z - target_logit,
-        correct=target_logit >= jnp.max(logits, axis=-1),
+        correct=target_logit >= best,
     )
+    return losses, (logits, target, log_z)
+
+
+def _backward(smoothing, residuals, gradients):
+    logits, target, log_z = residuals
+    ids = jnp.arange(logits.shape[-1])
+    u = (ids != PAD_ID) / (logits.shape[-1] - 1)
+    p = jnp.exp(logits - log_z[..., None])
+    is_target = ids == target[..., None]
+    spread = smoothing * gradients.loss[..., None]
+    both = (gradients.loss + gradients.nll)[..., None]
+    return both * p - (both - spread) * is_target - spread * u, None
+
+
+_cross_entropy.defvjp(_forward, _backward)
 
 
 def perplexity(nll_sum: float, tokens: float) -> float:

@@ -96,11 +96,13 @@ def make_train_step(
 
     Args:
       loss_fn: `(params, batch, key) -> (sums, counts)`, of which sums["loss"] / counts["loss"] is minimised.
-      optimizer: of optax.
+      optimizer: of optax; one that keeps a state leaves it as it is when it is told `finite=False`.
       accumulation_steps: micro-batches per update; must divide the rows of a batch.
       ema_decay: of the moving average, for a state that keeps one.
       axis_name: the mapped axis of devices under pmap, over which to sum; None under jit, where a batch is global.
     """
+
+    optimizer = optax.with_extra_args_support(optimizer)
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         key = dropout_key(state)
@@ -113,14 +115,18 @@ def make_train_step(
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
 
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
+        def if_finite(new, old):
+            return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, finite=finite)
+        params = if_finite(optax.apply_updates(state.params, updates), state.params)
         made = state.step + 1 - state.skipped
-        ema = None if state.ema is None else update_ema(state.ema, params, made, ema_decay)
-        updated = state.replace(params=params, opt_state=opt_state, ema=ema)
-        state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), updated, state)
+        ema = None if state.ema is None else if_finite(update_ema(state.ema, params, made, ema_decay), state.ema)
         state = state.replace(
             step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            ema=ema,
             skipped=state.skipped + ~finite,
             skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
         )

@@ -1,0 +1,14 @@
+"""The models that are measured."""
+
+import dataclasses
+
+from configs import base
+from transformer_flax.model.config import TransformerConfig
+
+BASE = TransformerConfig(vocab_size=37_000, **base.get_config().model)
+SIZES = {
+    "base": BASE,
+    "small": dataclasses.replace(
+        BASE, vocab_size=8_000, num_layers=3, d_model=256, d_ff=1024, num_heads=4, d_k=64, d_v=64
+    ),
+}

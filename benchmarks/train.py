@@ -1,0 +1,165 @@
+"""How fast an update is: python benchmarks/train.py [--sizes=small,base] [--json=FILE].
+
+The step of training itself, on a batch without padding: model FLOPs a second (`transformer_flax.model.cost`), and their
+share of the rate of one large matrix product, measured in the same run. Where PyTorch is installed, its
+`nn.Transformer` does the same work beside it. Medians of interleaved calls, with the slowest and the fastest.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import sys
+import tempfile
+import time
+
+import jax
+import numpy as np
+import rich.console
+import rich.table
+from absl import app, flags
+from jax.experimental.compilation_cache import compilation_cache
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.sizes import SIZES
+from benchmarks.timing import interleaved
+from configs import base
+from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.cost import training_flops
+from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.special_tokens import NUM_SPECIAL
+from transformer_flax.training.loss import translation_loss
+from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.parallel import make_parallel
+from transformer_flax.training.step import TrainState, make_train_step
+
+PEERS = ("pytorch", "pytorch compiled")
+SIZE = flags.DEFINE_list("sizes", list(SIZES), "of the model")
+PEER = flags.DEFINE_list("peers", None, f"beside ours: {', '.join(PEERS)}; default: all that are installed")
+ROWS = flags.DEFINE_integer("rows", None, "pairs a batch; default: small 64, base 32, on an accelerator 784 of both")
+LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence")
+DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "of the computation; default: as the device likes")
+STEPS = flags.DEFINE_integer("steps", 1, "a timed call; many, where one takes no time")
+REPEATS = flags.DEFINE_integer("repeats", 11, "timed calls")
+DROPOUT = flags.DEFINE_float("dropout", 0.1, "of every kind that the config has on")
+JSON = flags.DEFINE_string("json", None, "write the figures to this file")
+
+
+def make_batch(config: TransformerConfig, rows: int, length: int) -> dict[str, np.ndarray]:
+    """Random tokens without padding."""
+    tokens = np.random.default_rng(0).integers(NUM_SPECIAL, config.vocab_size, (2, rows, length), dtype=np.int32)
+    return dict(zip(("source", "target"), tokens, strict=True))
+
+
+class Step:
+    """The update as the loop compiles it, called `steps` times a call."""
+
+    def __init__(self, config: TransformerConfig, batch: dict[str, np.ndarray], steps: int):
+        defaults = base.get_config()
+        parallel = make_parallel(defaults.parallel, len(batch["source"]), 1)
+        optimizer = make_optimizer(defaults.optimizer, config.d_model)
+        loss_fn = translation_loss(Transformer(config), defaults.label_smoothing)
+        train_step = parallel.compile(make_train_step(loss_fn, optimizer), donate_state=True)
+        params = init_params(config, jax.random.key(0))
+        self._state = parallel.replicate(TrainState.create(0, params, optimizer))
+        self._batch, self._steps = parallel.shard(batch), steps
+        with tempfile.TemporaryDirectory() as cache:
+            jax.config.update("jax_compilation_cache_dir", cache)
+            compilation_cache.reset_cache()
+            self.compile_cold, self._step = self._compile(train_step)
+            jax.clear_caches()
+            self.compile_cached, _ = self._compile(train_step)
+            jax.config.update("jax_compilation_cache_dir", None)
+            compilation_cache.reset_cache()
+        memory = self._step.memory_analysis()
+        parts = ("argument", "output", "temp")
+        self.memory = sum(getattr(memory, f"{part}_size_in_bytes") for part in parts) - memory.alias_size_in_bytes
+
+    def _compile(self, train_step):
+        started = time.perf_counter()
+        lowered = train_step.lower(self._state, self._batch)
+        compiled = lowered.compile()
+        return time.perf_counter() - started, compiled
+
+    def __call__(self):
+        for _ in range(self._steps):
+            self._state, metrics = self._step(self._state, self._batch)
+        return metrics.sums["loss"]
+
+
+def make_product(dtype: str, on_cpu: bool):
+    """A large matrix product, made ten times as the first ones are slower, and its floating-point operations."""
+    size = 2048 if on_cpu else 8192
+    matrix = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    product = jax.jit(lambda x: x @ x)
+    repeats = 10
+    return lambda: [product(matrix) for _ in range(repeats)][-1], 2 * size**3 * repeats
+
+
+def main(_) -> None:
+    device = jax.devices()[0]
+    on_cpu = device.platform == "cpu"
+    dtype = DTYPE.value or ("float32" if on_cpu else "bfloat16")
+    known = PEERS if importlib.util.find_spec("torch") else ()
+    peers = known if PEER.value is None else PEER.value
+    product, product_flops = make_product(dtype, on_cpu)
+    functions, flops, tokens, steps = {"a matrix product": product}, {}, {}, {}
+    for size in SIZE.value:
+        config = dataclasses.replace(SIZES[size], dtype=dtype, dropout=DROPOUT.value)
+        batch = make_batch(config, ROWS.value or ({"small": 64}.get(size, 32) if on_cpu else 784), LENGTH.value)
+        functions[size] = steps[size] = Step(config, batch, STEPS.value)
+        if peers:
+            from benchmarks.pytorch import make_step
+
+            for peer in peers:
+                step = make_step(
+                    config, batch, label_smoothing=base.get_config().label_smoothing, compiled=peer == PEERS[1]
+                )
+                functions[f"{size}, {peer}"] = lambda step=step: [step() for _ in range(STEPS.value)][-1]
+        lengths = np.full(len(batch["source"]), LENGTH.value)
+        for name in functions.keys() - flops.keys() - {"a matrix product"}:
+            flops[name] = STEPS.value * training_flops(config, lengths, lengths)
+            tokens[name] = STEPS.value * 2 * batch["source"].size
+
+    timings = interleaved(functions, REPEATS.value)
+    peak = product_flops / timings["a matrix product"].median
+    about = f"{jax.device_count()} x {device.device_kind}, {dtype}, dropout {DROPOUT.value}"
+    console = rich.console.Console()
+    console.print(f"{about}; a large matrix product: {peak / 1e9:,.1f} GFLOP/s")
+    table = rich.table.Table("step", "ms", "tokens a second", "model GFLOP/s", "share of the product's rate")
+    figures = {}
+    for name, timing in timings.items():
+        if name not in flops:
+            continue
+        milliseconds = [1000 * seconds / STEPS.value for seconds in (timing.median, timing.low, timing.high)]
+        share = flops[name] / timing.median / peak
+        table.add_row(
+            name,
+            "{:,.1f} ({:,.1f} to {:,.1f})".format(*milliseconds),
+            f"{tokens[name] / timing.median:,.0f}",
+            f"{flops[name] / timing.median / 1e9:,.1f}",
+            f"{share:.1%}",
+        )
+        figures[name] = {
+            "milliseconds": dict(zip(("median", "low", "high"), milliseconds, strict=True)),
+            "tokens_per_second": tokens[name] / timing.median,
+            "flops_per_second": flops[name] / timing.median,
+            "share_of_peak": share,
+        }
+    console.print(table)
+    table = rich.table.Table("step", "memory, MB", "compiled in", "compiled before")
+    for size, step in steps.items():
+        table.add_row(size, f"{step.memory / 1e6:,.0f}", f"{step.compile_cold:.1f} s", f"{step.compile_cached:.1f} s")
+        figures[size] |= {
+            "bytes": step.memory,
+            "compile_seconds": {"cold": step.compile_cold, "cached": step.compile_cached},
+        }
+    console.print(table)
+    if JSON.value is not None:
+        figures = {"about": about, "peak_flops_per_second": peak, "steps": figures}
+        pathlib.Path(JSON.value).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)
