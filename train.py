@@ -15,6 +15,7 @@ DISTRIBUTED = flags.DEFINE_bool(
 COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of the first process; default: as the cluster says")
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many processes; default: as the cluster says", 1)
 PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this is, from 0; default: as the cluster says", 0)
+PROFILE = flags.DEFINE_bool("profile", False, "record some steps in the working directory, for TensorBoard or Perfetto")
 WORKDIR = flags.DEFINE_string("workdir", None, "where the run lies, and is resumed from; default runs/<config.name>")
 
 
@@ -27,7 +28,7 @@ def main() -> None:
     from transformer_flax.training.loop import train
 
     with joined(*place) if DISTRIBUTED.value else contextlib.nullcontext():
-        train(CONFIG.value, WORKDIR.value or f"runs/{CONFIG.value.name}")
+        train(CONFIG.value, WORKDIR.value or f"runs/{CONFIG.value.name}", profile=PROFILE.value)
 
 
 if __name__ == "__main__":

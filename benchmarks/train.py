@@ -30,6 +30,7 @@ from transformer_flax.model.cost import training_flops
 from transformer_flax.model.transformer import Transformer, init_params
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import translation_loss
+from transformer_flax.training.machine import large_product
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.parallel import make_parallel
 from transformer_flax.training.step import TrainState, make_train_step
@@ -88,22 +89,13 @@ class Step:
         return metrics.sums["loss"]
 
 
-def make_product(dtype: str, on_cpu: bool):
-    """A large matrix product, made ten times as the first ones are slower, and its floating-point operations."""
-    size = 2048 if on_cpu else 8192
-    matrix = jax.random.normal(jax.random.key(0), (size, size), dtype)
-    product = jax.jit(lambda x: x @ x)
-    repeats = 10
-    return lambda: [product(matrix) for _ in range(repeats)][-1], 2 * size**3 * repeats
-
-
 def main(_) -> None:
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
     dtype = DTYPE.value or ("float32" if on_cpu else "bfloat16")
     known = PEERS if importlib.util.find_spec("torch") else ()
     peers = known if PEER.value is None else PEER.value
-    product, product_flops = make_product(dtype, on_cpu)
+    product, product_flops = large_product(dtype, repeats=10)  # of which the first ones are slower
     functions, flops, tokens, steps = {"a matrix product": product}, {}, {}, {}
     for size in SIZE.value:
         config = dataclasses.replace(SIZES[size], dtype=dtype, dropout=DROPOUT.value)

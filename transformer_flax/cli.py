@@ -1,11 +1,13 @@
 """What all commands share: flags, and errors that speak to the user."""
 
+import _thread
 import logging
 import os
 import pathlib
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -118,7 +120,7 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
         for library in ("absl", "asyncio"):  # what Orbax and its reads log of an error that reaches us as one
             logging.getLogger(library).setLevel(logging.CRITICAL)
-        sys.unraisablehook = _ignore_abandoned_reads
+        sys.unraisablehook = _unraisable
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is half done is cleared away
         try:
             main(*files)
@@ -149,9 +151,11 @@ def _fail(message: str) -> NoReturn:
     os._exit(USER_ERROR)  # at once: what Orbax has left unread of a damaged checkpoint would complain at length
 
 
-def _ignore_abandoned_reads(unraisable: Any) -> None:
-    """Reads of a checkpoint that go on after the first of them has failed find nobody to tell."""
-    if str(unraisable.exc_value) != "Event loop is closed":
+def _unraisable(unraisable: Any) -> None:
+    """Deals with what was raised where nobody can catch it."""
+    if unraisable.exc_type is KeyboardInterrupt:  # Ctrl-C, during garbage collection: it comes again a moment later
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    elif str(unraisable.exc_value) != "Event loop is closed":  # reads of a checkpoint of which another has failed
         sys.__unraisablehook__(unraisable)
 
 

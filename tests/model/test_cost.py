@@ -2,12 +2,14 @@ import dataclasses
 import math
 
 import jax
+import numpy as np
 import pytest
 
 from tests.conftest import TINY, VARIANTS
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.cost import count_parameters
-from transformer_flax.model.transformer import init_params
+from transformer_flax.model.cost import count_parameters, training_flops
+from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.special_tokens import NUM_SPECIAL
 
 CONFIGS = {
     **VARIANTS,
@@ -42,3 +44,28 @@ def test_base_and_big_model_have_the_papers_number_of_parameters():
     big = count_parameters(dataclasses.replace(base, d_model=1024, d_ff=4096, num_heads=16))
     # attention 4,194,304; FFN 8,393,728; LayerNorm 2,048; so 6 * (12,592,128 + 16,788,480)
     assert big["encoder"] + big["decoder"] == 176_283_648
+
+
+def products(jaxpr) -> int:
+    """Floating-point operations of all matrix products in a program."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+            total += 2 * math.prod(result) * math.prod(left[axis] for axis in contracted)
+        inner = [param for param in equation.params.values() if hasattr(param, "jaxpr")]
+        total += sum(products(closed.jaxpr) for closed in inner)
+    return total
+
+
+def test_training_flops_are_those_of_the_products_in_the_program():
+    config = dataclasses.replace(TINY, d_k=6, d_v=10, vocab_size=37)
+    source, target = (np.full((3, length), NUM_SPECIAL, np.int32) for length in (5, 7))
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+    def gradient(params):
+        return jax.grad(lambda params: Transformer(config).apply({"params": params}, source, target).sum())(params)
+
+    counted = products(jax.make_jaxpr(gradient)(params).jaxpr)
+    assert training_flops(config, np.full(3, 5), np.full(3, 7)) == counted

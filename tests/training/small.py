@@ -97,4 +97,6 @@ def final_state(path: pathlib.Path, step: int) -> TrainState:
 
 def timeless(lines: list[dict]) -> list[dict]:
     """Lines of metrics without what the clock has to do with."""
-    return [{name: value for name, value in line.items() if "second" not in name} for line in lines]
+    return [
+        {name: value for name, value in line.items() if "second" not in name and "mfu" not in name} for line in lines
+    ]

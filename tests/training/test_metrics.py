@@ -17,9 +17,9 @@ def test_means_are_of_all_tokens_not_of_steps():
 def test_rates_are_of_the_time_that_was_added():
     meter = Meter()
     assert meter.rates() == {}
-    meter.add_time(0.5, 100)
-    meter.add_time(1.5, 300)
-    assert meter.rates() == {"steps_per_second": 1.0, "tokens_per_second": 200.0}
+    meter.add_time(0.5, 100, 5000)
+    meter.add_time(1.5, 300, 7000)
+    assert meter.rates() == {"steps_per_second": 1.0, "tokens_per_second": 200.0, "flops_per_second": 6000.0}
 
 
 def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):

@@ -88,10 +88,10 @@ class Batches(abc.ABC):
     def pairs(self, k: int) -> np.ndarray:
         """Which pairs of the corpus batch k holds, all shares together, row by row."""
 
-    def num_tokens(self, k: int) -> int:
-        """Source and target tokens of batch k, all shares together."""
+    def lengths(self, k: int) -> dict[str, np.ndarray]:
+        """Source and target tokens of each pair of batch k, all shares together: int64 [pairs]."""
         pairs = self.pairs(k)
-        return sum(int(getattr(self.corpus, side).lengths_of(pairs).sum()) for side in SIDES)
+        return {side: getattr(self.corpus, side).lengths_of(pairs) for side in SIDES}
 
     @abc.abstractmethod
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:

@@ -172,6 +172,7 @@ class Checkpoints:
         Returns:
           The parameters in float32, on the host, and the choice that was made.
         """
+        self.wait()  # the newest may still be on its way to the disk
         taken = to_average([*(s for s in self.steps() if s < step), step], self._every, count)
         return mean(params if s == step else load_params(self._directory, s, params) for s in taken), Choice(taken)
 

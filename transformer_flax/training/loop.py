@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.cost import count_parameters
+from transformer_flax.model.cost import count_parameters, training_flops
 from transformer_flax.model.transformer import Transformer, init_params
 from transformer_flax.training.averaging import EMA, Choice, UnreadableError
 from transformer_flax.training.checkpoints import Checkpoints
@@ -22,6 +22,7 @@ from transformer_flax.training.distributed import agreed_stop, is_first, share
 from transformer_flax.training.evaluation import Evaluation, Evaluator
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loss import translation_loss
+from transformer_flax.training.machine import keep_compiled, peak_flops
 from transformer_flax.training.metrics import JsonLines, Meter, MetricsWriter
 from transformer_flax.training.optimizer import make_optimizer, paper_schedule
 from transformer_flax.training.parallel import Parallel, make_parallel
@@ -33,10 +34,16 @@ from transformer_flax.training.workdir import Workdir
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend starts
 SAMPLES = 3  # translations shown at an evaluation
+PROFILED = slice(20, 25)  # steps of a session, when most shapes have been compiled
 
 
-def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, Evaluation]:
+def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = False) -> dict[str, Evaluation]:
     """Trains `config` in a working directory, from its latest checkpoint if there is one.
+
+    Args:
+      config: of the run.
+      workdir: where it lies.
+      profile: record what the machine does in some steps, for TensorBoard or Perfetto.
 
     Returns:
       The last evaluation of each split.
@@ -48,17 +55,19 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, Evaluatio
     check(config)
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
+    compiled = keep_compiled(config.data.cache_dir)
     with Progress(quiet=not is_first()) as progress:
         parallel = make_parallel(config.parallel, config.data.rows_multiple_of, config.accumulation_steps)
         kind = jax.devices()[0].device_kind
         processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
         progress.say(
             f"{config.name}: {_describe(model_config(config, config.data.vocab_size))}\n"
-            f"on {parallel.num_devices} x {kind}{processes}, {config.parallel.mode}, {config.model.dtype}"
+            f"on {parallel.num_devices} x {kind}{processes}, {config.parallel.mode}, {config.model.dtype}; "
+            f"compiled programs are kept in {compiled}"
         )
         place = Workdir(workdir)
         data = prepare_data(config, place, progress)
-        return Trainer(config, place, data, parallel, progress).run()
+        return Trainer(config, place, data, parallel, progress, profile=profile and is_first()).run()
 
 
 def _describe(model: TransformerConfig) -> str:
@@ -72,12 +81,22 @@ def _describe(model: TransformerConfig) -> str:
 class Trainer:
     """A run: its programs, its state and its loop."""
 
-    def __init__(self, config: ConfigDict, workdir: Workdir, data: Data, parallel: Parallel, progress: Progress):
+    def __init__(
+        self,
+        config: ConfigDict,
+        workdir: Workdir,
+        data: Data,
+        parallel: Parallel,
+        progress: Progress,
+        *,
+        profile: bool = False,
+    ):
+        self._profile = profile
         self._config, self._workdir, self._data = config, workdir, data
         self._parallel, self._progress = parallel, progress
         self._compilations: collections.Counter[str] = collections.Counter()
 
-        model = Transformer(model_config(config, data.tokenizer.vocab_size))
+        self._model = model = Transformer(model_config(config, data.tokenizer.vocab_size))
         optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self._schedule = paper_schedule(config.model.d_model, config.optimizer.warmup_steps, config.optimizer.factor)
         loss_fn = translation_loss(model, config.label_smoothing)
@@ -182,9 +201,16 @@ class Trainer:
         wait = jax.default_backend() == "cpu"  # where a sharded step that overtakes another one deadlocks
         unread: Metrics | None = None  # of the step before, read while the device works on the next
         steps = range(start + 1, config.steps + 1)
+        profiled = steps[PROFILED] if self._profile else range(0)
         batches = prefetch(lambda step: self._parallel.shard(self._data.train[step - 1]), steps)
-        with self._progress.bar("training", start) as update, contextlib.closing(batches):
+        with (
+            self._progress.bar("training", start) as update,
+            contextlib.closing(batches),
+            contextlib.ExitStack() as trace,
+        ):
             for step in steps:
+                if step == profiled.start:
+                    trace.enter_context(jax.profiler.trace(str(self._workdir.profile)))
                 started, compilations = time.perf_counter(), self._compilations.total()
                 state, metrics = self._train_step(state, next(batches))
                 if wait:
@@ -201,8 +227,14 @@ class Trainer:
                     self._read(metrics, step, meter)
                     unread = None
                 if compilations == self._compilations.total():
-                    meter.add_time(time.perf_counter() - started, self._data.train.num_tokens(step - 1))
+                    lengths = self._data.train.lengths(step - 1)
+                    seconds, tokens = time.perf_counter() - started, sum(int(side.sum()) for side in lengths.values())
+                    meter.add_time(seconds, tokens, training_flops(self._model.config, *lengths.values()))
                 update(step, config.steps)
+                if step in profiled and step + 1 not in profiled:
+                    jax.block_until_ready(state)
+                    trace.close()
+                    self._progress.say(f"profile of steps {profiled.start:,} to {step:,}: {self._workdir.profile}")
 
                 if log:
                     update(step, config.steps, note=self._log(step, meter, metrics))
@@ -273,6 +305,9 @@ class Trainer:
         learning_rate = float(self._schedule(updates))
         now = {"learning_rate": learning_rate, "grad_norm": float(metrics.grad_norm), "skipped": int(metrics.skipped)}
         values = {**meter.means(), **now, **meter.rates()}
+        if "flops_per_second" in values:
+            devices = 1 if jax.default_backend() == "cpu" else self._parallel.num_devices  # which share all cores
+            values["mfu"] = values["flops_per_second"] / (devices * peak_flops(self._config.model.dtype))
         with self._writing():
             self._writer.write(step, "train", values)
         note = f"lr {learning_rate:.2e}"
@@ -281,6 +316,7 @@ class Trainer:
         left = ""
         if "steps_per_second" in values:
             note += f"  {values['steps_per_second']:.2f} steps/s  {values['tokens_per_second']:,.0f} tokens/s"
+            note += f"  MFU {values['mfu']:.0%}"
             left = f"  {duration((self._config.steps - step) / values['steps_per_second'])} left"
         self._progress.say(f"step {step:>7,}/{self._config.steps:,}  {note}{left}")
         return note

@@ -30,7 +30,7 @@ class Meter:
     def __init__(self, totals: dict[str, dict[str, float]] | None = None):
         totals = totals or {"sums": {}, "counts": {}}
         self._sums, self._counts = dict(totals["sums"]), dict(totals["counts"])
-        self._seconds, self._timed_steps, self._timed_tokens = 0.0, 0, 0
+        self._seconds, self._timed_steps, self._timed_tokens, self._timed_flops = 0.0, 0, 0, 0
 
     def add(self, sums, counts) -> None:
         """Adds one step's sums and counts, as they come from the device."""
@@ -38,11 +38,12 @@ class Meter:
             for name, value in values.items():
                 total[name] = total.get(name, 0.0) + float(value)
 
-    def add_time(self, seconds: float, tokens: int) -> None:
-        """Adds a step's time and its real tokens, source and target; steps that compiled are left out."""
+    def add_time(self, seconds: float, tokens: int, flops: int) -> None:
+        """Adds a step's time, its real tokens, source and target, and its FLOPs; steps that compiled are left out."""
         self._seconds += seconds
         self._timed_steps += 1
         self._timed_tokens += tokens
+        self._timed_flops += flops
 
     @property
     def totals(self) -> dict[str, dict[str, float]]:
@@ -57,12 +58,13 @@ class Meter:
         return means
 
     def rates(self) -> dict[str, float]:
-        """Steps and tokens per second, of the steps that were timed."""
+        """Steps, tokens and FLOPs per second, of the steps that were timed."""
         if not self._seconds:
             return {}
         return {
             "steps_per_second": self._timed_steps / self._seconds,
             "tokens_per_second": self._timed_tokens / self._seconds,
+            "flops_per_second": self._timed_flops / self._seconds,
         }
 
 

@@ -1,7 +1,7 @@
 """What a working directory looks like. Nobody else knows.
 
 config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   skipped.jsonl   events.*
-translations/<step>.txt
+translations/<step>.txt   profile/
 
 Whoever reads a directory need not trust it: nothing in it is executed or unpickled, and what its files hold is checked.
 Any part of it may be a link, and is read through it. Training writes to the directory and to checkpoints/ where they
@@ -58,6 +58,7 @@ class Workdir:
         self.metrics_file = self.path / "metrics.jsonl"
         self.skipped_file = self.path / "skipped.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.profile = self.path / "profile"
 
     def check(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None = None) -> None:
         """Finds out whether the directory is free for this run or holds it already, and changes nothing.
@@ -204,7 +205,7 @@ class Workdir:
         step = max(saved, default=0)
         if step > config.steps:
             raise UserError(f"{self.path} is at step {step:,} already, past config.steps={config.steps:,}")
-        for place in (self.path / "translations", *(self.checkpoints / str(step) for step in saved)):
+        for place in (self.path / "translations", self.profile, *(self.checkpoints / str(step) for step in saved)):
             if place.is_symlink():
                 raise UserError(
                     f"{place} is a link; training writes and deletes there, which it never does behind a link: put the "
