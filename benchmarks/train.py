@@ -17,7 +17,7 @@ import jax
 import numpy as np
 import rich.console
 import rich.table
-from absl import app, flags
+from absl import flags
 from jax.experimental.compilation_cache import compilation_cache
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
@@ -25,6 +25,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from benchmarks.sizes import SIZES
 from benchmarks.timing import interleaved
 from configs import base
+from transformer_flax import cli
+from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import training_flops
 from transformer_flax.model.transformer import Transformer, init_params
@@ -89,12 +91,17 @@ class Step:
         return metrics.sums["loss"]
 
 
-def main(_) -> None:
+def main() -> None:
+    for flag, known in ((SIZE, SIZES), (PEER, PEERS)):
+        if unknown := set(flag.value or ()) - set(known):
+            raise UserError(f"--{flag.name}={unknown.pop()}: it must be of {', '.join(known)}")
+    if PEER.value and not importlib.util.find_spec("torch"):
+        raise UserError("--peers needs PyTorch, which is not installed: pip install -e '.[compare]'")
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
     dtype = DTYPE.value or ("float32" if on_cpu else "bfloat16")
-    known = PEERS if importlib.util.find_spec("torch") else ()
-    peers = known if PEER.value is None else PEER.value
+    installed = PEERS if importlib.util.find_spec("torch") else ()
+    peers = installed if PEER.value is None else PEER.value
     product, product_flops = large_product(dtype, repeats=10)  # of which the first ones are slower
     functions, flops, tokens, steps = {"a matrix product": product}, {}, {}, {}
     for size in SIZE.value:
@@ -154,4 +161,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

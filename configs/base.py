@@ -87,7 +87,9 @@ def get_config() -> ConfigDict:
     config.eval = ConfigDict()
     config.eval.every = 5_000  # steps; 0: at the end only
     config.eval.sentences = 0  # of the validation split that are translated during training; 0: all
-    config.eval.average = 1  # the last checkpoints at the interval, averaged for evaluations during training
+    config.eval.average = (
+        1  # checkpoints averaged for evaluations during training: the newest, the last at the interval
+    )
     config.eval.final_average = 5  # and at the end; table 3 uses none (1), big 20
     config.eval.test = True  # score the test split at the end
 

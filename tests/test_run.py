@@ -188,9 +188,9 @@ def single(made):
     ("which", "steps", "parameters"),
     [
         ({"average": 1}, [34], "the parameters of step 34"),
-        ({"average": 2}, [20, 30], "the mean of the parameters at steps 20, 30"),
-        ({"average": 3}, [10, 20, 30], "the mean of the parameters at steps 10, 20, 30"),
-        ({"average": 9}, [10, 20, 30], "the mean of the parameters at steps 10, 20, 30"),
+        ({"average": 2}, [30, 34], "the mean of the parameters at steps 30, 34"),
+        ({"average": 3}, [20, 30, 34], "the mean of the parameters at steps 20, 30, 34"),
+        ({"average": 9}, [10, 20, 30, 34], "the mean of the parameters at steps 10, 20, 30, 34"),
         ({"steps": [25]}, [25], "the parameters of step 25"),
         ({"steps": 25}, [25], "the parameters of step 25"),
         ({"steps": [34, 10, 25, 10]}, [10, 25, 34], "the mean of the parameters at steps 10, 25, 34"),
@@ -231,7 +231,7 @@ def test_by_default_they_are_those_of_the_last_evaluation(made, tmp_path):
     ("name", "average", "parameters"),
     [
         ("run", None, "the moving average at step 34"),
-        ("run", "2", "the mean of the parameters at steps 20, 30"),
+        ("run", "2", "the mean of the parameters at steps 30, 34"),
         ("run", "ema", "the moving average at step 34"),
         ("run@25", None, "the parameters of step 25"),
         ("run@10,25", None, "the mean of the parameters at steps 10, 25"),

@@ -1,6 +1,5 @@
 """What all commands share: flags, and errors that speak to the user."""
 
-import _thread
 import logging
 import os
 import pathlib
@@ -154,7 +153,7 @@ def _fail(message: str) -> NoReturn:
 def _unraisable(unraisable: Any) -> None:
     """Deals with what was raised where nobody can catch it."""
     if unraisable.exc_type is KeyboardInterrupt:  # Ctrl-C, during garbage collection: it comes again a moment later
-        threading.Timer(0.05, _thread.interrupt_main).start()
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     elif str(unraisable.exc_value) != "Event loop is closed":  # reads of a checkpoint of which another has failed
         sys.__unraisablehook__(unraisable)
 

@@ -152,8 +152,8 @@ def restore(
 
     Args:
       workdir: runs/<name>; nothing in it is executed or unpickled.
-      average: how many of the last checkpoints at the interval to average, or "ema" for the moving average that the
-        run has kept; None for what its config evaluates with at the end.
+      average: how many to average, the newest and the last ones at the interval before it, or "ema" for the moving
+        average that the run has kept; None for what its config evaluates with at the end.
       steps: average the checkpoints of these steps instead, or take that of one.
 
     Raises:

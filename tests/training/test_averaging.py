@@ -15,10 +15,11 @@ from transformer_flax.training.checkpoints import Checkpoints
     ("steps", "count", "taken"),
     [
         ([5, 10, 20, 25], 1, [25]),
-        ([5, 10, 20, 25], 2, [10, 20]),
-        ([5, 10, 20, 25], 9, [10, 20]),
-        ([5, 25], 2, [25]),  # none is regular
+        ([5, 10, 20, 25], 2, [20, 25]),
+        ([5, 10, 20, 25], 9, [10, 20, 25]),
+        ([5, 25], 2, [25]),  # none before it is regular
         ([10], 3, [10]),
+        ([10, 20, 30], 2, [20, 30]),
     ],
 )
 def test_what_an_average_takes(steps, count, taken):

@@ -90,8 +90,8 @@ def test_averages_are_the_mean_of_the_last_regular_checkpoints(tmp_path):
     assert checkpoints.average(newest, 8, 1)[1].steps == [8]
     between = state_at(9).params
     average, choice = checkpoints.average(between, 9, 2)
-    assert choice.steps == [4, 6]  # 9 is not at the interval either
-    np.testing.assert_array_equal(average["w"], 5)
+    assert choice.steps == [6, 9]  # the newest always takes part
+    np.testing.assert_array_equal(average["w"], 7.5)
     alone, choice = checkpoints.average(between, 9, 1)
     assert choice.steps == [9]
     np.testing.assert_array_equal(alone["w"], 9)

@@ -51,7 +51,8 @@ def choose(
     Args:
       directory: where the checkpoints lie.
       config: of their run.
-      average: how many of the last checkpoints at the interval, or EMA; None for what the run is evaluated with.
+      average: how many, the newest and the last ones at the interval before it, or EMA; None for what the run is
+        evaluated with.
       steps: the checkpoints of these steps instead, or of one.
 
     Raises:
@@ -81,7 +82,7 @@ def choose(
     taken = to_average(saved, config.checkpoint.every, average)
     if len(taken) < average:
         logger.warning(
-            "%d checkpoints are to be averaged, and %s has %d at the interval", average, directory.parent, len(taken)
+            "%d checkpoints are to be averaged, and %s has %d to take", average, directory.parent, len(taken)
         )
     return Choice(taken)
 
@@ -94,9 +95,10 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
 def to_average(steps: Sequence[int], every: int, count: int) -> list[int]:
     """Of the steps [ascending] of checkpoints, those whose parameters are averaged for an average of `count`.
 
-    They are the last regular ones. Where nothing is to be averaged, or none is regular, it is the newest of all.
+    They are the newest, wherever it lies, and the last regular ones before it.
     """
-    return (regular(steps, every)[-count:] if count > 1 else []) or list(steps[-1:])
+    *before, newest = steps
+    return [*regular(before, every)[::-1][: count - 1][::-1], newest]
 
 
 def regular(steps: Iterable[int], every: int) -> list[int]:
