@@ -73,6 +73,7 @@ def get_config() -> ConfigDict:
     config.parallel = ConfigDict()
     config.parallel.mode = "jit"  # over a mesh of devices, or "pmap"
     config.parallel.num_devices = 0  # 0: all there are
+    config.parallel.shard_params = False  # a share of parameters, moments and moving average on each; "jit" only
 
     config.decode = ConfigDict()
     config.decode.beam_size = 4

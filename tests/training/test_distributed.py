@@ -87,6 +87,18 @@ def test_two_processes_are_as_one_with_their_devices_also_where_the_other_has_be
         assert_same(tmp_path / resumed, tmp_path / "one")
 
 
+def test_two_processes_that_each_hold_a_share_of_the_parameters_are_as_one(start, settings, tmp_path):
+    sharded = {"parallel__shard_params": True, "model__d_ff": 512}
+    train_alone(settings | sharded, tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints/6")
+    for name in ("two", "resumed"):
+        with start(name, **sharded) as processes:
+            (status, _, err), (other_status, *_) = ended(processes)
+        assert (status, other_status) == (0, 0), err
+        assert_same(tmp_path / name, tmp_path / "one")
+
+
 def assert_told(killed, status, err):
     """That the other has ended with our message, or JAX's own where that was faster when the first was lost."""
     assert status in (LOST, -signal.SIGABRT if killed == 0 else LOST)
@@ -229,4 +241,4 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch, config, proces
     monkeypatch.setattr(jax, "devices", lambda: devices)
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match=message):
-        make_parallel(ConfigDict(config), 8, 1)
+        make_parallel(ConfigDict({"shard_params": False} | config), 8, 1)

@@ -63,6 +63,25 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     assert [line["step"] for line in again] == [3, 3, 6, 6]
 
 
+def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_without(run, tmp_path):
+    whole = {"model__d_ff": 512, "eval__final_average": 2, "parallel__num_devices": 2}
+    sharded = whole | {"parallel__shard_params": True, "parallel__num_devices": 4}
+    expected = run("whole", **whole)
+    measured = {"sharded": run("sharded", **sharded)}
+    for begun, name, settings in (("whole", "sharded later", sharded), ("sharded", "whole later", whole)):
+        shutil.copytree(tmp_path / begun, tmp_path / name)
+        shutil.rmtree(tmp_path / name / "checkpoints/6")
+        measured[name] = run(name, **settings)
+
+    state = final_state(tmp_path / "whole", 6)
+    for name, evaluations in measured.items():
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), final_state(tmp_path / name, 6), state
+        )
+        assert evaluations["valid"].scalars == pytest.approx(expected["valid"].scalars, rel=1e-4)
+        assert evaluations["valid"].translations == expected["valid"].translations
+
+
 def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
     evaluations = run("run", eval__test=True)
     assert set(evaluations) == {"valid", "test"}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import numpy as np
@@ -9,11 +10,15 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
+from configs import numbers
 from tests.conftest import TINY
+from tests.training.states import OPTIMIZER
 from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import Transformer, init_params
 from transformer_flax.training.loss import translation_loss
-from transformer_flax.training.parallel import make_parallel
+from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.parallel import SMALL, make_parallel
+from transformer_flax.training.seal import seal
 from transformer_flax.training.step import TrainState, make_eval_step, make_train_step
 
 ROWS = 32
@@ -38,10 +43,15 @@ def initial_params():
     return init_params(ONE_LAYER, jax.random.key(1))
 
 
+def on_devices(num_devices, *, mode="jit", shard_params=False, accumulation_steps=1):
+    config = ConfigDict({"mode": mode, "num_devices": num_devices, "shard_params": shard_params})
+    return make_parallel(config, ROWS, accumulation_steps)
+
+
 def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, dropout=0.0):
     """(gradient, metrics) of one step."""
     config = dataclasses.replace(ONE_LAYER, dropout=dropout)
-    parallel = make_parallel(ConfigDict({"mode": mode, "num_devices": num_devices}), ROWS, accumulation_steps)
+    parallel = on_devices(num_devices, mode=mode, accumulation_steps=accumulation_steps)
     assert parallel.num_devices == num_devices
     loss_fn = translation_loss(Transformer(config), 0.1)
     optimizer = optax.sgd(1.0)
@@ -108,12 +118,91 @@ def test_with_dropout_devices_of_pmap_and_micro_batches_draw_anew(batch, parts):
 
 @pytest.mark.parametrize("mode", ["jit", "pmap"])
 def test_evaluation_sums_over_devices(batch, mode):
-    parallel = make_parallel(ConfigDict({"mode": mode, "num_devices": 8}), ROWS, 1)
+    parallel = on_devices(8, mode=mode)
     loss_fn = translation_loss(Transformer(ONE_LAYER), 0.1)
     params = initial_params()
     step = parallel.compile(make_eval_step(loss_fn, axis_name=parallel.axis_name))
     result = parallel.unreplicate(step(parallel.replicate(params), parallel.shard(batch)))
     assert_close(jax.device_get(result), jax.device_get(loss_fn(params, batch, None)))
+
+
+WIDE = dataclasses.replace(ONE_LAYER, d_model=64, d_ff=512, dropout=0.3)  # feed-forward layers worth sharding
+STEPS = 4
+
+
+def learn(batch, num_devices, *, shard_params, accumulation_steps=1):
+    """(parallel, state, (sums, counts) of an evaluation) after steps with dropout, Adam and a moving average."""
+    parallel = on_devices(num_devices, shard_params=shard_params, accumulation_steps=accumulation_steps)
+    loss_fn = parallel.gathering(translation_loss(Transformer(WIDE), 0.1))
+    optimizer = make_optimizer(numbers.get_config().optimizer, WIDE.d_model)
+    step = make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, ema_decay=0.9)
+    step = parallel.compile(step, donate_state=True)
+    state = TrainState.create(7, init_params(WIDE, jax.random.key(1)), optimizer, keep_ema=True)
+    state, rows = parallel.replicate(state), parallel.shard(batch)
+    for _ in range(STEPS):
+        before = state
+        state, _ = jax.block_until_ready(step(before, rows))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))  # its memory is used again
+        assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, before)
+    measured = jax.device_get(parallel.compile(make_eval_step(loss_fn))(state.ema, rows))
+    return parallel, state, measured
+
+
+@pytest.fixture(scope="module")
+def replicated(batch):
+    _, state, measured = learn(batch, 1, shard_params=False)
+    return state, measured
+
+
+@pytest.mark.parametrize("num_devices", [2, 8])
+def test_sharded_parameters_learn_the_same_and_are_sealed_the_same(replicated, batch, num_devices):
+    alone, measured_alone = replicated
+    parallel, state, measured = learn(batch, num_devices, shard_params=True)
+    assert_close(jax.device_get(state), jax.device_get(alone))
+    assert_close(measured, measured_alone)
+
+    whole = parallel.local(state)
+    assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(whole))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(state))
+    assert seal(vars(state), {}) == seal(vars(whole), {})
+
+
+def test_sharded_parameters_learn_the_same_from_micro_batches(batch):
+    states = [learn(batch, 2, shard_params=sharded, accumulation_steps=2)[1] for sharded in (False, True)]
+    assert_close(*map(jax.device_get, states))
+
+
+def test_of_sharded_parameters_each_device_holds_its_share(batch):
+    _, state, _ = learn(batch, 8, shard_params=True)
+    for tree in (state.params, state.opt_state.mu, state.opt_state.nu, state.ema):
+        for leaf in jax.tree.leaves(tree):
+            shards = 8 if leaf.size >= SMALL else 1
+            sizes = [shard.data.size for shard in leaf.addressable_shards]
+            assert sizes == [leaf.size // shards] * 8
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state) if leaf.ndim == 0)
+
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
+    assert held < whole / 4  # an eighth of the feed-forward layers, and the small ones
+
+
+def test_arrays_are_sharded_along_the_largest_axis_that_the_devices_divide():
+    parallel = on_devices(8, shard_params=True)
+    shapes = [(64, 72), (100, 64), (64, 4, 16), (99, 99), (8, 8)]
+    placed = parallel.replicate([np.zeros(shape, np.float32) for shape in shapes])
+    shards = [leaf.addressable_shards[0].data.shape for leaf in placed]
+    assert shards == [(64, 9), (100, 8), (8, 4, 16), (99, 99), (8, 8)]
+
+
+def test_sharded_parameters_are_gathered_and_not_the_batch(batch):
+    few = {side: rows[-8:] for side, rows in batch.items()}  # a row a device, less than any array of parameters
+    parallel = on_devices(8, shard_params=True)
+    loss_fn = parallel.gathering(translation_loss(Transformer(WIDE), 0.1))
+    state = parallel.replicate(TrainState.create(7, init_params(WIDE, jax.random.key(1)), OPTIMIZER))
+    step = parallel.compile(make_train_step(loss_fn, OPTIMIZER))
+    program = step.lower(state, parallel.shard(few)).compile().as_text()
+    gathered = {tuple(map(int, shape.split(","))) for shape in re.findall(r"= f32\[([\d,]+)\]\S* all-gather", program)}
+    assert gathered == {leaf.shape for leaf in jax.tree.leaves(state.params) if leaf.size >= SMALL}
 
 
 def test_steps_differ_in_their_dropout_and_seeds_too(batch):
@@ -138,8 +227,9 @@ def test_steps_differ_in_their_dropout_and_seeds_too(batch):
         ({"mode": "jit", "num_devices": -1}, 8, 1, "num_devices is -1"),
         ({"mode": "jit", "num_devices": 3}, 8, 1, "rows_multiple_of is 8, which does not divide among 3 devices"),
         ({"mode": "pmap", "num_devices": 8}, 8, 2, "set it to a multiple of 16"),
+        ({"mode": "pmap", "num_devices": 1, "shard_params": True}, 8, 1, "set the mode to 'jit', or shard_params to F"),
     ],
 )
 def test_what_does_not_divide_is_refused(parallel, rows, accumulation_steps, message):
     with pytest.raises(UserError, match=message):
-        make_parallel(ConfigDict(parallel), rows, accumulation_steps)
+        make_parallel(ConfigDict({"shard_params": False} | parallel), rows, accumulation_steps)

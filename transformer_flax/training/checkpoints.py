@@ -93,7 +93,7 @@ class Checkpoints:
         """Starts writing a state; training may go on at once.
 
         Args:
-          state: on one device, as `Parallel.unreplicate` gives it.
+          state: as `Parallel.unreplicate` gives it.
           totals: what has been measured since the last time that it was logged, as JSON.
 
         Raises:

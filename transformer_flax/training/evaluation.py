@@ -99,6 +99,7 @@ class Evaluator:
                 check()
 
             translations = from_first(lambda: self._translator.translate(sources, progress=progress))
+        self._translator.params = None  # training has use for the memory
         scores = score(translations, references)
         return Evaluation(
             {**meter.means(), "bleu": scores.bleu, "exact_match": scores.exact_match},

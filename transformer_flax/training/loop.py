@@ -99,7 +99,7 @@ class Trainer:
         self._model = model = Transformer(model_config(config, data.tokenizer.vocab_size))
         optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self._schedule = paper_schedule(config.model.d_model, config.optimizer.warmup_steps, config.optimizer.factor)
-        loss_fn = translation_loss(model, config.label_smoothing)
+        loss_fn = parallel.gathering(translation_loss(model, config.label_smoothing))
         axis_name = parallel.axis_name
         train_step = make_train_step(
             loss_fn,
@@ -335,7 +335,7 @@ class Trainer:
         elif average > 1:
             with self._writing():
                 self._checkpoints.wait()  # the newest may still be on its way to the disk
-            params, choice = self._checkpoints.average(self._parallel.unreplicate(state.params), step, average)
+            params, choice = self._checkpoints.average(self._parallel.local(state.params), step, average)
         else:
             params, choice = self._parallel.unreplicate(state.params), Choice([step])
         self._progress.say(f"evaluating {choice}")

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,9 +12,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_flax.errors import UserError
+from transformer_flax.training.loss import LossFn
 
 AXIS = "data"
 MODES = ("jit", "pmap")
+SMALL = 2**12  # elements; an array with fewer is not worth the gathering, and stays whole on each device
 
 
 class Parallel(Protocol):
@@ -27,15 +30,19 @@ class Parallel(Protocol):
         ...
 
     def replicate(self, tree: Any) -> Any:
-        """Puts a copy of a tree of host or device arrays on every device."""
+        """Puts a state, or parameters, of host or device arrays on the devices: a copy on each, or on each a shard."""
         ...
 
     def unreplicate(self, tree: Any) -> Any:
-        """One copy of a replicated tree, the shapes those of a single device."""
+        """Each array of what was placed, or computed from it, once, in the shape that it has on a single device."""
         ...
 
     def local(self, tree: Any) -> Any:
-        """The same for programs that only this of several processes runs."""
+        """The same, whole on one device of this process, for programs that run there alone."""
+        ...
+
+    def gathering(self, loss_fn: LossFn) -> LossFn:
+        """The same loss of parameters as they are placed, with its gradient placed as they are."""
         ...
 
     def shard(self, batch: Any) -> Any:
@@ -43,52 +50,85 @@ class Parallel(Protocol):
         ...
 
     def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
-        """Compiles `function(replicated, sharded) -> replicated`."""
+        """Compiles `function(state, batch)` of what was placed and spread; its results are placed as a state is."""
         ...
 
 
 class Jit:
-    """One program over a mesh of all devices; it sees global batches, and XLA inserts the sums."""
+    """One program over a mesh of all devices; it sees global batches, and XLA inserts the sums.
+
+    With `shard_params`, each device keeps its share of the parameters, and of all that has their shapes: moments and
+    moving average (Rajbhandari et al., 2020, ZeRO, stage 3). A step gathers the parameters for its loss, scatters the
+    sums of the gradients and updates every share where it is.
+    """
 
     axis_name = None
 
-    def __init__(self, devices: list[jax.Device]):
+    def __init__(self, devices: list[jax.Device], *, shard_params: bool):
         self.num_devices = len(devices)
+        self._shard_params = shard_params
         # Auto axes: XLA propagates the shardings, as make_mesh's Explicit default would not.
         self.mesh = Mesh(np.array(devices), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
-        self._sharded = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        self._by_rows = NamedSharding(self.mesh, PartitionSpec(AXIS))
+
+    def _placement(self, tree: Any) -> Any:
+        """The shardings of a state's arrays, which follow from their shapes alone."""
+
+        def sharding(x):
+            divided = [axis for axis, size in enumerate(x.shape) if size % self.num_devices == 0]
+            if not self._shard_params or not divided or math.prod(x.shape) < SMALL:
+                return self._replicated
+            largest = max(divided, key=lambda axis: x.shape[axis])
+            return NamedSharding(self.mesh, PartitionSpec(*[None] * largest, AXIS))
+
+        return jax.tree.map(sharding, tree)
 
     def replicate(self, tree: Any) -> Any:
         if self._replicated.is_fully_addressable:
-            return jax.device_put(tree, self._replicated)
+            return jax.device_put(tree, self._placement(tree))
 
-        def put(x):  # each process on its own devices; device_put would compare the values of all processes first
+        def put(x, sharding):  # each process on its own devices; device_put would compare the values of all first
             if isinstance(x, jax.Array) and not x.is_fully_addressable:
                 return x
             x = np.asarray(x)
-            return jax.make_array_from_process_local_data(self._replicated, x, x.shape)
+            return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
-        return jax.tree.map(put, tree)
+        return jax.tree.map(put, tree, self._placement(tree))
 
     def unreplicate(self, tree: Any) -> Any:
         return tree
 
     def local(self, tree: Any) -> Any:
-        if self._replicated.is_fully_addressable:
-            return tree
-        return jax.tree.map(lambda x: x.addressable_data(0), tree)
+        def gather(x):  # and wait, so that the other devices never hold more than one array whole
+            return jax.block_until_ready(jax.device_put(x, self._replicated)).addressable_data(0)
+
+        return jax.tree.map(gather, tree)
+
+    def gathering(self, loss_fn: LossFn) -> LossFn:
+        if not self._shard_params:
+            return loss_fn
+
+        # Left to itself, XLA gathers a batch that is smaller than the parameters, and each device computes them all.
+        @jax.custom_vjp
+        def gather(params):
+            return jax.lax.with_sharding_constraint(params, self._replicated)
+
+        def scatter(_, gradient):
+            return (jax.lax.with_sharding_constraint(gradient, self._placement(gradient)),)
+
+        gather.defvjp(lambda params: (gather(params), None), scatter)
+        return lambda params, batch, key: loss_fn(gather(params), batch, key)
 
     def shard(self, batch: Any) -> Any:
-        return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, self._sharded), batch)
+        return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, self._by_rows), batch)
 
     def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
-        return jax.jit(
-            function,
-            in_shardings=(self._replicated, self._sharded),
-            out_shardings=self._replicated,
-            donate_argnums=(0,) if donate_state else (),
-        )
+        def placed(state, batch):
+            result = function(state, batch)
+            return jax.lax.with_sharding_constraint(result, self._placement(result))
+
+        return jax.jit(placed, in_shardings=(None, self._by_rows), donate_argnums=(0,) if donate_state else ())
 
 
 class Pmap:
@@ -112,7 +152,10 @@ class Pmap:
         return jax.tree.map(lambda x: x[0], tree)
 
     def local(self, tree: Any) -> Any:
-        return self.unreplicate(tree)
+        return jax.tree.map(lambda x: x.addressable_data(0)[0], tree)
+
+    def gathering(self, loss_fn: LossFn) -> LossFn:
+        return loss_fn
 
     def shard(self, batch: Any) -> Any:
         return jax.device_put(
@@ -127,10 +170,16 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int) -> Par
     """What `config.parallel` asks for.
 
     Raises:
-      UserError: an unknown mode, more devices than there are, or rows that do not divide among devices and steps.
+      UserError: an unknown mode or one that cannot shard parameters, more devices than there are, or rows that do not
+        divide among devices and steps.
     """
     if config.mode not in MODES:
         raise UserError(f"config.parallel.mode is {config.mode!r}; it must be one of {', '.join(MODES)}")
+    if config.shard_params and config.mode == "pmap":
+        raise UserError(
+            "config.parallel.shard_params is True and config.parallel.mode is 'pmap', which keeps a copy of the "
+            "parameters on each device; set the mode to 'jit', or shard_params to False"
+        )
     # Rows are shared among processes in their order, which the numbers of devices need not follow.
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     if jax.process_count() > 1:
@@ -147,7 +196,7 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int) -> Par
             f"{accumulation_steps} accumulation steps; set it to a multiple of {len(devices) * accumulation_steps}, or "
             "use other numbers of devices (config.parallel.num_devices) and steps (config.accumulation_steps)"
         )
-    return Pmap(devices) if config.mode == "pmap" else Jit(devices)
+    return Pmap(devices) if config.mode == "pmap" else Jit(devices, shard_params=config.shard_params)
 
 
 def _check_processes(config, devices: list[jax.Device]) -> None:
