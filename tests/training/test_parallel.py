@@ -59,7 +59,7 @@ def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, dropout=0.
         make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, axis_name=parallel.axis_name)
     )
     state = TrainState.create(7, initial_params(), optimizer)
-    after, metrics = jax.block_until_ready(step(parallel.replicate(state), parallel.shard(batch)))
+    after, metrics = jax.block_until_ready(step(parallel.place(state), parallel.shard(batch)))
     after, metrics = jax.device_get(parallel.unreplicate((after, metrics)))
     assert after.step == 1
     return jax.tree.map(np.subtract, jax.device_get(state.params), after.params), metrics
@@ -122,7 +122,7 @@ def test_evaluation_sums_over_devices(batch, mode):
     loss_fn = translation_loss(Transformer(ONE_LAYER), 0.1)
     params = initial_params()
     step = parallel.compile(make_eval_step(loss_fn, axis_name=parallel.axis_name))
-    result = parallel.unreplicate(step(parallel.replicate(params), parallel.shard(batch)))
+    result = parallel.unreplicate(step(parallel.place(params), parallel.shard(batch)))
     assert_close(jax.device_get(result), jax.device_get(loss_fn(params, batch, None)))
 
 
@@ -138,7 +138,7 @@ def learn(batch, num_devices, *, shard_params, accumulation_steps=1):
     step = make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, ema_decay=0.9)
     step = parallel.compile(step, donate_state=True)
     state = TrainState.create(7, init_params(WIDE, jax.random.key(1)), optimizer, keep_ema=True)
-    state, rows = parallel.replicate(state), parallel.shard(batch)
+    state, rows = parallel.place(state), parallel.shard(batch)
     for _ in range(STEPS):
         before = state
         state, _ = jax.block_until_ready(step(before, rows))
@@ -189,7 +189,7 @@ def test_of_sharded_parameters_each_device_holds_its_share(batch):
 def test_arrays_are_sharded_along_the_largest_axis_that_the_devices_divide():
     parallel = on_devices(8, shard_params=True)
     shapes = [(64, 72), (100, 64), (64, 4, 16), (99, 99), (8, 8)]
-    placed = parallel.replicate([np.zeros(shape, np.float32) for shape in shapes])
+    placed = parallel.place([np.zeros(shape, np.float32) for shape in shapes])
     shards = [leaf.addressable_shards[0].data.shape for leaf in placed]
     assert shards == [(64, 9), (100, 8), (8, 4, 16), (99, 99), (8, 8)]
 
@@ -198,7 +198,7 @@ def test_sharded_parameters_are_gathered_and_not_the_batch(batch):
     few = {side: rows[-8:] for side, rows in batch.items()}  # a row a device, less than any array of parameters
     parallel = on_devices(8, shard_params=True)
     loss_fn = parallel.gathering(translation_loss(Transformer(WIDE), 0.1))
-    state = parallel.replicate(TrainState.create(7, init_params(WIDE, jax.random.key(1)), OPTIMIZER))
+    state = parallel.place(TrainState.create(7, init_params(WIDE, jax.random.key(1)), OPTIMIZER))
     step = parallel.compile(make_train_step(loss_fn, OPTIMIZER))
     program = step.lower(state, parallel.shard(few)).compile().as_text()
     gathered = {tuple(map(int, shape.split(","))) for shape in re.findall(r"= f32\[([\d,]+)\]\S* all-gather", program)}

@@ -1,7 +1,8 @@
 """Several processes that train together: who is first, what it tells the others, how they stop and end together.
 
-Each process sees all devices, makes the same steps and holds the same parameters. What has an effect on the world the
-first one does alone. A program that never joins others is the first of one, and all functions here are free for it.
+Each process sees all devices, makes the same steps and holds the same parameters, or its share of them. What has an
+effect on the world the first one does alone. A program that never joins others is the first of one, and all functions
+here are free for it.
 
 What has to wait longer than a collective of the devices may, goes through the key-value store that
 `jax.distributed.initialize` opens between the processes.

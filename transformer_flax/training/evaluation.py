@@ -82,16 +82,16 @@ class Evaluator:
           check: called after every batch; what it raises ends the evaluation.
         """
         meter = Meter()
-        replicated = self._parallel.replicate(params)  # once for all batches, as averages come from the host
+        placed = self._parallel.place(params)  # once for all batches, as averages come from the host
         with self._progress.bar(f"{self._name} loss") as update:
             for k in range(self._batches.batches_per_epoch):
-                sums, counts = self._eval_step(replicated, self._parallel.shard(self._batches[k]))
+                sums, counts = self._eval_step(placed, self._parallel.shard(self._batches[k]))
                 meter.add(*self._parallel.unreplicate((sums, counts)))
                 update(k + 1, self._batches.batches_per_epoch)
                 check()
         examples = [self._pairs[i] for i in range(min(max_sentences or len(self._pairs), len(self._pairs)))]
         sources, references = ([example[side] for example in examples] for side in (0, 1))
-        self._translator.params = [self._parallel.local(replicated)]
+        self._translator.params = [self._parallel.local(placed)]
         with self._progress.bar(f"{self._name} translations") as update:
 
             def progress(done: int) -> None:

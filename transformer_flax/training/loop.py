@@ -182,14 +182,14 @@ class Trainer:
                 aside = self._checkpoints.put_aside(damaged)
                 self._progress.say(f"WARNING: {error}; it is put aside as {aside.name}")
             self._progress.say(f"resuming from step {step:,} in {self._workdir.path}")
-            return self._parallel.replicate(state), step, Meter(totals)
+            return self._parallel.place(state), step, Meter(totals)
         if unreadable:  # a disk or a device in trouble is likelier than as many damages
             newest = next(iter(unreadable.values()))
             raise UserError(
                 f"{newest}; no checkpoint can be read, and nothing was changed: run the same command when the cause is "
                 f"mended, or choose another --workdir. The cause: {newest.__cause__}"
             )
-        return self._parallel.replicate(self._init()), 0, Meter()
+        return self._parallel.place(self._init()), 0, Meter()
 
     def _is_evaluated_after(self, step: int) -> bool:
         every = self._config.eval.every

@@ -29,7 +29,7 @@ class Parallel(Protocol):
         """What the step must sum over by itself."""
         ...
 
-    def replicate(self, tree: Any) -> Any:
+    def place(self, tree: Any) -> Any:
         """Puts a state, or parameters, of host or device arrays on the devices: a copy on each, or on each a shard."""
         ...
 
@@ -84,7 +84,7 @@ class Jit:
 
         return jax.tree.map(sharding, tree)
 
-    def replicate(self, tree: Any) -> Any:
+    def place(self, tree: Any) -> Any:
         if self._replicated.is_fully_addressable:
             return jax.device_put(tree, self._placement(tree))
 
@@ -142,7 +142,7 @@ class Pmap:
         # pmap wants a leading axis of devices, and each of its entries on its own.
         self._by_device = NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
 
-    def replicate(self, tree: Any) -> Any:
+    def place(self, tree: Any) -> Any:
         def stack(x):
             return jnp.broadcast_to(x, (self.num_devices, *jnp.shape(x)))
 
