@@ -53,7 +53,7 @@ class Bench:
 
     def bare(self, start: int, stop: int) -> float:
         """Seconds of the same steps without anything else."""
-        state = self._parallel.replicate(self._trainer._init())
+        state = self._parallel.place(self._trainer._init())
         batches = [self._parallel.shard(self._data.train[step]) for step in range(start, stop)]
         for batch in batches[:WARM]:
             state, _ = self._trainer._train_step(state, batch)

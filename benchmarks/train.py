@@ -65,7 +65,7 @@ class Step:
         loss_fn = translation_loss(Transformer(config), defaults.label_smoothing)
         train_step = parallel.compile(make_train_step(loss_fn, optimizer), donate_state=True)
         params = init_params(config, jax.random.key(0))
-        self._state = parallel.replicate(TrainState.create(0, params, optimizer))
+        self._state = parallel.place(TrainState.create(0, params, optimizer))
         self._batch, self._steps = parallel.shard(batch), steps
         with tempfile.TemporaryDirectory() as cache:
             jax.config.update("jax_compilation_cache_dir", cache)
