@@ -1,15 +1,19 @@
 """How fast the search is: python benchmarks/decode.py [--sizes=small,base] [--beam_sizes=1,4] [--json=FILE].
 
 A random model translates random sentences, every output forced to the same length. Sentences and output tokens a
-second, the median of interleaved runs with the slowest and the fastest. `--without_cache` adds the same search with a
-model that decodes the whole output anew at each step.
+second, the median of interleaved runs with the slowest and the fastest. On a CPU, in float32, CTranslate2 stands beside
+them where it is installed, with the same model, as many threads and outputs as long. `--without_cache` adds the same
+search with a model that decodes the whole output anew at each step.
 """
 
 import dataclasses
 import functools
+import importlib.util
 import json
+import os
 import pathlib
 import sys
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +30,16 @@ from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.decoding.search import Bounds, beam_search, follow, greedy_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.attention import causal_mask, padding_mask
+from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.transformer import Transformer, init_params, shift_right
 from transformer_flax.special_tokens import NUM_SPECIAL
 
 SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")
 BEAM_SIZE = flags.DEFINE_list("beam_sizes", ["1", "4"], "hypotheses a sentence; 1 is greedy search")
-BATCH = flags.DEFINE_integer("batch_size", 16, "sentences at a time")
-LENGTH = flags.DEFINE_integer("length", 64, "tokens of each output")
-SOURCE_LENGTH = flags.DEFINE_integer("source_length", 32, "tokens of each input")
+BATCH = flags.DEFINE_integer("batch_size", 32, "sentences at a time")
+LENGTH = flags.DEFINE_integer("length", 32, "tokens of each output")
+SOURCE_LENGTH = flags.DEFINE_integer("source_length", 24, "tokens of each input")
+PEER = flags.DEFINE_bool("ctranslate2", None, "also search with CTranslate2; by default where it can")
 DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "of the computation")
 REPEATS = flags.DEFINE_integer("repeats", 5, "timed calls of each search")
 WITHOUT_CACHE = flags.DEFINE_bool("without_cache", False, "also search with a model that remembers nothing")
@@ -79,8 +85,25 @@ def make_search(begin, model: Transformer, params, source, beam_size: int, lengt
     return functools.partial(search, params, source)
 
 
+def can_compare() -> bool:
+    """Whether CTranslate2 is there and would do the same work."""
+    on_cpu = jax.devices()[0].platform == "cpu"
+    return on_cpu and DTYPE.value == "float32" and importlib.util.find_spec("ctranslate2") is not None
+
+
+def make_peer_search(config: TransformerConfig, params, source, beam_size: int, length: int):
+    """CTranslate2's search of as many tokens, which end with no end symbol."""
+    from benchmarks import ctranslate2_peer
+
+    with tempfile.TemporaryDirectory() as folder:
+        ctranslate2_peer.save(config, params, pathlib.Path(folder))
+        threads = len(os.sched_getaffinity(0))  # as XLA takes
+        return ctranslate2_peer.make_search(pathlib.Path(folder), source, beam_size, length, threads=threads)
+
+
 def main(_) -> None:
     batch, length = BATCH.value, LENGTH.value
+    compare = can_compare() if PEER.value is None else PEER.value
     searches = {}
     for size in SIZE.value:
         config = dataclasses.replace(SIZES[size], dtype=DTYPE.value)
@@ -90,6 +113,8 @@ def main(_) -> None:
         for beam_size in map(int, BEAM_SIZE.value):
             name = f"{size}, beam {beam_size}"
             searches[name] = make_search(as_step, model, params, source, beam_size, length)
+            if compare:
+                searches[f"{name}, CTranslate2"] = make_peer_search(config, params, source, beam_size, length)
             if WITHOUT_CACHE.value:
                 searches[f"{name}, no cache"] = make_search(
                     begin_without_cache, model, params, source, beam_size, length
@@ -112,6 +137,9 @@ def main(_) -> None:
         if slow := timings.get(f"{name}, no cache"):
             np.testing.assert_allclose(slow.result.scores, timing.result.scores, rtol=1e-3, err_msg=name)
             console.print(f"{name}: {slow.median / timing.median:.1f} times as fast as without a cache, same scores")
+        if peer := timings.get(f"{name}, CTranslate2"):
+            ratio, low, high = timing.times_as_fast_as(peer)
+            console.print(f"{name}: {ratio:.2f} ({low:.2f} to {high:.2f}) times as fast as CTranslate2")
     if JSON.value is not None:
         figures = {
             name: {"median": timing.median, "low": timing.low, "high": timing.high, "first": timing.first}

@@ -15,15 +15,30 @@ import rich.progress
 class Timing:
     """Seconds of one call."""
 
-    median: float
-    low: float
-    high: float
+    seconds: tuple[float, ...]  # round by round
     first: float  # the first call, which compiles
     result: Any  # of the first call
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def low(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def high(self) -> float:
+        return max(self.seconds)
 
     def per_second(self, count: int) -> str:
         """So many of a thing done in a call, as `median (from worst to best)` a second."""
         return f"{count / self.median:,.1f} ({count / self.high:,.1f} to {count / self.low:,.1f})"
+
+    def times_as_fast_as(self, other: "Timing") -> tuple[float, float, float]:
+        """(median, least, greatest) of the ratios in each round, which slow hours of the machine leave alone."""
+        ratios = [theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True)]
+        return statistics.median(ratios), min(ratios), max(ratios)
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
@@ -42,8 +57,4 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dic
 
         first = {name: timed(function) for name, function in functions.items()}
         rounds = [{name: timed(function)[0] for name, function in functions.items()} for _ in range(repeats)]
-    timings = {}
-    for name in functions:
-        seconds = [each[name] for each in rounds]
-        timings[name] = Timing(statistics.median(seconds), min(seconds), max(seconds), *first[name])
-    return timings
+    return {name: Timing(tuple(each[name] for each in rounds), *first[name]) for name in functions}
