@@ -44,6 +44,8 @@ TINY = TransformerConfig(
     pre_norm=False,
     tie_embeddings=True,
     attention_bias=False,
+    scan_layers=False,
+    remat="none",
     dtype="float32",
 )
 VARIANTS = {
