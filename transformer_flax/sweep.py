@@ -8,8 +8,8 @@ failed.
 import pathlib
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -19,6 +19,7 @@ from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
     from transformer_flax.ablation.jobs import Recipe, Run
+    from transformer_flax.ablation.launch import Launcher
 
 ROOT = pathlib.Path(__file__).parents[1]
 sys.path.insert(1, str(ROOT))  # where configs/ lies, which is not part of the package
@@ -47,6 +48,11 @@ JOBS = flags.DEFINE_integer(
     "jobs", 1, "runs at a time; GPUs are shared out among them, or cores where there are none", 1
 )
 VECTORIZE = flags.DEFINE_bool("vectorize_seeds", False, "train all seeds of a variant in one program, a run at a time")
+LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local", "slurm"], "train on this machine, or as jobs of Slurm")
+PARTITION = flags.DEFINE_string("partition", None, "of Slurm; default: the cluster's")
+TIME_LIMIT = flags.DEFINE_integer("time_limit", None, "minutes of a Slurm job, which is queued again; default 1440", 3)
+DEVICES = flags.DEFINE_integer("devices", None, "GPUs of a Slurm job; default none", 0)
+SBATCH = flags.DEFINE_multi_string("sbatch", [], "another option of Slurm's sbatch, such as account=lab")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "show the runs, what they cost and their commands, and train nothing")
 
 
@@ -60,7 +66,6 @@ def main() -> None:
 
     from transformer_flax.ablation import grid
     from transformer_flax.ablation.jobs import Recipe
-    from transformer_flax.ablation.launch import Local, slots
     from transformer_flax.ablation.provenance import head
     from transformer_flax.ablation.sweep import sweep
 
@@ -83,13 +88,33 @@ def main() -> None:
         _list(runs, recipe)
         return
     command = shlex.join(["python", "-m", "transformer_flax.sweep", *map(_short, ARGUMENTS)])
-    machine = slots(JOBS.value, base.parallel.num_devices)
-    sweep(
-        runs,
-        recipe,
-        head(base, command),
-        lambda inherited: Local(machine, recipe.command, inherited),
-        together=VECTORIZE.value,
+    sweep(runs, recipe, head(base, command), _launcher(recipe), together=VECTORIZE.value)
+
+
+def _launcher(recipe: "Recipe") -> "Callable[[IO], Launcher]":
+    """What trains the jobs, as the flags say."""
+    from transformer_flax.ablation.launch import Local, slots
+    from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_slurm
+
+    if LAUNCHER.value == "local":
+        for name in ("partition", "time_limit", "devices", "sbatch"):
+            if flags.FLAGS[name].present:
+                raise UserError(f"--{name} is for --launcher=slurm, which is not given")
+        machine = slots(JOBS.value or 1, recipe.base.parallel.num_devices)
+        return lambda inherited: Local(machine, recipe.command, inherited)
+    require_slurm()
+    options = {}
+    for option in SBATCH.value:
+        name, equals, value = option.removeprefix("--").partition("=")
+        options[name] = value if equals else True
+    return lambda inherited: Slurm(
+        recipe.workdir,
+        recipe.command,
+        at_a_time=JOBS.value or MOST_AT_A_TIME,
+        minutes=TIME_LIMIT.value or 24 * 60,
+        partition=PARTITION.value or "",
+        devices=DEVICES.value or 0,
+        options=options,
     )
 
 

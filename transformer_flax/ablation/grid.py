@@ -30,7 +30,7 @@ PARSERS = {  # those that the command line has for config fields
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Variant:
     """A config of a sweep, which is trained once for each seed."""
 

@@ -39,7 +39,7 @@ class Progress:
     scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # of the last step, by split
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Run:
     """A variant with a seed."""
 
@@ -115,7 +115,7 @@ class Run:
                 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Job:
     """What one process trains: a run, or some seeds of a variant at a time."""
 
