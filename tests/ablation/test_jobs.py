@@ -11,7 +11,7 @@ from tests.ablation.test_results import HEAD
 from transformer_flax.ablation.estimate import Estimator, assumed_flops
 from transformer_flax.ablation.grid import variants
 from transformer_flax.ablation.jobs import Job, Recipe, folder_name, measure
-from transformer_flax.ablation.results import Result
+from transformer_flax.ablation.results import Journal, Result
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.errors import UserError
 
@@ -157,6 +157,14 @@ def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(
     (made.workdir / "photographs").mkdir()
     with pytest.raises(UserError, match="holds no sweep, but photographs"):
         sweep(runs, made, HEAD, never)
+
+
+def test_a_directory_of_a_sweep_of_another_base_is_refused(tmp_path):
+    made = recipe(tmp_path / "sweep")
+    made.workdir.mkdir()
+    Journal(made.workdir / "results.jsonl", HEAD)
+    with pytest.raises(UserError, match=r"another base:\n  config\.model\.dropout: 0\.1 there, 0\.05 now"):
+        sweep([], made, HEAD | {"config": HEAD["config"] | {"model.dropout": 0.05}}, never)
 
 
 def test_a_directory_with_a_run_of_another_config_is_refused(tmp_path, finished):
