@@ -14,6 +14,7 @@ from transformer_flax.training.progress import duration
 WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
 STYLES = {WAITING: "dim", RUNNING: "bold", FINISHED: "green", FAILED: "red"}
 FIRST_CUT = (FINISHED, WAITING, FAILED, RUNNING)  # where a terminal has not lines enough
+LEFT = ("run", "variant", "state", "")  # columns of words
 AROUND = 6  # lines of a table that are no rows
 
 
@@ -77,7 +78,7 @@ class Board:
 def _table(title: str, columns: list[str]) -> rich.table.Table:
     table = rich.table.Table(title=title or None, title_justify="left", box=rich.box.SIMPLE_HEAD)
     for column in columns:
-        table.add_column(column, overflow="fold", justify="left" if column in ("run", "state", "") else "right")
+        table.add_column(column, overflow="fold", justify="left" if column in LEFT else "right")
     return table
 
 

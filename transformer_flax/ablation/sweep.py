@@ -197,13 +197,12 @@ class _Sweep:
     def _left(self) -> str:
         """About how long it will take, once a run of the sweep has finished."""
         estimator = Estimator(self._runs, self._journal.results)
-        if not estimator.measured:
+        left = [run for run in self._runs if self._lines[run.path].state in (board.WAITING, board.RUNNING)]
+        if not estimator.measured or not left:
             return ""
-        seconds = 0.0
-        for run in self._runs:
-            line = self._lines[run.path]
-            if line.state in (board.WAITING, board.RUNNING):
-                seconds += estimator.cost(run).seconds * (1 - line.progress.step / run.steps)
+        seconds = sum(
+            estimator.cost(run).seconds * (1 - self._lines[run.path].progress.step / run.steps) for run in left
+        )
         return f", about {duration(seconds / self._launcher.at_a_time)} left"
 
     def _report(self) -> None:
