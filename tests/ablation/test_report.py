@@ -81,25 +81,31 @@ class Page(html.parser.HTMLParser):
 
 def test_every_effect_stands_beside_the_papers(written):
     head, *rows = cells((written / "report.md").read_text(), "row")
-    assert head[2:] == [
-        "log-perplexity, nats a piece", "p (corrected)", "paper's log-perplexity",
-        "BLEU, points", "p (corrected)", "paper's BLEU",
-    ]  # fmt: skip
+    assert head == [
+        "row",
+        *("log-perplexity, nats a piece", "paper's log-perplexity", "p (corrected)"),
+        *("BLEU, points", "paper's BLEU", "p (corrected)"),
+        "changes",
+    ]
     comparison = compare(unfinished())
     assert [row[0] for row in rows] == [entry.variant for entry in comparison.rows if entry.effects]
     by_name = {row[0]: row for row in rows}
     for entry in comparison.rows[1:]:
-        effect, shown = entry.effects[BLEU], by_name[entry.variant][5]
+        effect, shown = entry.effects[BLEU], by_name[entry.variant][4]
         assert float(re.match(r"[*]*([-+\d.]+)", shown)[1]) == pytest.approx(effect.ours.value, abs=0.005)
         assert shown.startswith("**") == effect.significant
         if effect.ours.interval:
             half = (effect.ours.interval[1] - effect.ours.interval[0]) / 2
             assert float(re.search(r"± ([\d.]+)", shown)[1]) == pytest.approx(half, abs=0.005)
-    assert by_name["A-h1"][1] == "num_heads 1, d_k 512, d_v 512"
-    assert by_name["C-N2"][4] == f"{math.log(6.11 / 4.92):+.3f} ✓"
-    assert by_name["C-N2"][7] == "-2.1 ✓"
-    assert by_name["A-h16"][7] == "+0.0"  # the paper's effect has no sign
-    assert by_name["D-ls0.2"][5:7] == [f"{comparison.rows[-2].effects[BLEU].ours.value:+.2f}", "—"]  # one seed
+    assert by_name["A-h1"][7] == "num_heads 1, d_k 512, d_v 512"
+    assert by_name["C-N2"][2] == f"{math.log(6.11 / 4.92):+.3f} ✓"
+    assert by_name["C-N2"][5] == "-2.1 ✓"
+    assert by_name["A-h16"][5] == "+0.0"  # the paper's effect has no sign
+    assert by_name["D-ls0.2"][4:7] == [
+        f"{comparison.rows[-2].effects[BLEU].ours.value:+.2f}",
+        "-0.1 ✓",
+        "—",
+    ]  # one seed
 
 
 def test_every_score_stands_beside_the_papers(written):
@@ -108,12 +114,12 @@ def test_every_score_stands_beside_the_papers(written):
     by_name = {row[0]: row for row in rows}
     base = compare(unfinished()).base
     mean, (low, high) = base.means[BLEU].value, base.means[BLEU].interval
-    assert by_name["base"][1:6] == ["3", "3.48", "1.23e14", "3,000", "20.0"]
-    assert by_name["base"][7:] == [f"{mean:.2f} [{low:.2f}, {high:.2f}]", "65", "4.92", "25.8"]
+    assert by_name["base"][2:5] == ["4.92", f"{mean:.2f} [{low:.2f}, {high:.2f}]", "25.8"]
+    assert by_name["base"][5:] == ["3.48", "65", "3", "3,000", "20.0", "1.23e14"]
     perplexities = [result.scores["valid"]["perplexity"] for result in unfinished() if result.variant == "base"]
-    assert by_name["base"][6].startswith(f"{np.prod(perplexities) ** (1 / 3):.3f} [")
-    assert by_name["D-ls0.2"][1] == "1"
-    assert re.fullmatch(r"[\d.]+", by_name["D-ls0.2"][7])  # no interval
+    assert by_name["base"][1].startswith(f"{np.prod(perplexities) ** (1 / 3):.3f} [")
+    assert by_name["D-ls0.2"][7] == "1"  # of seeds
+    assert re.fullmatch(r"[\d.]+", by_name["D-ls0.2"][3])  # no interval
 
 
 def test_what_is_missing_is_told_with_the_command_that_finishes_it(written):
@@ -174,7 +180,7 @@ def test_the_same_results_give_the_same_files_whatever_their_order(tmp_path):
 def test_number_words_are_scored_by_exact_matches(tmp_path):
     results = made.sweep(["base", "A-h1", "A-h4", "B-dk16", "C-N2"], range(2), words=True, curve=[])
     text = report.write(results, made.BASE, tmp_path).read_text()
-    assert cells(text, "row")[0][5:] == ["exact match, % of sentences", "p (corrected)", "paper's BLEU"]
+    assert cells(text, "row")[0][4:7] == ["exact match, % of sentences", "paper's BLEU", "p (corrected)"]
     assert "**Exact match**, beside the paper's BLEU: of the 4 rows" in text
     assert "as BLEU, which counts four words in a row, is 0 in all runs" in text
     assert "nrefs" not in text

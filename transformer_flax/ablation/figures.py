@@ -170,7 +170,7 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
             _curve(axes, entry, measure, colour)
         if not measure.more_is_better:
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_locator(ticker.NullLocator())
         axes.set(

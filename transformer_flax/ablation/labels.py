@@ -23,7 +23,7 @@ def label_points(
       points: [N] of (x, y).
       names, colours: [N].
     """
-    renderer = FigureCanvasAgg(axes.figure).get_renderer()
+    renderer = FigureCanvasAgg(axes.get_figure(root=True)).get_renderer()
     scale = axes.figure.dpi / 72  # pixels in a typographic point
     sides = np.sign(OFFSETS)  # on which of its sides a name's box lies
     places = axes.transData.transform(points)  # [N, 2], in pixels

@@ -9,15 +9,17 @@ import markdown_it
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --line: #d1d9e0; --shade: #f6f8fa; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --line: #3d444d; --shade: #151b23; } }
-body { margin: 2rem auto; padding: 0 1rem; max-width: 68rem; color: var(--ink); background: var(--paper);
+body { margin: 2rem auto; padding: 0 1rem; max-width: 72rem; color: var(--ink); background: var(--paper);
        font: 16px/1.55 system-ui, sans-serif; }
 h1, h2 { line-height: 1.25; margin: 2.2rem 0 0.8rem; }
 h1 { margin-top: 0; }
 p, li { max-width: 46rem; }
-table { display: block; overflow-x: auto; width: max-content; max-width: 100%; border-collapse: collapse;
+p:has(img) { max-width: none; }
+table { display: block; overflow-x: auto; margin: 1.5rem 0; border-collapse: collapse;
         font-size: 0.85rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { background: var(--shade); text-align: left; }
+th, td { padding: 0.3rem 0.7rem; border-bottom: 1px solid var(--line); text-align: left; }
+th { background: var(--shade); vertical-align: bottom; }
+td:first-child, td[style] { white-space: nowrap; }
 .sortable th { cursor: pointer; }
 tbody tr:hover { background: var(--shade); }
 code, pre { font: 0.85rem/1.5 ui-monospace, monospace; }

@@ -74,9 +74,9 @@ def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collectio
     if parts:
         blocks += ["## Scores", *shown("scores"), *(levels_table(entries, comparison) for entries in parts)]
         blocks += [
-            "Means over seeds, of perplexity the geometric one, with 95 % intervals where seeds differ. Parameters are "
-            "in millions; FLOPs are those of the model's matrix products over the whole training; minutes are of "
-            "training, on a machine that may have had other work."
+            "Means over seeds, of perplexity the geometric one, with 95 % intervals where seeds differ. Minutes are of "
+            "training, on a machine that may have had other work; FLOPs are those of the model's matrix products over "
+            "the whole training."
         ]
     if "curves_score" in pictures:
         blocks += ["## Curves", "On the validation split: the mean over seeds, and each seed as a faint line."]
@@ -186,7 +186,7 @@ def _swept(base: Mapping[str, Any]) -> list[str]:
         _code(base["command"]),
         f"Commit {as_text(base['commit'])}, on {as_text(base['hardware'])}, with {as_text(versions)}. The base, beside "
         "the paper's:",
-        table(["field", "here", "the paper"], sizes, words=1),
+        table(["field", "here", "the paper"], sizes),
         "All of its config:",
         _code("\n".join(f"{field} = {json.dumps(value, ensure_ascii=False)}" for field, value in config.items())),
     ]

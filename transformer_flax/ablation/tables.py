@@ -1,7 +1,7 @@
 """The tables of a sweep's report, in Markdown."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -14,46 +14,49 @@ NONE = "—"
 def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:
     """What each variant but base changes, in both measures; of rows of table 3 beside the paper's."""
     papers = any(entry.row for entry in entries)
-    head = ["row" if papers else "variant", "changes"]
+    head = ["row" if papers else "variant"]
     for measure in comparison.measures:
-        head += [f"{measure.name}, {measure.unit}", "p (corrected)"]
+        head += [f"{measure.name}, {measure.unit}"]
         head += [f"paper's {measure.paper_name}"] if papers else []
+        head += ["p (corrected)"]
     rows = []
     for entry in entries:
         if entry is comparison.base:
             continue
-        row = [as_text(entry.variant), _changes(entry)]
+        row = [as_text(entry.variant)]
         for measure in comparison.measures:
             effect = entry.effects[measure]
-            row += [_difference(effect, measure.digits), _ps(effect)]
+            row += [_difference(effect, measure.digits)]
             row += [_papers(effect, measure)] if papers else []
-        rows.append(row)
-    return table(head, rows, words=2)
+            row += [_ps(effect)]
+        rows.append([*row, _changes(entry)])
+    return table([*head, "changes"], rows, words=(0, len(head)))
 
 
 def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
     """What each variant reached and took; of rows of table 3 beside the paper's."""
     papers = any(entry.row for entry in entries)
     perplexity, score = comparison.measures
-    head = ["row" if papers else "variant", "seeds", "parameters", "FLOPs", "steps", "minutes"]
-    head += [perplexity.level_name, score.level_name]
-    head += ["paper's parameters", "paper's perplexity", "paper's BLEU"] if papers else []
+    beside = ["perplexity", "BLEU", "parameters"]
+    head = [perplexity.level_name, score.level_name, "parameters, millions"]
+    if papers:
+        head = [name for pair in zip(head, [f"paper's {name}" for name in beside], strict=True) for name in pair]
     rows = []
     for entry in entries:
         run = entry.runs[0]
-        row = [as_text(entry.variant), str(len(entry.runs)), f"{run.parameters / 1e6:.3g}", _flops(run.flops)]
-        row += [f"{run.steps:,}", f"{np.mean([each.seconds for each in entry.runs]) / 60:.1f}"]
-        row += [_level(perplexity, entry.means[perplexity], 3), _level(score, entry.means[score], score.digits)]
-        if papers and entry.row:
-            published = entry.row.parameters
-            row += [str(published) if published else "", f"{entry.row.perplexity:.2f}", f"{entry.row.bleu:.1f}"]
-        rows.append(row)
-    return table(head, rows, words=1)
+        row = [_level(perplexity, entry.means[perplexity], 3), _level(score, entry.means[score], score.digits)]
+        row += [f"{run.parameters / 1e6:.3g}"]
+        if entry.row:
+            published = [f"{entry.row.perplexity:.2f}", f"{entry.row.bleu:.1f}", str(entry.row.parameters or "")]
+            row = [cell for pair in zip(row, published, strict=True) for cell in pair]
+        row += [str(len(entry.runs)), f"{run.steps:,}", f"{np.mean([each.seconds for each in entry.runs]) / 60:.1f}"]
+        rows.append([as_text(entry.variant), *row, _flops(run.flops)])
+    return table(["row" if papers else "variant", *head, "seeds", "steps", "minutes", "FLOPs"], rows)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int) -> str:
-    """The first `words` columns are of words, the others of numbers."""
-    align = ["---" if column < words else "---:" for column in range(len(head))]
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[int] = (0,)) -> str:
+    """Of these columns are words, of the others numbers."""
+    align = ["---" if column in words else "---:" for column in range(len(head))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, align, *rows))
 
 
