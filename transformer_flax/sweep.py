@@ -54,9 +54,17 @@ TIME_LIMIT = flags.DEFINE_integer("time_limit", None, "minutes of a Slurm job, w
 DEVICES = flags.DEFINE_integer("devices", None, "GPUs of a Slurm job; default none", 0)
 SBATCH = flags.DEFINE_multi_string("sbatch", [], "another option of Slurm's sbatch, such as account=lab")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "show the runs, what they cost and their commands, and train nothing")
+REPORT_ONLY = flags.DEFINE_bool("report_only", False, "make the report of --workdir anew, and train nothing")
 
 
 def main() -> None:
+    workdir = pathlib.Path(WORKDIR.value or f"runs/sweep-{CONFIG.value.name}")
+    if REPORT_ONLY.value:
+        from transformer_flax.ablation.results import RESULTS, read
+        from transformer_flax.ablation.sweep import write_report
+
+        print(f"report: {write_report(workdir, *read(workdir / RESULTS))}")
+        return
     if not (ROOT / "train.py").exists():
         raise UserError(f"sweeps start train.py, which does not lie beside the package in {ROOT}; use a clone of it")
     # Not before the flags are checked: JAX takes seconds to load.
@@ -81,7 +89,7 @@ def main() -> None:
         config=_short(config_flags.get_config_filename(flags.FLAGS["config"])),
         base=base,
         overrides=overrides,
-        workdir=pathlib.Path(WORKDIR.value or f"runs/sweep-{base.name}"),
+        workdir=workdir,
     )
     runs = recipe.runs(variants, SEEDS.value)
     if DRY_RUN.value:

@@ -20,6 +20,7 @@ from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.progress import duration
 from transformer_flax.training.workdir import Workdir
 
+REPORT = "report"  # a folder
 LOCK = ".lock"  # held by the sweep
 JOBS_LOCK = ".jobs.lock"  # held by its processes too, as long as one of them lives
 POLL = 0.5  # seconds
@@ -58,10 +59,18 @@ def sweep(
         journal = Journal(recipe.workdir / RESULTS, head)
         journal.require_same_variants({run.variant.name: run.variant.changes for run in runs})
         failed = _Sweep(runs, recipe, journal, make_launcher(inherited), interruption).run(together=together)
+        print(f"report: {write_report(recipe.workdir, journal.head, journal.results)}")
     if failed:
         many = f"{len(failed)} of {len(runs)} runs failed" if len(failed) > 1 else f"a run of {len(runs)} failed"
         raise UserError(f"{many}: {', '.join(map(str, failed))}; the same command tries again")
     return journal.results
+
+
+def write_report(workdir: pathlib.Path, head: dict[str, Any], results: Sequence[Result]) -> pathlib.Path:
+    """Makes the report of a sweep anew; returns its file."""
+    from transformer_flax.ablation import report  # now that it is needed: drawing takes seconds to load
+
+    return report.write(results, head, workdir / REPORT)
 
 
 @contextlib.contextmanager
