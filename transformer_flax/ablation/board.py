@@ -30,10 +30,14 @@ class Line:
 
 
 class Board:
-    """A context in which a sweep's runs are shown."""
+    """A context in which a sweep's runs are shown.
 
-    def __init__(self):
-        self._console = rich.console.Console(highlight=False, emoji=False, soft_wrap=True)
+    Args:
+      console: to show them on; default: standard output.
+    """
+
+    def __init__(self, console: rich.console.Console | None = None):
+        self._console = console or rich.console.Console(highlight=False, emoji=False, soft_wrap=True)
         self._live = rich.live.Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
 
     def __enter__(self) -> "Board":
