@@ -45,13 +45,19 @@ VARIANTS = flags.DEFINE_string(
 MANY = flags.DEFINE_bool("many", False, "more than 1,000 runs are meant")
 WORKDIR = flags.DEFINE_string("workdir", None, "where the sweep lies, and goes on; default runs/sweep-<config.name>")
 JOBS = flags.DEFINE_integer(
-    "jobs", 1, "runs at a time; GPUs are shared out among them, or cores where there are none", 1
+    "jobs",
+    None,
+    "runs at a time; default: 1 on this machine, 256 in Slurm. On this machine its GPUs are shared out among them, or "
+    "its cores where there are none",
+    1,
 )
-VECTORIZE = flags.DEFINE_bool("vectorize_seeds", False, "train all seeds of a variant in one program, a run at a time")
+VECTORIZE = flags.DEFINE_bool("vectorize_seeds", False, "train all seeds of a variant together, in one program")
 LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local", "slurm"], "train on this machine, or as jobs of Slurm")
 PARTITION = flags.DEFINE_string("partition", None, "of Slurm; default: the cluster's")
-TIME_LIMIT = flags.DEFINE_integer("time_limit", None, "minutes of a Slurm job, which is queued again; default 1440", 3)
-DEVICES = flags.DEFINE_integer("devices", None, "GPUs of a Slurm job; default none", 0)
+TIME_LIMIT = flags.DEFINE_integer(
+    "time_limit", None, "minutes of a Slurm job; a run that needs more is queued again; default 1440", 3
+)
+DEVICES = flags.DEFINE_integer("devices", None, "GPUs of a Slurm job; default 0", 0)
 SBATCH = flags.DEFINE_multi_string("sbatch", [], "another option of Slurm's sbatch, such as account=lab")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "show the runs, what they cost and their commands, and train nothing")
 REPORT_ONLY = flags.DEFINE_bool("report_only", False, "make the report of --workdir anew, and train nothing")

@@ -132,7 +132,7 @@ def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
     )
     assumed = Estimator([base], [], rate=1e9)
     assert assumed.measured == 0
-    assert assumed.cost(base).seconds == pytest.approx(assumed_flops(base.variant.config) / 1e9 / 0.3)
+    assert assumed.cost(base).seconds == pytest.approx(assumed_flops(base.variant) / 1e9 / 0.3)
     assert assumed.cost(base).parameters == 700_416  # as training says
     measured = Estimator([base, half, longer], [result(base), result(half, flops=5e8, seconds=5.0)])
     cost = measured.cost(longer)

@@ -1,6 +1,8 @@
 """What a sweep will cost, before it is made."""
 
 import dataclasses
+import functools
+import math
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
+from transformer_flax.ablation.grid import Variant
 from transformer_flax.ablation.jobs import Run
 from transformer_flax.ablation.results import Result
 from transformer_flax.errors import UserError
@@ -32,8 +35,10 @@ def parameters(config: ConfigDict) -> int:
     return sum(count_parameters(model_config(config, config.data.vocab_size)).values())
 
 
-def assumed_flops(config: ConfigDict) -> float:
+@functools.cache
+def assumed_flops(variant: Variant) -> float:
     """Of all steps of a run, were its batches full of sentences of a typical length; nothing is read for it."""
+    config = variant.config
     length = max(2, round(TYPICAL_LENGTH * config.data.max_length))
     lengths = np.full(max(1, config.data.tokens_per_batch // length), length)
     return float(config.steps) * training_flops(model_config(config, config.data.vocab_size), lengths, lengths)
@@ -49,7 +54,7 @@ class Estimator:
     """
 
     def __init__(self, runs: Sequence[Run], results: Sequence[Result], rate: float | None = None):
-        assumed = {(run.variant.name, run.seed): assumed_flops(run.variant.config) for run in runs}
+        assumed = {(run.variant.name, run.seed): assumed_flops(run.variant) for run in runs}
         known = [r for r in results if r.finished and (r.variant, r.seed) in assumed]
         expected = sum(assumed[r.variant, r.seed] for r in known)
         self.measured = len(known)
@@ -61,9 +66,11 @@ class Estimator:
             self._seconds = 1 / (rate * UTILISATION)
 
     def cost(self, run: Run) -> Cost:
-        assumed = assumed_flops(run.variant.config)
-        seconds = self._seconds * assumed if self._seconds else float("nan")
-        return Cost(parameters(run.variant.config), self._flops * assumed, seconds)
+        return Cost(parameters(run.variant.config), self._flops * assumed_flops(run.variant), self.seconds(run))
+
+    def seconds(self, run: Run) -> float:
+        """Of a run, as a part of its cost; NaN where nothing is known."""
+        return self._seconds * assumed_flops(run.variant) if self._seconds else math.nan
 
 
 def measured_rate(dtype: str) -> float:

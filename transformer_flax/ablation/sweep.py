@@ -127,8 +127,9 @@ class _Sweep:
         with Board() as self._board:
             todo = [run for run in self._runs if not self._is_done(run)]
             done = len(self._runs) - len(todo)
-            already = f", of which {done:,} have finished before" if done else ""
-            self._board.say(f"{len(self._runs):,} runs in {self._recipe.workdir}{already}")
+            already = f", of which {done:,} had finished before" if done else ""
+            count = f"{len(self._runs):,} run{'s' * (len(self._runs) > 1)}"
+            self._board.say(f"{count} in {self._recipe.workdir}{already}")
             self._launcher.submit(_jobs(todo, together=together))
             while self._launcher.left():
                 for job, problem in self._launcher.poll():
@@ -192,9 +193,10 @@ class _Sweep:
                     self._board.say(f"{run} {begins}")
                 elif self._board.is_live:
                     self._refresh(run)
-        states = collections.Counter(line.state for line in self._lines.values())
-        summary = ", ".join(f"{count:,} {state}" for state, count in states.items())
-        self._board.update(list(self._lines.values()), f"{summary}{self._left()}")
+        if self._board.is_live:
+            states = collections.Counter(line.state for line in self._lines.values())
+            summary = ", ".join(f"{count:,} {state}" for state, count in states.items())
+            self._board.update(list(self._lines.values()), f"{summary}{self._left()}")
 
     def _refresh(self, run: Run) -> None:
         file = Workdir(run.path).metrics_file
@@ -209,10 +211,8 @@ class _Sweep:
         left = [run for run in self._runs if self._lines[run.path].state in (board.WAITING, board.RUNNING)]
         if not estimator.measured or not left:
             return ""
-        seconds = sum(
-            estimator.cost(run).seconds * (1 - self._lines[run.path].progress.step / run.steps) for run in left
-        )
-        return f", about {duration(seconds / self._launcher.at_a_time)} left"
+        seconds = sum(estimator.seconds(run) * (1 - self._lines[run.path].progress.step / run.steps) for run in left)
+        return f", about {duration(seconds / min(self._launcher.at_a_time, len(left)))} left"
 
     def _report(self) -> None:
         rows = []
