@@ -162,10 +162,11 @@ def _problem(job: Job, submitted: Any) -> str:
         with contextlib.suppress(Exception):
             return explain(submitted.result(), said)
     slurms = submitted.stderr() or ""
-    words = [line for line in slurms.splitlines() if "error" in line]
     if "oom" in slurms.lower():
         return "out of memory (killed by Slurm)"
-    return words[-1].strip() if words else "ended by Slurm"
+    ends = [line for line in slurms.splitlines() if "CANCELLED" in line]  # it says by what
+    errors = [line for line in slurms.splitlines() if "error" in line]
+    return next(iter([*ends[-1:], *errors[-1:], "ended by Slurm"]))
 
 
 @dataclasses.dataclass
