@@ -10,6 +10,7 @@ import pytest
 
 from tests.ablation.test_sweep import PATIENCE, config, run, sweeping, timeless  # noqa: F401  (a fixture)
 from transformer_flax.ablation.launch import explain, slots
+from transformer_flax.ablation.results import read
 from transformer_flax.ablation.slurm import require_slurm
 from transformer_flax.errors import UserError
 
@@ -124,7 +125,7 @@ def test_slurm_trains_what_is_trained_without_it_though_the_sweep_is_left_alone(
     assert not list((tmp_path / "slurm/base").rglob("*.pkl"))
     status, said = run(config, tmp_path / "local", "--rows=base,D-drop0.0")
     assert status == 0, said
+    slurm, local = (read(tmp_path / place / "results.jsonl")[1] for place in ("slurm", "local"))
     by_variant = operator.attrgetter("variant")  # which of both jobs ends first is Slurm's affair
-    theirs = sorted(timeless(tmp_path / "slurm"), key=by_variant)
-    assert len(theirs) == 2
-    assert theirs == sorted(timeless(tmp_path / "local"), key=by_variant)
+    assert list(map(timeless, sorted(slurm, key=by_variant))) == list(map(timeless, sorted(local, key=by_variant)))
+    assert len(slurm) == 2

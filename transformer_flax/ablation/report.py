@@ -21,8 +21,8 @@ from transformer_flax.ablation.results import Result
 from transformer_flax.ablation.tables import as_text, effects_table, levels_table, table
 
 PICTURES = {  # by the name that `figures.draw` gives them
-    "differences": "Effect of each row, here and in the paper",
-    "scores": "Perplexity against score, here and in the paper",
+    "differences": "Difference of each variant from base",
+    "scores": "Perplexity against score",
     "curves_score": "Score over the steps",
     "curves_perplexity": "Perplexity over the steps",
 }
@@ -46,7 +46,7 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
     """
     comparison = compare(results)
     pictures = figures.draw(comparison)
-    title = f"Table 3 on {base['name']}"
+    title = f"Table 3 on {base['name']}" if comparison.rows else f"A sweep on {base['name']}"
     markdown = "\n\n".join([f"# {as_text(title)}", *_blocks(comparison, base, pictures.keys())]) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
@@ -93,7 +93,7 @@ def _summary(comparison: Comparison) -> list[str]:
     of += [f"{len(comparison.own)} variants of other fields"] if comparison.own else []
     blocks = [
         f"{sum(len(entry.runs) for entry in comparison.entries)} finished runs: {' and '.join(of)}, {seeds} each. "
-        "Every score is of the validation split, as the paper's are of newstest2013, at the end of training."
+        "Every score is of the validation split, as the paper's table 3 is of newstest2013, at the end of training."
     ]
     if counts == [1]:
         blocks.append("**One seed tells nothing of chance:** there are no intervals and no tests.")
@@ -165,27 +165,31 @@ def _methods(comparison: Comparison) -> str:
     else:
         lines.append(
             "The score is the share of sentences that are exactly right, as BLEU, which counts four words in a row, is "
-            "0 in all runs. It stands beside the paper's BLEU: signs and ranks compare, sizes do not."
+            "0 in all runs."
+            + (" It stands beside the paper's BLEU: signs and ranks compare, sizes do not." if comparison.rows else "")
         )
     lines += [
         "Intervals of means are Student's t; those of differences, and p, are Welch's. Seeds are not paired: one seed "
         "gives two rows the same order of data but, for most, not the same first parameters.",
         f"The corrected p is Holm's, for all variants here in one measure: if none had an effect, one would come below "
         f"{SIGNIFICANT:.2g} in at most one sweep of twenty.",
-        "Rank correlation is Spearman's, with a 95 % interval by Fisher's z (standard error of Bonett and Wright), "
-        "which takes the rows as a sample of what one could change.",
     ]
+    if comparison.rows:
+        lines.append(
+            "Rank correlation is Spearman's, with a 95 % interval by Fisher's z (standard error of Bonett and Wright), "
+            "which takes the rows as a sample of what one could change."
+        )
     return "\n".join(f"- {line}" for line in lines)
 
 
 def _swept(base: Mapping[str, Any]) -> list[str]:
     config = base["config"]
     sizes = [[f"`{field}`", f"{config[field]:,}", f"{paper:,}"] for field, paper in table3.PAPER_BASE.items()]
+    commit = f"Commit {as_text(base['commit'])}, " if base["commit"] else "Run "
     versions = ", ".join(f"{name} {version}" for name, version in sorted(base["versions"].items()))
     return [
         _code(base["command"]),
-        f"Commit {as_text(base['commit'])}, on {as_text(base['hardware'])}, with {as_text(versions)}. The base, beside "
-        "the paper's:",
+        f"{commit}on {as_text(base['hardware'])}, with {as_text(versions)}. The base, beside the paper's:",
         table(["field", "here", "the paper"], sizes),
         "All of its config:",
         _code("\n".join(f"{field} = {json.dumps(value, ensure_ascii=False)}" for field, value in config.items())),
