@@ -22,9 +22,10 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import flags
 
 from tests.faults.targets import CHEAP, TARGETS
+from transformer_flax import cli
 from transformer_flax.training.progress import Progress
 
 INPUTS = flags.DEFINE_integer("inputs", 100_000, "so many in all", lower_bound=1)
@@ -155,7 +156,7 @@ def replay(file: pathlib.Path) -> None:
         print(f"{file}: {_start(name, folder)(file.read_bytes())}")
 
 
-def main(_) -> None:
+def main() -> None:
     if unknown := set(ONLY.value) - TARGETS.keys():
         sys.exit(f"--targets: there is no {min(unknown)}; there are {', '.join(TARGETS)}")
     if REPLAY.value is not None:
@@ -187,4 +188,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)
