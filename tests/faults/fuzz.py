@@ -37,7 +37,15 @@ OUT = flags.DEFINE_string("out", "runs/faults", "where an input that fails is sa
 REPLAY = flags.DEFINE_string("replay", None, "read this input again and no other; its name begins with its target's")
 
 CHECKPOINTS = 500  # inputs at most, each of which takes as long as a hundred others
-SHARES = {"config": 3, "tokenizer": 4, "metrics": 6, "text": 6, "cache": 1}  # about as long for each
+SHARES = {
+    "config": 3,
+    "tokenizer": 4,
+    "metrics": 6,
+    "text": 6,
+    "cache": 1,
+    "results": 15,
+    "variants": 15,
+}  # about as long for each
 PATIENCE = 120  # seconds for a process to start
 
 
