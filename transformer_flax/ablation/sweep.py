@@ -130,7 +130,7 @@ class _Sweep:
             already = f", of which {done:,} had finished before" if done else ""
             count = f"{len(self._runs):,} run{'s' * (len(self._runs) > 1)}"
             self._board.say(f"{count} in {self._recipe.workdir}{already}")
-            self._launcher.submit(_jobs(todo, together=together))
+            self._launcher.submit(jobs(todo, together=together))
             while self._launcher.left():
                 for job, problem in self._launcher.poll():
                     self._end(job, problem)
@@ -231,7 +231,8 @@ class _Sweep:
         self._board.table(f"{self._recipe.workdir}/{RESULTS}", columns, rows)
 
 
-def _jobs(runs: Sequence[Run], *, together: bool) -> list[Job]:
+def jobs(runs: Sequence[Run], *, together: bool) -> list[Job]:
+    """A job for each run; or `together` for all of a variant."""
     if not together:
         return [Job((run,)) for run in runs]
     variants: dict[str, list[Run]] = {}
