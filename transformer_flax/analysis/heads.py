@@ -1,0 +1,182 @@
+"""Pictures of attention: heads as heatmaps, as lines like the paper's figures 3 to 5, and of whole words."""
+
+import os
+from collections.abc import Sequence
+
+import matplotlib
+import matplotlib.figure
+import numpy as np
+from matplotlib.collections import LineCollection, PatchCollection
+from matplotlib.colors import to_hex, to_rgba
+from matplotlib.patches import Rectangle
+
+from transformer_flax.analysis.alignment import Links, word_weights
+from transformer_flax.analysis.attention import Attention
+from transformer_flax.errors import UserError
+
+INCH_A_TOKEN = 0.26
+WHO_ATTENDS = {"encoder": ("source", "source"), "decoder": ("read", "read"), "cross": ("written", "source")}
+
+
+def head_colours(count: int) -> list[str]:
+    """A colour for each head, as "#rrggbb"."""
+    if count <= 10:
+        return [to_hex(colour) for colour in matplotlib.colormaps["tab10"].colors[:count]]
+    return [to_hex(matplotlib.colormaps["hsv"](number / count)) for number in range(count)]
+
+
+def plot_heads(
+    attention: Attention,
+    kind: str = "cross",
+    layer: int = -1,
+    *,
+    heads: Sequence[int] | None = None,
+    file: str | os.PathLike | None = None,
+) -> matplotlib.figure.Figure:
+    """A heatmap of each head of a layer: a row for each token that attends, a column for each that is attended to.
+
+    Args:
+      attention: what is drawn.
+      kind: "encoder" or "decoder" (self-attention), or "cross".
+      layer: counted from 0, or from -1 backwards.
+      heads: counted from 0; None for all.
+      file: a picture to write as well; PNG, SVG or PDF by its name.
+    """
+    weights, heads = attention.weights(kind, layer), attention.heads(heads)
+    rows, columns = attention.labels(kind)
+    across = min(len(heads), 4)
+    down = -(-len(heads) // across)
+    size = (
+        across * (INCH_A_TOKEN * len(columns) + 0.3) + 1.2,
+        down * (INCH_A_TOKEN * len(rows) + 0.5) + 1.0,
+    )
+    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    for axes in grid.flat[len(heads) :]:
+        axes.set_axis_off()
+    for axes, head in zip(grid.flat, heads, strict=False):
+        _heatmap(axes, weights[head], rows, columns)
+        axes.set_title(f"head {head}", fontsize=9)
+    who, what = WHO_ATTENDS[kind]
+    figure.suptitle(f"{kind} attention, layer {layer % len(attention.cross)}", fontsize=10)
+    figure.supylabel(who, fontsize=9)
+    figure.supxlabel(what, fontsize=9)
+    return _written(figure, file)
+
+
+def _heatmap(axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> None:
+    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    # Not as formulas: two dollars in a text are no mathematics.
+    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=8, parse_math=False)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
+    axes.tick_params(length=0)
+
+
+def plot_lines(
+    attention: Attention,
+    kind: str = "encoder",
+    layer: int = -1,
+    *,
+    word: int | str | None = None,
+    heads: Sequence[int] | None = None,
+    file: str | os.PathLike | None = None,
+) -> matplotlib.figure.Figure:
+    """The paper's figures 3 to 5: lines from tokens, above, to what they attend to, below, in a colour for each head.
+
+    Args:
+      attention: what is drawn.
+      kind: "encoder" or "decoder" (self-attention), or "cross".
+      layer: counted from 0, or from -1 backwards.
+      word: draw the lines of one token alone, by its number from 0 or by its label, and mark what it attends to; None
+        for all.
+      heads: counted from 0; None for all.
+      file: a picture to write as well; PNG, SVG or PDF by its name.
+
+    Raises:
+      UserError: there is no such word, or more than one.
+    """
+    weights, heads = attention.weights(kind, layer), attention.heads(heads)
+    colours = head_colours(weights.shape[0])
+    rows, columns = attention.labels(kind)
+    chosen = range(len(rows)) if word is None else [_find(word, rows)]
+    figure = matplotlib.figure.Figure(figsize=(INCH_A_TOKEN * max(len(rows), len(columns)) + 0.6, 3.6))
+    axes = figure.add_axes((0, 0, 1, 1))
+    shift = np.maximum(len(columns) - len(rows), 0) / 2, np.maximum(len(rows) - len(columns), 0) / 2  # centred
+    lines = [
+        [(row + shift[0], 1), (column + shift[1], 0)]
+        for head in heads
+        for row in chosen
+        for column in range(len(columns))
+    ]
+    shades = [
+        to_rgba(colours[head], float(weights[head, row, column]))
+        for head in heads
+        for row in chosen
+        for column in range(len(columns))
+    ]
+    axes.add_collection(LineCollection(lines, colors=shades, linewidths=1.5))
+    if word is not None:
+        _mark(axes, weights[:, chosen[0]], heads, colours, chosen[0] + shift[0], shift[1])
+    style = {"rotation": 90, "ha": "center", "fontsize": 9, "parse_math": False}
+    for number, label in enumerate(rows):
+        axes.text(number + shift[0], 1.05, label, va="bottom", **style)
+    for number, label in enumerate(columns):
+        axes.text(number + shift[1], -0.05, label, va="top", **style)
+    axes.set(xlim=(-1, max(len(rows), len(columns))), ylim=(-0.9, 1.9))
+    axes.set_axis_off()
+    return _written(figure, file)
+
+
+def _mark(axes, weights: np.ndarray, heads, colours, row: float, shift: float) -> None:
+    """A grey field behind the token that attends, and a stripe for each head behind those that are attended to."""
+    axes.add_patch(Rectangle((row - 0.45, 1.03), 0.9, 0.85, color="0.88", zorder=0))
+    width = 0.9 / len(heads)
+    stripes = [
+        Rectangle((column + shift - 0.45 + width * number, -0.88), width, 0.85)
+        for number, _ in enumerate(heads)
+        for column in range(weights.shape[1])
+    ]
+    shades = [
+        to_rgba(colours[head], 0.7 * float(weights[head, column]))
+        for head in heads
+        for column in range(weights.shape[1])
+    ]
+    axes.add_collection(PatchCollection(stripes, facecolors=shades, edgecolors="none", zorder=0))
+
+
+def _find(word: int | str, labels: Sequence[str]) -> int:
+    if isinstance(word, str):
+        places = [number for number, label in enumerate(labels) if label == word]
+        if len(places) != 1:
+            found = f"there are {len(places)}, at {places}; give the number of one" if places else "there is none"
+            raise UserError(f"word is {word!r}; {found}; the tokens are {' '.join(labels)}")
+        return places[0]
+    if not 0 <= word < len(labels):
+        raise UserError(f"word is {word}; it must be from 0 to {len(labels) - 1}, or one of {' '.join(labels)}")
+    return word
+
+
+def plot_words(
+    attention: Attention,
+    links: Links = frozenset(),
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    by: str = "written",
+    file: str | os.PathLike | None = None,
+) -> matplotlib.figure.Figure:
+    """A heatmap of how whole words attend, as `word_weights` has it, with a dot where a link of an alignment is."""
+    weights = word_weights(attention, layers=layers, heads=heads, by=by)
+    size = INCH_A_TOKEN * len(attention.source.words) + 1.6, INCH_A_TOKEN * len(attention.target.words) + 1.4
+    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    _heatmap(axes, weights, attention.target.words, attention.source.words)
+    for source, target in links:
+        axes.plot(source, target, "o", color="tab:orange", markersize=5)
+    return _written(figure, file)
+
+
+def _written(figure: matplotlib.figure.Figure, file: str | os.PathLike | None) -> matplotlib.figure.Figure:
+    if file is not None:
+        figure.savefig(file, dpi=120)
+    return figure
