@@ -21,7 +21,7 @@ WHO_ATTENDS = {"encoder": ("source", "source"), "decoder": ("read", "read"), "cr
 def head_colours(count: int) -> list[str]:
     """A colour for each head, as "#rrggbb"."""
     if count <= 10:
-        return [to_hex(colour) for colour in matplotlib.colormaps["tab10"].colors[:count]]
+        return [to_hex(matplotlib.colormaps["tab10"](number)) for number in range(count)]
     return [to_hex(matplotlib.colormaps["hsv"](number / count)) for number in range(count)]
 
 
