@@ -49,8 +49,8 @@ def forward_flops(config: TransformerConfig, source_lengths: np.ndarray, target_
     """Floating-point operations, by module, that the logits of sentence pairs of these lengths [pairs] need.
 
     2 for each token and element of a matrix that it is multiplied with, a product and a sum, and the same for
-    attention's two products, as if nothing were masked. Padding, lookups and whatever is no matrix product count
-    nothing.
+    attention's two products, as if nothing were masked but what is outside of neighbourhoods. Padding, lookups and
+    whatever is no matrix product count nothing.
     """
     c = config
     source, target = (np.asarray(lengths, np.int64) for lengths in (source_lengths, target_lengths))
@@ -58,10 +58,12 @@ def forward_flops(config: TransformerConfig, source_lengths: np.ndarray, target_
     projections = c.d_model * c.num_heads * (c.d_k + c.d_v)  # of queries and outputs, or of keys and values
     products = c.num_heads * (c.d_k + c.d_v)  # Q K^T and weights V, for each query and key
     ffn = 2 * c.d_model * c.d_ff
+    widest = 2 * (c.neighbourhood // 2) + 1 if c.neighbourhood else None  # that self-attention sees
+    source_pairs, target_pairs = (int((n * np.clip(n, None, widest)).sum()) for n in (source, target))
     elements = {
-        "encoder self-attention": s * 2 * projections + int((source**2).sum()) * products,
+        "encoder self-attention": s * 2 * projections + source_pairs * products,
         "encoder feed-forward": s * ffn,
-        "decoder self-attention": t * 2 * projections + int((target**2).sum()) * products,
+        "decoder self-attention": t * 2 * projections + target_pairs * products,
         "decoder cross-attention": (t + s) * projections + int((source * target).sum()) * products,
         "decoder feed-forward": t * ffn,
     }
