@@ -22,7 +22,7 @@ ATTENTION = Attention(SOURCE, TARGET, np.zeros((2, 1, 4, 4)), np.zeros((2, 1, 4,
 def test_pieces_that_are_attended_to_are_added_and_those_that_attend_averaged():
     # xy: x gives a 0.1 and bc 0.3 + 0.4, ·y gives a 0.5 and bc 0.1 + 0.2; the rest goes to the end symbol.
     np.testing.assert_allclose(word_weights(ATTENTION, layers=[0]), [[0.3, 0.5], [0.6, 0.2]])
-    np.testing.assert_allclose(word_weights(ATTENTION), [[0.6, 0.25], [0.3, 0.55]])  # of both layers
+    np.testing.assert_allclose(word_weights(ATTENTION, layers=None), [[0.6, 0.25], [0.3, 0.55]])  # of both layers
 
 
 def test_a_word_attends_as_it_is_written_or_as_it_is_read():
@@ -33,13 +33,14 @@ def test_a_word_attends_as_it_is_written_or_as_it_is_read():
 def test_a_word_is_linked_with_what_it_attends_to_most():
     assert align(ATTENTION, layers=[0]) == {(1, 0), (0, 1)}
     assert align(ATTENTION, layers=[1]) == {(0, 0), (1, 1)}
+    assert align(ATTENTION) == align(ATTENTION, layers=[1])  # the last layer, unless another is named
     assert to_pharaoh(align(ATTENTION, layers=[0])) == "0-1 1-0"
 
 
 def test_heads_are_chosen():
     both = dataclasses.replace(ATTENTION, cross=np.concatenate([CROSS, CROSS[::-1]], axis=1))
     np.testing.assert_allclose(word_weights(both, layers=[0], heads=[1]), word_weights(ATTENTION, layers=[1]))
-    np.testing.assert_allclose(word_weights(both, layers=[0]), word_weights(ATTENTION))
+    np.testing.assert_allclose(word_weights(both, layers=[0]), word_weights(ATTENTION, layers=None))
     with pytest.raises(UserError, match="heads 0 to 1"):
         align(both, heads=[2])
     with pytest.raises(UserError, match="layers 0 to 1"):

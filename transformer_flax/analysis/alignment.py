@@ -19,7 +19,7 @@ BY = ("written", "read")
 def word_weights(
     attention: Attention,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int] | None = (-1,),
     heads: Sequence[int] | None = None,
     by: str = "written",
 ) -> np.ndarray:
@@ -60,7 +60,7 @@ def _membership(words_of: Sequence[Sequence[int]], words: int) -> np.ndarray:
 def align(
     attention: Attention,
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int] | None = (-1,),
     heads: Sequence[int] | None = None,
     by: str = "written",
 ) -> Links:

@@ -15,6 +15,8 @@ from transformer_flax.analysis.attention import Attention
 from transformer_flax.errors import UserError
 
 INCH_A_TOKEN = 0.26
+INCH_A_LETTER = 0.09
+INCHES_OF_LINES = 1.7  # from the words above to those below
 WHO_ATTENDS = {"encoder": ("source", "source"), "decoder": ("read", "read"), "cross": ("written", "source")}
 
 
@@ -99,49 +101,34 @@ def plot_lines(
     colours = head_colours(weights.shape[0])
     rows, columns = attention.labels(kind)
     chosen = range(len(rows)) if word is None else [_find(word, rows)]
-    figure = matplotlib.figure.Figure(figsize=(INCH_A_TOKEN * max(len(rows), len(columns)) + 0.6, 3.6))
+    wide = max(len(rows), len(columns))
+    above, below = ((wide - len(labels)) / 2 for labels in (rows, columns))  # the shorter side is centred
+    room = [(INCH_A_LETTER * max(map(len, labels)) + 0.15) / INCHES_OF_LINES for labels in (rows, columns)]
+    height = INCHES_OF_LINES * (1 + sum(room))
+    figure = matplotlib.figure.Figure(figsize=(INCH_A_TOKEN * (wide + 1), height))
     axes = figure.add_axes((0, 0, 1, 1))
-    shift = np.maximum(len(columns) - len(rows), 0) / 2, np.maximum(len(rows) - len(columns), 0) / 2  # centred
-    lines = [
-        [(row + shift[0], 1), (column + shift[1], 0)]
-        for head in heads
-        for row in chosen
-        for column in range(len(columns))
-    ]
-    shades = [
-        to_rgba(colours[head], float(weights[head, row, column]))
-        for head in heads
-        for row in chosen
-        for column in range(len(columns))
-    ]
+    axes.set(xlim=(-1, wide), ylim=(-room[1], 1 + room[0]))
+    axes.set_axis_off()
+    lines, shades, stripes = [], [], []
+    width = 0.9 / len(heads)  # side by side, so that none hides another
+    for number, head in enumerate(heads):
+        beside = width * (number + 0.5) - 0.45
+        for row in chosen:
+            for column in range(len(columns)):
+                lines.append([(row + above + beside, 1), (column + below + beside, 0)])
+                shades.append(to_rgba(colours[head], float(weights[head, row, column])))
+                stripes.append(Rectangle((column + below + beside - width / 2, -room[1]), width, room[1] - 0.02))
     axes.add_collection(LineCollection(lines, colors=shades, linewidths=1.5))
     if word is not None:
-        _mark(axes, weights[:, chosen[0]], heads, colours, chosen[0] + shift[0], shift[1])
+        paler = [(*shade[:3], 0.6 * shade[3]) for shade in shades]  # so that words stay legible
+        axes.add_collection(PatchCollection(stripes, facecolors=paler, edgecolors="none", zorder=0))
+        axes.add_patch(Rectangle((chosen[0] + above - 0.45, 1.02), 0.9, room[0], color="0.88", zorder=0))
     style = {"rotation": 90, "ha": "center", "fontsize": 9, "parse_math": False}
     for number, label in enumerate(rows):
-        axes.text(number + shift[0], 1.05, label, va="bottom", **style)
+        axes.text(number + above, 1.05, label, va="bottom", **style)
     for number, label in enumerate(columns):
-        axes.text(number + shift[1], -0.05, label, va="top", **style)
-    axes.set(xlim=(-1, max(len(rows), len(columns))), ylim=(-0.9, 1.9))
-    axes.set_axis_off()
+        axes.text(number + below, -0.05, label, va="top", **style)
     return _written(figure, file)
-
-
-def _mark(axes, weights: np.ndarray, heads, colours, row: float, shift: float) -> None:
-    """A grey field behind the token that attends, and a stripe for each head behind those that are attended to."""
-    axes.add_patch(Rectangle((row - 0.45, 1.03), 0.9, 0.85, color="0.88", zorder=0))
-    width = 0.9 / len(heads)
-    stripes = [
-        Rectangle((column + shift - 0.45 + width * number, -0.88), width, 0.85)
-        for number, _ in enumerate(heads)
-        for column in range(weights.shape[1])
-    ]
-    shades = [
-        to_rgba(colours[head], 0.7 * float(weights[head, column]))
-        for head in heads
-        for column in range(weights.shape[1])
-    ]
-    axes.add_collection(PatchCollection(stripes, facecolors=shades, edgecolors="none", zorder=0))
 
 
 def _find(word: int | str, labels: Sequence[str]) -> int:
@@ -160,7 +147,7 @@ def plot_words(
     attention: Attention,
     links: Links = frozenset(),
     *,
-    layers: Sequence[int] | None = None,
+    layers: Sequence[int] | None = (-1,),
     heads: Sequence[int] | None = None,
     by: str = "written",
     file: str | os.PathLike | None = None,
