@@ -80,7 +80,7 @@ def drawn(page) -> set[tuple[int, int, int]]:
     script = """canvas => {
         const {data} = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height), found = new Set();
         for (let i = 0; i < data.length; i += 4)
-            if (data[i + 3] > 200) found.add([data[i], data[i + 1], data[i + 2]].join());
+            if (data[i + 3] > 20) found.add([data[i], data[i + 1], data[i + 2]].join());
         return [...found]; }"""
     return {tuple(map(int, colour.split(","))) for colour in page.locator("canvas").evaluate(script)}
 
