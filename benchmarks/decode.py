@@ -31,7 +31,7 @@ from transformer_flax.decoding.search import Bounds, beam_search, follow, greedy
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.attention import causal_mask, padding_mask
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.transformer import Transformer, init_params, shift_right
+from transformer_flax.model.transformer import Transformer, init_params, shift_right, to_logits
 from transformer_flax.special_tokens import NUM_SPECIAL
 
 SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")
@@ -52,7 +52,7 @@ def decode_anew(module: Transformer, tokens, memory, memory_mask, position):
     y = module._embed(module.target_embedding, shift_right(tokens), module.positions(length))
     for layer in module.decoder:
         y = layer(y, causal_mask(length), memory, memory_mask)
-    return module._logits(y[:, position])
+    return to_logits(*module._features(y[:, position]))
 
 
 def begin_without_cache(model: Transformer, params, source, hypotheses: int, length: int):

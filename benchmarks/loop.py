@@ -1,10 +1,11 @@
-"""What the loop costs beside its steps: python benchmarks/loop.py [--config=... --config.data.path=FOLDER].
+"""What the loop costs beside its steps: python benchmarks/loop.py [--config=... --config.data.path=FOLDER --json=FILE].
 
 A run is trained as `train.py` trains it, some steps at a time; after each time, the bare step makes the same updates on
 the same batches, which lie on the device. The ratio tells what data, logging, checkpoints and the loop itself cost.
 Evaluations, and steps that compile, are left out.
 """
 
+import json
 import pathlib
 import statistics
 import sys
@@ -28,7 +29,9 @@ from transformer_flax.training.workdir import Workdir
 CONFIG = cli.define_config(pathlib.Path(__file__).parent.parent / "configs/numbers.py")
 STEPS = flags.DEFINE_integer("steps", 100, "timed at a time")
 REPEATS = flags.DEFINE_integer("repeats", 5, "times")
-WARM = 20  # steps at the start of each time, until data are ahead and the machine is warm
+JSON = flags.DEFINE_string("json", None, "write the figures to this file")
+WARM = 20  # steps at the start of each time, until data are ahead and the machine is warm; the interval of logs
+flags.register_validator("steps", lambda steps: steps > 0 and steps % WARM == 0, f"must be a multiple of {WARM}")
 
 
 class Bench:
@@ -37,10 +40,12 @@ class Bench:
     def __init__(self, config, folder: pathlib.Path):
         self._config, self._workdir = config, Workdir(folder)
         config.eval.every, config.eval.sentences, config.eval.test, config.eval.final_average = 0, 1, False, 1
+        config.decode.update(beam_size=1, max_extra_length=0)  # as the end of a run is evaluated all the same
         config.log.every = WARM
         config.parallel.mode = "jit"
         progress = Progress(quiet=True)
-        self._parallel = make_parallel(config.parallel, config.data.rows_multiple_of, config.accumulation_steps)
+        parts = config.accumulation_steps, config.loss_chunks
+        self._parallel = make_parallel(config.parallel, config.data.rows_multiple_of, *parts)
         self._data = prepare_data(config, self._workdir, progress)
         self._trainer = Trainer(config, self._workdir, self._data, self._parallel, progress)
 
@@ -48,7 +53,8 @@ class Bench:
         """Seconds of the steps start + WARM + 1 to stop, in the loop."""
         self._config.steps = stop
         self._trainer.run()
-        seconds = {line["step"]: line["seconds"] for line in read_lines(self._workdir.metrics_file)}
+        lines = read_lines(self._workdir.metrics_file)
+        seconds = {line["step"]: line["seconds"] for line in lines if "train/learning_rate" in line}
         return seconds[stop] - seconds[start + WARM]
 
     def bare(self, start: int, stop: int) -> float:
@@ -75,10 +81,15 @@ def main() -> None:
             start, stop = repeat * span, (repeat + 1) * span
             bench.bare(start, stop)  # compiles what is left
             ratios.append(bench.loop(start, stop) / bench.bare(start, stop))
+    figures = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
     rich.console.Console(highlight=False).print(
-        f"the loop takes {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f}) times as long as its "
-        f"{STEPS.value} steps alone"
+        "the loop takes {median:.3f} ({low:.3f} to {high:.3f}) times as long as its {steps} steps alone".format(
+            **figures, steps=STEPS.value
+        )
     )
+    if JSON.value is not None:
+        figures = {"config": CONFIG.value.name, "steps": STEPS.value, "loop_to_bare": figures}
+        pathlib.Path(JSON.value).write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from benchmarks.timing import interleaved
 from configs import base
 from transformer_flax import cli
 from transformer_flax.errors import UserError
+from transformer_flax.model.config import REMAT as REMAT_POLICIES
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import training_flops
 from transformer_flax.model.transformer import Transformer, init_params
@@ -44,7 +45,11 @@ ROWS = flags.DEFINE_integer("rows", None, "pairs a batch; default: small 64, bas
 LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence")
 DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "of the computation; default: as the device likes")
 STEPS = flags.DEFINE_integer("steps", 1, "a timed call; many, where one takes no time")
-REPEATS = flags.DEFINE_integer("repeats", 11, "timed calls")
+REPEATS = flags.DEFINE_integer("repeats", 11, "timed calls; 0: only memory and compilation", 0)
+ACCUMULATION = flags.DEFINE_integer("accumulation_steps", 1, "micro-batches of ours", 1)
+CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "parts of our logits", 1)
+SCAN = flags.DEFINE_bool("scan_layers", False, "ours")
+REMAT = flags.DEFINE_enum("remat", "none", REMAT_POLICIES, "what of our layers is kept for gradients")
 DROPOUT = flags.DEFINE_float("dropout", 0.1, "of every kind that the config has on")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 
@@ -60,10 +65,11 @@ class Step:
 
     def __init__(self, config: TransformerConfig, batch: dict[str, np.ndarray], steps: int):
         defaults = base.get_config()
-        parallel = make_parallel(defaults.parallel, len(batch["source"]), 1)
+        parallel = make_parallel(defaults.parallel, len(batch["source"]), ACCUMULATION.value, CHUNKS.value)
         optimizer = make_optimizer(defaults.optimizer, config.d_model)
-        loss_fn = translation_loss(Transformer(config), defaults.label_smoothing)
-        train_step = parallel.compile(make_train_step(loss_fn, optimizer), donate_state=True)
+        loss_fn = translation_loss(Transformer(config), defaults.label_smoothing, CHUNKS.value)
+        train_step = make_train_step(loss_fn, optimizer, accumulation_steps=ACCUMULATION.value)
+        train_step = parallel.compile(train_step, donate_state=True)
         params = init_params(config, jax.random.key(0))
         self._state = parallel.place(TrainState.create(0, params, optimizer))
         self._batch, self._steps = parallel.shard(batch), steps
@@ -105,7 +111,9 @@ def main() -> None:
     product, product_flops = large_product(dtype, repeats=10)  # of which the first ones are slower
     functions, flops, tokens, steps = {"a matrix product": product}, {}, {}, {}
     for size in SIZE.value:
-        config = dataclasses.replace(SIZES[size], dtype=dtype, dropout=DROPOUT.value)
+        config = dataclasses.replace(
+            SIZES[size], dtype=dtype, dropout=DROPOUT.value, scan_layers=SCAN.value, remat=REMAT.value
+        )
         batch = make_batch(config, ROWS.value or ({"small": 64}.get(size, 32) if on_cpu else 784), LENGTH.value)
         functions[size] = steps[size] = Step(config, batch, STEPS.value)
         if peers:
@@ -121,32 +129,33 @@ def main() -> None:
             flops[name] = STEPS.value * training_flops(config, lengths, lengths)
             tokens[name] = STEPS.value * 2 * batch["source"].size
 
-    timings = interleaved(functions, REPEATS.value)
-    peak = product_flops / timings["a matrix product"].median
+    console, figures = rich.console.Console(), {name: {} for name in flops}
     about = f"{jax.device_count()} x {device.device_kind}, {dtype}, dropout {DROPOUT.value}"
-    console = rich.console.Console()
-    console.print(f"{about}; a large matrix product: {peak / 1e9:,.1f} GFLOP/s")
-    table = rich.table.Table("step", "ms", "tokens a second", "model GFLOP/s", "share of the product's rate")
-    figures = {}
-    for name, timing in timings.items():
-        if name not in flops:
-            continue
-        milliseconds = [1000 * seconds / STEPS.value for seconds in (timing.median, timing.low, timing.high)]
-        share = flops[name] / timing.median / peak
-        table.add_row(
-            name,
-            "{:,.1f} ({:,.1f} to {:,.1f})".format(*milliseconds),
-            f"{tokens[name] / timing.median:,.0f}",
-            f"{flops[name] / timing.median / 1e9:,.1f}",
-            f"{share:.1%}",
-        )
-        figures[name] = {
-            "milliseconds": dict(zip(("median", "low", "high"), milliseconds, strict=True)),
-            "tokens_per_second": tokens[name] / timing.median,
-            "flops_per_second": flops[name] / timing.median,
-            "share_of_peak": share,
-        }
-    console.print(table)
+    console.print(about)
+    result = {"about": about, "steps": figures}
+    if REPEATS.value:
+        timings = interleaved(functions, REPEATS.value)
+        result["peak_flops_per_second"] = peak = product_flops / timings["a matrix product"].median
+        console.print(f"a large matrix product: {peak / 1e9:,.1f} GFLOP/s")
+        table = rich.table.Table("step", "ms", "tokens a second", "model GFLOP/s", "share of the product's rate")
+        for name in flops:
+            timing = timings[name]
+            milliseconds = [1000 * seconds / STEPS.value for seconds in (timing.median, timing.low, timing.high)]
+            share = flops[name] / timing.median / peak
+            table.add_row(
+                name,
+                "{:,.1f} ({:,.1f} to {:,.1f})".format(*milliseconds),
+                f"{tokens[name] / timing.median:,.0f}",
+                f"{flops[name] / timing.median / 1e9:,.1f}",
+                f"{share:.1%}",
+            )
+            figures[name] |= {
+                "milliseconds": dict(zip(("median", "low", "high"), milliseconds, strict=True)),
+                "tokens_per_second": tokens[name] / timing.median,
+                "flops_per_second": flops[name] / timing.median,
+                "share_of_peak": share,
+            }
+        console.print(table)
     table = rich.table.Table("step", "memory, MB", "compiled in", "compiled before")
     for size, step in steps.items():
         table.add_row(size, f"{step.memory / 1e6:,.0f}", f"{step.compile_cold:.1f} s", f"{step.compile_cached:.1f} s")
@@ -156,8 +165,7 @@ def main() -> None:
         }
     console.print(table)
     if JSON.value is not None:
-        figures = {"about": about, "peak_flops_per_second": peak, "steps": figures}
-        pathlib.Path(JSON.value).write_text(json.dumps(figures, indent=2) + "\n")
+        pathlib.Path(JSON.value).write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ def get_config() -> ConfigDict:
     config.seed = 0  # of the run: initial parameters, dropout, order of the data
     config.steps = 100_000
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
+    config.loss_chunks = 1  # parts of a micro-batch whose logits are made one after another, to the same end
     config.label_smoothing = 0.1
     config.ema_decay = 0.0  # of a moving average of the parameters, which evaluations then use in place of `average`
     config.max_skipped = 10  # updates in a row left out, as loss or gradient are not finite, before the run ends
@@ -40,6 +41,11 @@ def get_config() -> ConfigDict:
     config.model.pre_norm = False  # LayerNorm before each sub-layer instead of after
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
     config.model.attention_bias = False  # biases on the attention projections
+    # The same model, otherwise computed:
+    config.model.scan_layers = (
+        False  # one compiled layer for all N of a stack, which compiles in a fraction of the time
+    )
+    config.model.remat = "none"  # of its layers, gradients keep: all; or "products" with weights; or "layers": inputs
     config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, softmax and loss stay float32
 
     config.data = ConfigDict()

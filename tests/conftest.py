@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import os
 import pathlib
+import signal
 import sys
 
 import jax
@@ -23,6 +24,9 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
+# Shells have what they start in the background ignore Ctrl-C, which processes hand on to those that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TINY = TransformerConfig(
     vocab_size=29,
@@ -41,6 +45,8 @@ TINY = TransformerConfig(
     pre_norm=False,
     tie_embeddings=True,
     attention_bias=False,
+    scan_layers=False,
+    remat="none",
     dtype="float32",
 )
 VARIANTS = {

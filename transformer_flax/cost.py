@@ -103,7 +103,9 @@ def cost_of(config: Any, *, device: str, peak: float, num_devices: int, utilisat
             "gradient": total,
             "Adam's two moments": 2 * total,
             "moving average": total if config.ema_decay else 0,
-            "activations": activation_bytes(model, rows // config.accumulation_steps, length, length),
+            "activations": activation_bytes(
+                model, rows // config.accumulation_steps, length, length, loss_chunks=config.loss_chunks
+            ),
         },
         steps=config.steps,
         training_flops=config.steps * step_flops,

@@ -11,7 +11,7 @@ from transformer_flax.model.config import TransformerConfig
 FIELDS = [field.name for field in dataclasses.fields(TransformerConfig)]
 SIZES = ("vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length")
 RATES = ("dropout", "attention_dropout", "ffn_dropout")
-SWITCHES = ("pre_norm", "tie_embeddings", "attention_bias")
+SWITCHES = ("pre_norm", "tie_embeddings", "attention_bias", "scan_layers")
 
 INVALID = [
     # None is what an override that was never given leaves behind; a new field must refuse it too.
@@ -22,6 +22,7 @@ INVALID = [
     *((name, value) for name in SWITCHES for value in (0, 1, "False")),
     *(("neighbourhood", value) for value in (-1, 2.0, "2", True)),
     *(("positions", value) for value in ("", "rotary", "Learned", True)),
+    *(("remat", value) for value in ("", "all", False)),
     *(("dtype", value) for value in ("", "float16", "float64", float)),
     ("d_model", 15),  # with sinusoids, which come in pairs
 ]
@@ -34,7 +35,7 @@ def test_invalid_value_is_refused_by_the_name_of_its_field(name, value):
 
 
 def test_every_field_has_a_kind_of_value_that_is_tested():
-    assert sorted((*SIZES, *RATES, *SWITCHES, "neighbourhood", "positions", "dtype")) == sorted(FIELDS)
+    assert sorted((*SIZES, *RATES, *SWITCHES, "neighbourhood", "positions", "remat", "dtype")) == sorted(FIELDS)
 
 
 def test_odd_d_model_is_refused_with_either_sinusoids_and_allowed_with_learned_positions():

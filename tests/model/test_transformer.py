@@ -10,7 +10,14 @@ import pytest
 from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, logits_of
-from transformer_flax.model.transformer import Transformer, attention_maps, init_params, layer_norm, shift_right
+from transformer_flax.model.transformer import (
+    Transformer,
+    attention_maps,
+    init_params,
+    layer_norm,
+    shift_right,
+    to_logits,
+)
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 
 
@@ -60,7 +67,8 @@ def test_gradients_reach_the_target_before_them_and_nothing_later(variant):
     @jax.grad
     def gradient(embedding):
         variables = {"params": params | {"target_embedding": {"embedding": embedding}}}
-        logits = Transformer(config).apply(variables, target, memory, np.ones((T, 1, 1, S), bool), method="decode")
+        mask = np.ones((T, 1, 1, S), bool)
+        logits = to_logits(*Transformer(config).apply(variables, target, memory, mask, method="decode"))
         return jnp.einsum("ttv->", logits)  # row t has the gradients of the logits at t
 
     of_tokens = gradient(params["target_embedding"]["embedding"])[target]
@@ -203,6 +211,61 @@ def test_initial_parameters_are_float32_of_the_right_spread():
             assert 0.9 * limit < jnp.abs(leaf).max() <= limit, path
         else:
             assert (leaf == (path[-1].key == "scale")).all(), path
+
+
+OTHERWISE = {  # the same model, computed in another way
+    "scanned": {"scan_layers": True},
+    "layers again": {"remat": "layers"},
+    "all but products again": {"remat": "products"},
+    "scanned, layers again": {"scan_layers": True, "remat": "layers"},
+}
+
+
+@pytest.mark.parametrize("fields", OTHERWISE.values(), ids=OTHERWISE)
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_a_model_computed_otherwise_is_the_same(fields, pre_norm):
+    plain = dataclasses.replace(TINY, num_layers=3, pre_norm=pre_norm)
+    config = dataclasses.replace(plain, **fields)
+    params = random_params(plain)
+    initial = [jax.eval_shape(lambda c=c: init_params(c, jax.random.key(0))) for c in (plain, config)]
+    assert jax.tree.structure(initial[0]) == jax.tree.structure(initial[1])
+
+    def loss_and_gradient(config, **rngs):
+        def loss(params):
+            logits = Transformer(config).apply({"params": params}, SOURCE, TARGET, rngs=rngs)
+            return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[..., 5])
+
+        return jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
+
+    def assert_same(ours, theirs):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
+
+    assert_same(loss_and_gradient(config), loss_and_gradient(plain))
+    keys = [jax.random.key(1), jax.random.key(2)]
+    dropped = [loss_and_gradient(config, dropout=key) for key in keys]
+    if config.scan_layers:  # its layers have other keys
+        assert abs(dropped[0][0] - dropped[1][0]) > 1e-4
+    else:
+        assert_same(dropped[0], loss_and_gradient(plain, dropout=keys[0]))
+
+
+def test_scanned_layers_have_masks_of_their_own():
+    # Three layers that do nothing but drop: with one mask for all, what one leaves the others would leave too.
+    config = dataclasses.replace(TINY, num_layers=3, dropout=0.5, pre_norm=True, scan_layers=True)
+    params = jax.tree.map(np.array, init_params(config, jax.random.key(0)))
+    for layer in (f"encoder_{n}" for n in range(3)):  # each sub-layer gives ones
+        for sublayer in params[layer].values():
+            for name, part in sublayer.items():
+                part.update({array: np.zeros_like(values) for array, values in part.items() if name != "norm"})
+        params[layer]["feed_forward"]["w_2"]["bias"][:] = 1
+    params["source_embedding" if "source_embedding" in params else "embedding"]["embedding"][:] = 0
+    scale, bias = (params["encoder_norm"][name] for name in ("scale", "bias"))
+    assert (scale == 1).all()
+    assert (bias == 0).all()
+
+    memory = Transformer(config).apply({"params": params}, SOURCE, rngs={"dropout": jax.random.key(3)}, method="encode")
+    kinds = {round(float(value), 3) for value in np.ravel(memory[0, 0])}
+    assert len(kinds) > 2  # the sum of three masks has four values, that of one mask three times only two
 
 
 def test_bfloat16_stays_near_float32_and_gives_float32_logits():

@@ -1,11 +1,13 @@
 import dataclasses
+import math
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conftest import TINY
+from tests.conftest import TINY, VARIANTS
 from transformer_flax.data.batches import BucketedBatches, PackedBatches
 from transformer_flax.data.corpus import Corpus, Sentences
 from transformer_flax.model.transformer import Transformer, init_params
@@ -85,11 +87,11 @@ def batch():
     return batch
 
 
-def gradient(batch, params):
-    loss_fn = translation_loss(Transformer(TINY), 0.1)
+def gradient(batch, params, *, config=TINY, chunks=1, key=None):
+    loss_fn = translation_loss(Transformer(config), 0.1, chunks)
 
     def total(params):
-        sums, counts = loss_fn(params, batch, None)
+        sums, counts = loss_fn(params, batch, key)
         return sums["loss"], (sums, counts)
 
     grads, (sums, counts) = jax.jit(jax.grad(total, has_aux=True))(params)
@@ -122,6 +124,35 @@ def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_rows(params, batch):
     grads, *_ = gradient(batch, params)
     rows = [gradient({side: values[i : i + 1] for side, values in batch.items()}, params)[0] for i in range(3)]
     jax.tree.map(lambda all_, *each: np.testing.assert_allclose(all_, sum(each), rtol=2e-5, atol=2e-5), grads, *rows)
+
+
+@pytest.mark.parametrize("config", [TINY, VARIANTS["untied"]], ids=["tied", "untied"])
+def test_a_loss_in_chunks_has_the_sums_and_the_gradient_of_the_whole(batch, config):
+    params, key = init_params(config, jax.random.key(1)), jax.random.key(2)
+    whole = gradient(batch, params, config=config, key=key)
+    chunks = gradient(batch, params, config=config, chunks=3, key=key)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), whole, chunks)
+    sums, _ = translation_loss(Transformer(config), 0.1, 3)(params, batch, key)  # without a gradient
+    for name, value in whole[1].items():
+        assert float(sums[name]) == pytest.approx(float(value), rel=1e-5)
+
+
+def test_no_array_of_a_loss_in_chunks_has_all_logits():
+    rows, length, vocabulary = 8, 5, 4001
+    config = dataclasses.replace(TINY, vocab_size=vocabulary)
+    batch = {side: np.ones((rows, length), np.int32) for side in ("source", "target")}
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+    def largest(chunks):
+        """Of the program's arrays over the vocabulary: its other elements."""
+        loss_fn = translation_loss(Transformer(config), 0.1, chunks)
+        program = jax.jit(jax.grad(lambda params: loss_fn(params, batch, None)[0]["loss"])).lower(params).compile()
+        shapes = re.findall(r"f32\[([\d,]+)\]", program.as_text())
+        sizes = [math.prod(map(int, shape.split(","))) for shape in shapes if str(vocabulary) in shape.split(",")]
+        return max(sizes) / vocabulary
+
+    assert largest(1) == rows * length
+    assert largest(4) == config.d_model  # the embedding: logits are rows * length / 4
 
 
 def test_packed_and_bucketed_batches_of_the_same_pairs_have_the_same_loss_and_gradient():

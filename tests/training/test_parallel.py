@@ -43,17 +43,17 @@ def initial_params():
     return init_params(ONE_LAYER, jax.random.key(1))
 
 
-def on_devices(num_devices, *, mode="jit", shard_params=False, accumulation_steps=1):
+def on_devices(num_devices, *, mode="jit", shard_params=False, accumulation_steps=1, loss_chunks=1):
     config = ConfigDict({"mode": mode, "num_devices": num_devices, "shard_params": shard_params})
-    return make_parallel(config, ROWS, accumulation_steps)
+    return make_parallel(config, ROWS, accumulation_steps, loss_chunks)
 
 
-def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, dropout=0.0):
+def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, loss_chunks=1, dropout=0.0):
     """(gradient, metrics) of one step."""
     config = dataclasses.replace(ONE_LAYER, dropout=dropout)
-    parallel = on_devices(num_devices, mode=mode, accumulation_steps=accumulation_steps)
+    parallel = on_devices(num_devices, mode=mode, accumulation_steps=accumulation_steps, loss_chunks=loss_chunks)
     assert parallel.num_devices == num_devices
-    loss_fn = translation_loss(Transformer(config), 0.1)
+    loss_fn = translation_loss(Transformer(config), 0.1, loss_chunks)
     optimizer = optax.sgd(1.0)
     step = parallel.compile(
         make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, axis_name=parallel.axis_name)
@@ -90,6 +90,15 @@ def test_devices_and_micro_batches_do_not_change_the_gradient(plain, batch, mode
     assert_close(gradient, plain)
     assert metrics.counts["loss"] == (batch["target"] != 0).sum()
     assert float(metrics.grad_norm) == pytest.approx(float(optax.tree.norm(plain)), rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["jit", "pmap"])
+@pytest.mark.parametrize(("num_devices", "accumulation_steps"), [(1, 2), (8, 1), (2, 2)])
+def test_chunks_of_the_loss_do_not_change_the_gradient(plain, batch, mode, num_devices, accumulation_steps):
+    parts = {"num_devices": num_devices, "accumulation_steps": accumulation_steps, "loss_chunks": 4}
+    gradient, metrics = update(batch, mode=mode, **parts)
+    assert_close(gradient, plain)
+    assert metrics.counts["loss"] == (batch["target"] != 0).sum()
 
 
 def test_with_dropout_jit_does_not_depend_on_the_number_of_devices(plain, batch):

@@ -6,6 +6,7 @@ from transformer_flax.errors import UserError
 
 POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")
 DTYPES = ("float32", "bfloat16")
+REMAT = ("none", "products", "layers")
 # Far beyond any use: what is larger is a mistake, and would be traced for hours before it fails.
 MOST_LAYERS = 1_000
 LARGEST = 1 << 24
@@ -35,6 +36,8 @@ class TransformerConfig:
     pre_norm: bool
     tie_embeddings: bool
     attention_bias: bool
+    scan_layers: bool
+    remat: str
     dtype: str
 
     def __post_init__(self):
@@ -49,9 +52,10 @@ class TransformerConfig:
         )
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             _require(self, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
-        for name in ("pre_norm", "tie_embeddings", "attention_bias"):
+        for name in ("pre_norm", "tie_embeddings", "attention_bias", "scan_layers"):
             _require(self, name, lambda v: type(v) is bool, "True or False")
         _require(self, "positions", lambda v: v in POSITIONS, f"one of {', '.join(POSITIONS)}")
+        _require(self, "remat", lambda v: v in REMAT, f"one of {', '.join(REMAT)}")
         _require(self, "dtype", lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}")
         if self.positions != "learned":
             _require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")

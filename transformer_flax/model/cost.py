@@ -82,23 +82,27 @@ def training_flops(config: TransformerConfig, source_lengths: np.ndarray, target
     return 3 * sum(forward_flops(config, source_lengths, target_lengths).values())
 
 
-def activation_bytes(config: TransformerConfig, rows: int, source_length: int, target_length: int) -> int:
+def activation_bytes(
+    config: TransformerConfig, rows: int, source_length: int, target_length: int, *, loss_chunks: int = 1
+) -> int:
     """Bytes that differentiation keeps of the forward pass, over `rows` pairs of these lengths, with dropout.
 
-    They are those of the program as it is written, found without running it. XLA keeps less where it computes what is
-    cheap a second time, and needs a little room besides.
+    They are those of the program as it is written, found without running it, and the logits of one of `loss_chunks`.
+    XLA keeps less where it computes what is cheap a second time, and needs a little room besides.
     """
     source, target = (jax.ShapeDtypeStruct((rows, length), jnp.int32) for length in (source_length, target_length))
 
     def kept(params: Any, source: jax.Array, target: jax.Array) -> list[jax.Array]:
-        def loss(params):
+        def features(params):
             rngs = {"dropout": jax.random.key(0)}
-            logits: Any = Transformer(config).apply({"params": params}, source, target, rngs=rngs)
-            return jax.nn.logsumexp(logits, axis=-1).sum()  # which keeps as much as cross-entropy does
+            y: Any = Transformer(config).apply({"params": params}, source, target, rngs=rngs, method="features")
+            return y[0]
 
+        y, backward = jax.vjp(features, params)
         given = {id(leaf) for leaf in jax.tree.leaves((params, source, target))}
-        return [leaf for leaf in jax.tree.leaves(jax.vjp(loss, params)[1]) if id(leaf) not in given]
+        return [y, *(leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in given)]
 
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     leaves = jax.eval_shape(kept, params, source, target)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    logits = 4 * rows * target_length * config.vocab_size // loss_chunks
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + logits

@@ -4,6 +4,7 @@ Letters of shapes: B batch, S source positions, T target positions, K hypotheses
 V vocabulary.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -108,6 +109,14 @@ class DecoderLayer(nn.Module):
         return self.after_feed_forward(y, self.feed_forward)
 
 
+def _layers(layer: type[nn.Module], config: TransformerConfig) -> list[nn.Module]:
+    """The N layers of a stack; with `remat`, what gradients need of them is computed again instead of kept."""
+    if config.remat != "none":
+        policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
+        layer = nn.remat(layer, policy=policies[config.remat], prevent_cse=not config.scan_layers)
+    return [layer(config) for _ in range(config.num_layers)]
+
+
 class Transformer(nn.Module):
     """The whole model: token ids in, next-token logits out. Dropout is active when a "dropout" key is given."""
 
@@ -124,8 +133,8 @@ class Transformer(nn.Module):
             self.source_embedding, self.target_embedding, self.output_embedding = (embedding() for _ in range(3))
         self.positions = Positions(c)
         self.embedding_dropout = Dropout(c.dropout)
-        self.encoder = [EncoderLayer(c) for _ in range(c.num_layers)]
-        self.decoder = [DecoderLayer(c) for _ in range(c.num_layers)]
+        self.encoder = _layers(EncoderLayer, c)
+        self.decoder = _layers(DecoderLayer, c)
         if c.pre_norm:  # the residual stream was never normalised: do it once at the end of each stack
             self.encoder_norm = layer_norm(c)
             self.decoder_norm = layer_norm(c)
@@ -142,6 +151,16 @@ class Transformer(nn.Module):
         Where several pairs share a row, their segments [B, S] and [B, T] keep them apart: 1 for the first pair of a
         row, 2 for the second, 0 for padding.
         """
+        return to_logits(*self.features(source, target, source_segments, target_segments))
+
+    def features(
+        self,
+        source: jax.Array,
+        target: jax.Array,
+        source_segments: jax.Array | None = None,
+        target_segments: jax.Array | None = None,
+    ) -> tuple[jax.Array, jax.Array]:
+        """What the logits are the product of: the decoder's output [B, T, d_model] and the embedding [V, d_model]."""
         memory = self.encode(source, source_segments)
         if source_segments is None or target_segments is None:
             memory_mask = padding_mask(source)
@@ -153,22 +172,19 @@ class Transformer(nn.Module):
         """source [B, S] -> [B, S, d_model]."""
         mask = padding_mask(source) if segments is None else segment_mask(segments, segments)
         x = self._embed(self.source_embedding, source, self._positions(source.shape[1], segments))
-        for layer in self.encoder:
-            x = layer(x, mask)
+        x = self._through(self.encoder, x, mask)
         return self.encoder_norm(x) if self.config.pre_norm else x
 
     def decode(
         self, target: jax.Array, memory: jax.Array, memory_mask: jax.Array, segments: jax.Array | None = None
-    ) -> jax.Array:
-        """target [B, T], memory [B, S, d_model] -> logits [B, T, V]."""
+    ) -> tuple[jax.Array, jax.Array]:
+        """target [B, T], memory [B, S, d_model] -> [B, T, d_model], and the embedding [V, d_model] for its logits."""
         length = target.shape[1]
         mask = causal_mask(length)  # keeps out padding too, which stands behind all that has a loss
         if segments is not None:
             mask &= segment_mask(segments, segments)
         y = self._embed(self.target_embedding, shift_right(target, segments), self._positions(length, segments))
-        for layer in self.decoder:
-            y = layer(y, mask, memory, memory_mask)
-        return self._logits(y)
+        return self._features(self._through(self.decoder, y, mask, memory, memory_mask))
 
     def begin(self, source: jax.Array, hypotheses: int, length: int) -> None:
         """Encodes source [B, S] and makes room for K hypotheses of at most L tokens for each sentence.
@@ -198,7 +214,24 @@ class Transformer(nn.Module):
         y = self._embed(self.target_embedding, tokens, self.get_variable("memory", "positions")[position])
         for layer in self.decoder:
             y = layer.step(y, position, mask, self.get_variable("memory", "mask"))
-        return self._logits(y)
+        return to_logits(*self._features(y))
+
+    def _through(self, layers: list[nn.Module], x: jax.Array, *others: jax.Array) -> jax.Array:
+        if not self.config.scan_layers or self.is_initializing():
+            for layer in layers:
+                x = layer(x, *others)
+            return x
+        # Parameters are stacked here, not where they are kept, so that a run looks the same either way.
+        params = jax.tree.map(lambda *p: jnp.stack(p), *(layer.variables["params"] for layer in layers))
+        keys = jax.random.split(self.make_rng("dropout"), len(layers)) if self.has_rng("dropout") else None
+        one = layers[0].clone(parent=None)
+
+        def apply(x, params_and_key):
+            params, key = params_and_key
+            y: Any = one.apply({"params": params}, x, *others, rngs=None if key is None else {"dropout": key})
+            return y, None
+
+        return jax.lax.scan(apply, x, (params, keys))[0]
 
     def _positions(self, length: int, segments: jax.Array | None) -> jax.Array:
         positions = self.positions(length)
@@ -208,10 +241,13 @@ class Transformer(nn.Module):
         x = embedding(tokens) * self.config.d_model**0.5 + positions.astype(self.config.dtype)
         return self.embedding_dropout(x)
 
-    def _logits(self, y: jax.Array) -> jax.Array:
-        y = self.decoder_norm(y) if self.config.pre_norm else y
-        embedding = self.output_embedding.embedding.astype(y.dtype)
-        return jnp.einsum("...d,vd->...v", y, embedding, preferred_element_type=jnp.float32)
+    def _features(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self.decoder_norm(y) if self.config.pre_norm else y, self.output_embedding.embedding
+
+
+def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:
+    """The linear transformation before the softmax (section 3.4): [..., d_model], [V, d_model] -> [..., V], float32."""
+    return jnp.einsum("...d,vd->...v", y, embedding.astype(y.dtype), preferred_element_type=jnp.float32)
 
 
 def init_params(config: TransformerConfig, key: jax.Array) -> Any:
@@ -229,6 +265,7 @@ def attention_maps(
     Returns:
       {"encoder": [N, B, H, S, S], "decoder": [N, B, H, T, T], "cross": [N, B, H, T, S]}, layer by layer.
     """
+    config = dataclasses.replace(config, scan_layers=False)  # whose layers keep nothing apart
     _, sown = Transformer(config).apply({"params": params}, source, target, mutable=["intermediates"])
     weights: Any = sown["intermediates"]
 

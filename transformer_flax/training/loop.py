@@ -57,7 +57,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
     compiled = keep_compiled(config.data.cache_dir)
     with Progress(quiet=not is_first()) as progress:
-        parallel = make_parallel(config.parallel, config.data.rows_multiple_of, config.accumulation_steps)
+        rows, parts = config.data.rows_multiple_of, (config.accumulation_steps, config.loss_chunks)
+        parallel = make_parallel(config.parallel, rows, *parts)
         kind = jax.devices()[0].device_kind
         processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
         progress.say(
@@ -99,7 +100,7 @@ class Trainer:
         self._model = model = Transformer(model_config(config, data.tokenizer.vocab_size))
         optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self._schedule = paper_schedule(config.model.d_model, config.optimizer.warmup_steps, config.optimizer.factor)
-        loss_fn = parallel.gathering(translation_loss(model, config.label_smoothing))
+        loss_fn = parallel.gathering(translation_loss(model, config.label_smoothing, config.loss_chunks))
         axis_name = parallel.axis_name
         train_step = make_train_step(
             loss_fn,

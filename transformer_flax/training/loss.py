@@ -8,6 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_flax.model.transformer import to_logits
 from transformer_flax.special_tokens import PAD_ID
 
 Sums = dict[str, jax.Array]
@@ -77,21 +78,84 @@ def perplexity(nll_sum: float, tokens: float) -> float:
     return float(jnp.exp(nll_sum / tokens))
 
 
-def translation_loss(model: nn.Module, label_smoothing: float) -> LossFn:
+def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1) -> LossFn:
     """The task of translating: `loss_fn(params, batch, key) -> (sums, counts)` over the target tokens of a batch.
 
-    Without a key there is no dropout. sums and counts have the same names: "loss" (what training minimises), "nll"
-    (unsmoothed), "accuracy" (of the teacher-forced next token); padding counts nowhere.
+    Without a key there is no dropout. sums and counts have the same names: "loss" (what training minimises, and all
+    that has a gradient where there are chunks), "nll" (unsmoothed), "accuracy" (of the teacher-forced next token);
+    padding counts nowhere.
+
+    Args:
+      model: with a method `features`, of whose results `to_logits` makes the logits.
+      label_smoothing: epsilon_ls.
+      chunks: parts of a batch whose logits are made one after another; must divide its rows.
     """
+
+    def sums_of(y, embedding, target):
+        losses = cross_entropy(to_logits(y, embedding), target, label_smoothing)
+        values = {"loss": losses.loss, "nll": losses.nll, "accuracy": losses.correct}
+        return {
+            name: jnp.sum(jnp.where(target != PAD_ID, value, 0), dtype=jnp.float32) for name, value in values.items()
+        }
 
     def loss_fn(params, batch, key):
         rngs = None if key is None else {"dropout": key}
-        logits: Any = model.apply({"params": params}, **batch, rngs=rngs)
-        losses = cross_entropy(logits, batch["target"], label_smoothing)
-        values = {"loss": losses.loss, "nll": losses.nll, "accuracy": losses.correct}
-        real = batch["target"] != PAD_ID
-        tokens = jnp.sum(real, dtype=jnp.float32)
-        sums = {name: jnp.sum(jnp.where(real, value, 0), dtype=jnp.float32) for name, value in values.items()}
-        return sums, dict.fromkeys(values, tokens)
+        y, embedding = model.apply({"params": params}, **batch, rngs=rngs, method="features")  # pyrefly: ignore
+        target = batch["target"]
+        if chunks == 1:
+            sums = sums_of(y, embedding, target)
+        else:
+            sums = _sums_by_chunks(sums_of, split_rows(y, chunks), embedding, split_rows(target, chunks))
+        return sums, dict.fromkeys(sums, jnp.sum(target != PAD_ID, dtype=jnp.float32))
 
     return loss_fn
+
+
+def split_rows(x: jax.Array, parts: int) -> jax.Array:
+    """[rows, ...] -> [parts, rows / parts, ...]: part i takes every parts-th row from row i.
+
+    So rows stay on the device they are on.
+    """
+    return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sums_by_chunks(sums_of: Callable, y: jax.Array, embedding: jax.Array, target: jax.Array) -> Sums:
+    """The sums of `sums_of(y, embedding, target)` over the first axis of y and target.
+
+    The loss is a sum, so the gradient of each chunk is known as soon as its logits are: it is made with them, and no
+    logits are kept, nor made twice, for a backward pass.
+    """
+
+    def add(total, chunk):
+        y, target = chunk
+        return jax.tree.map(jnp.add, total, sums_of(y, embedding, target)), None
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums_of, y[0], embedding, target[0]))
+    return jax.lax.scan(add, zeros, (y, target))[0]
+
+
+def _sums_and_gradients(sums_of, y, embedding, target):
+    def add(total, chunk):
+        y, target = chunk
+
+        def loss(y, embedding):
+            sums = sums_of(y, embedding, target)
+            return sums["loss"], sums
+
+        (_, sums), (y_gradient, gradient) = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(y, embedding)
+        return jax.tree.map(jnp.add, total, (sums, gradient)), y_gradient
+
+    sums = jax.eval_shape(sums_of, y[0], embedding, target[0])
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (sums, embedding))
+    (sums, gradient), y_gradient = jax.lax.scan(add, zeros, (y, target))
+    return sums, (y_gradient, gradient)
+
+
+def _scale_gradients(sums_of, gradients, cotangents):
+    y_gradient, gradient = gradients
+    scale = cotangents["loss"]
+    return scale.astype(y_gradient.dtype) * y_gradient, scale * gradient, None
+
+
+_sums_by_chunks.defvjp(_sums_and_gradients, _scale_gradients)

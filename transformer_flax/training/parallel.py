@@ -166,7 +166,7 @@ class Pmap:
         return jax.pmap(function, axis_name=AXIS, devices=self.devices, donate_argnums=(0,) if donate_state else ())
 
 
-def make_parallel(config, rows_multiple_of: int, accumulation_steps: int) -> Parallel:
+def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_chunks: int = 1) -> Parallel:
     """What `config.parallel` asks for.
 
     Raises:
@@ -190,11 +190,13 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int) -> Par
             f"({devices[0].device_kind}); 0 takes all"
         )
     devices = devices[: config.num_devices or None]
-    if rows_multiple_of % (len(devices) * accumulation_steps):
+    parts = len(devices) * accumulation_steps * loss_chunks
+    if rows_multiple_of % parts:
+        chunks = f" x {loss_chunks} chunks of the loss" if loss_chunks > 1 else ""
         raise UserError(
             f"config.data.rows_multiple_of is {rows_multiple_of}, which does not divide among {len(devices)} devices x "
-            f"{accumulation_steps} accumulation steps; set it to a multiple of {len(devices) * accumulation_steps}, or "
-            "use other numbers of devices (config.parallel.num_devices) and steps (config.accumulation_steps)"
+            f"{accumulation_steps} accumulation steps{chunks}; set it to a multiple of {parts}, or use fewer "
+            "devices (config.parallel.num_devices), steps (config.accumulation_steps) or chunks (config.loss_chunks)"
         )
     return Pmap(devices) if config.mode == "pmap" else Jit(devices, shard_params=config.shard_params)
 

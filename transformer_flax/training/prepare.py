@@ -40,6 +40,7 @@ class Data:
 AT_LEAST_1 = (
     "steps",
     "accumulation_steps",
+    "loss_chunks",
     "data.tokenizer_sample",
     "data.tokens_per_batch",
     "data.num_buckets",

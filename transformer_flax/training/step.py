@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from transformer_flax.training.loss import LossFn, Sums
+from transformer_flax.training.loss import LossFn, Sums, split_rows
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -55,10 +55,7 @@ def dropout_key(state: TrainState) -> jax.Array:
 def sum_gradients(
     loss_fn: LossFn, params: Any, batch: Any, key: jax.Array, accumulation_steps: int
 ) -> tuple[Any, Sums, Sums]:
-    """The gradient of the summed loss, with the sums and counts, over `accumulation_steps` micro-batches.
-
-    Micro-batch i takes every accumulation_steps-th row from row i, so that rows stay on the device they are on.
-    """
+    """The gradient of the summed loss, with the sums and counts, over `accumulation_steps` micro-batches."""
 
     def gradient(micro_batch, key):
         def loss(params):
@@ -70,7 +67,7 @@ def sum_gradients(
 
     if accumulation_steps == 1:
         return gradient(batch, key)
-    micro_batches = jax.tree.map(lambda x: x.reshape(-1, accumulation_steps, *x.shape[1:]).swapaxes(0, 1), batch)
+    micro_batches = jax.tree.map(lambda x: split_rows(x, accumulation_steps), batch)
 
     def add(total, i_and_micro_batch):
         i, micro_batch = i_and_micro_batch
