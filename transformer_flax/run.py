@@ -151,17 +151,17 @@ class Run:
         """`attention` of each of several lines, in order.
 
         Raises:
-          UserError: a line is empty or too long, not every line has a target, or the run is an ensemble.
+          UserError: a line is too long, not every line has a target, or the run is an ensemble.
         """
         if self.partners:
             raise UserError("an ensemble has no attention of its own: ask one of its members")
         inputs = [[*ids, END_ID] for ids in self.tokenizer.encode(sources)]
         longest = {**self.config.decode, **settings}["max_input_length"]
         for number, ids in enumerate(inputs, 1):
-            if not 1 < len(ids) <= longest:
+            if len(ids) > longest:
                 raise UserError(
-                    f"line {number:,} has {len(ids):,} tokens, the end symbol included; attention is shown of 2 to "
-                    f"{longest:,} (max_input_length)"
+                    f"line {number:,} has {len(ids):,} tokens and at most {longest:,} are taken; split it, or raise "
+                    "max_input_length"
                 )
         if targets is None:
             found = self.translator(**settings).search(sources)

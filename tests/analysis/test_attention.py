@@ -99,6 +99,12 @@ def test_more_sentences_than_a_batch_come_in_order():
     np.testing.assert_allclose(several[17].cross, alone.cross, atol=1e-6)
 
 
+def test_an_empty_line_is_its_end_symbol():
+    first, _ = random_run().attentions(["", SOURCE], ["", TARGET])
+    assert first.source.pieces == first.target.pieces == ("<end>",)
+    np.testing.assert_array_equal(first.cross, 1)
+
+
 # Labels
 
 
@@ -139,10 +145,8 @@ def test_what_is_not_there_is_refused_with_what_is(run):
         attention.weights("self", 0)
     with pytest.raises(UserError, match=r"heads is \[3\]; the model has heads 0 to 2"):
         attention.heads([3])
-    with pytest.raises(UserError, match="line 2 has 1 tokens"):
-        run.attentions(["zwei", ""])
-    with pytest.raises(UserError, match=r"line 1 has \d+ tokens.*2 to 40 \(max_input_length\)"):
-        run.attention("zwei drei vier " * 30)
+    with pytest.raises(UserError, match=r"line 2 has \d+ tokens and at most 40 are taken"):
+        run.attentions(["zwei", "zwei drei vier " * 30])
     with pytest.raises(UserError, match="2 sources and 1 targets"):
         run.attentions(["zwei", "drei"], ["two"])
     with pytest.raises(UserError, match="takes one line, not"):
