@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:
-    """Refuses what the tokenizer of a run, given from elsewhere, has made other words of: their numbers would be wrong."""
+    """Refuses a line of which a tokenizer from elsewhere has made other words: their numbers would be wrong."""
     if len(line.split()) != len(words):
         raise UserError(
             f"line {number:,} has {len(line.split()):,} words, of which the run's tokenizer makes {len(words):,}; it "
