@@ -184,7 +184,7 @@ class Workdir:
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()
-        theirs, ours = _flatten(run["config"]), _flatten(config.to_dict())
+        theirs, ours = flatten(run["config"]), flatten(config.to_dict())
         different = [
             f"  config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
             for name in sorted(theirs.keys() | ours.keys())
@@ -251,8 +251,9 @@ def _is_partial(file: pathlib.Path) -> bool:
     return file.name == LOCK or (file.name.startswith(".") and file.name.endswith(".partial"))
 
 
-def _flatten(tree: dict, prefix: str = "") -> dict:
+def flatten(tree: dict, prefix: str = "") -> dict:
+    """{"model": {"dropout": 0.1}} -> {"model.dropout": 0.1}: a config's fields by the names that flags have."""
     flat = {}
     for name, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat

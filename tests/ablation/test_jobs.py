@@ -1,0 +1,181 @@
+"""Where runs lie, the commands that train them, and what their metrics say."""
+
+import fcntl
+import json
+
+import pytest
+from ml_collections import FieldReference
+
+from configs import numbers
+from tests.ablation.test_results import HEAD
+from transformer_flax.ablation.estimate import Estimator, assumed_flops
+from transformer_flax.ablation.grid import variants
+from transformer_flax.ablation.jobs import Job, Recipe, folder_name, measure
+from transformer_flax.ablation.results import Journal, Result
+from transformer_flax.ablation.sweep import sweep
+from transformer_flax.errors import UserError
+
+
+def recipe(workdir, base=None, **overrides):
+    base = base or numbers.get_config()
+    base.update_from_flattened_dict(overrides)
+    return Recipe("configs/numbers.py", base, overrides, workdir)
+
+
+def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
+    made = recipe(tmp_path, **{"eval.final_average": 1, "steps": 50})
+    first, *_, last = made.runs(variants(made.base, "base,D-drop0.2", axes=["data.batching=packed"]), seeds=2)
+    assert str(last) == "D-drop0.2 data.batching=packed seed 1"
+    assert last.path == tmp_path / "D-drop0.2,data.batching=packed" / "seed1"
+    command = made.command(Job((last,)))
+    name = "numbers-D-drop0.2,data.batching=packed-seed1"
+    assert command[1:] == [
+        "train.py",
+        "--config=configs/numbers.py",
+        "--config.eval.final_average=1",
+        "--config.steps=50",
+        "--config.data.batching=packed",
+        "--config.model.dropout=0.2",
+        f"--config.name={name}",
+        "--config.seed=1",
+        f"--workdir={last.path}",
+    ]
+    assert "--config.model" not in made.shown(Job((first,)))
+
+
+def test_one_command_trains_several_seeds(tmp_path):
+    made = recipe(tmp_path)
+    job = Job(tuple(made.runs(variants(made.base, "E", axes=["model.max_length=512"]), seeds=3)))
+    assert made.command(job)[-2:] == [f"--workdir={tmp_path / 'E,model.max_length=512'}", "--seeds=0,1,2"]
+    assert not any(part.startswith("--config.seed") for part in made.command(job))
+    assert job.log == tmp_path / "E,model.max_length=512" / "seeds0,1,2.log"
+
+
+def test_a_field_that_follows_another_one_keeps_the_value_that_the_sweeps_base_has(tmp_path):
+    base = numbers.get_config()
+    width = FieldReference(128)
+    base.model.d_model, base.model.d_ff = width, 2 * width
+    made = recipe(tmp_path, base)
+    run = made.runs(variants(base.copy_and_resolve_references(), "C-d256"), seeds=1)[0]
+    command = made.command(Job((run,)))
+    assert "--config.model.d_model=64" in command
+    assert "--config.model.d_ff=256" in command  # and not the 128 that would follow
+
+
+def test_folders_have_harmless_and_different_names():
+    names = ["base", "A-h1 model.dropout=0.2", "my run", "my,run", "../up", "..", ".hidden", "a/b", "a\\b"]
+    names += ["report", "results.jsonl", "ä", "", " ", "x" * 300, "x" * 301]
+    folders = [folder_name(name) for name in names]
+    assert folders[:3] == ["base", "A-h1,model.dropout=0.2", "my,run"]
+    assert len(set(folders)) == len(names)
+    for folder in folders:
+        assert folder.isascii()
+        assert 0 < len(folder) < 200
+        assert not folder.startswith(".")
+        assert not set(folder) & set("/\\ ")
+        assert folder not in ("report", "results.jsonl")
+
+
+def line(step, **values):
+    return {"step": step, "seconds": step / 10, **{name.replace("__", "/"): value for name, value in values.items()}}
+
+
+def trained(step, rate, flops):
+    rates = {"train__steps_per_second": rate, "train__flops_per_second": flops} if rate else {}
+    return line(step, train__learning_rate=0.1, train__loss=100 / step, **rates)
+
+
+def evaluated(step, bleu, split="valid"):
+    scores = {"perplexity": 2.0, "bleu": bleu, "exact_match": bleu / 200, "averaged": 1}
+    return line(step, **{f"{split}__{name}": value for name, value in scores.items()})
+
+
+def test_flops_are_those_of_all_steps_though_not_all_are_timed():
+    # 100 FLOPs a step, then an interval that only compiled, then 300 a step.
+    lines = [trained(10, 5.0, 500.0), trained(20, None, None), trained(40, 2.0, 600.0)]
+    assert measure(lines, 40).flops == (10 * 100 + 20 * 300) * 40 / 30
+    assert measure([trained(10, None, None)], 40).flops == 0.0
+
+
+def test_scores_are_those_of_the_last_step_and_the_best_is_of_any():
+    lines = [trained(10, 5.0, 500.0), evaluated(10, 30.0), trained(20, 4.0, 500.0), evaluated(20, 20.0)]
+    done = measure([*lines, evaluated(20, 10.0, "test")], 20)
+    assert done.scores["valid"] == {"perplexity": 2.0, "bleu": 20.0, "exact_match": 0.1}
+    assert done.scores["test"]["bleu"] == 10.0
+    assert done.best == ("BLEU", 30.0)
+    assert done.curve == ([10, 1.0, 2.0, 30.0, 0.15], [20, 2.0, 2.0, 20.0, 0.1])
+    assert (done.step, done.seconds, done.loss, done.rate) == (20, 2.0, 5.0, 4.0)
+    assert measure(lines, 30).scores == {}
+    assert measure([evaluated(10, 0.0)], 20).best == ("exact", 0.0)
+    assert measure([], 20).best is None
+
+
+def result(run, **values) -> Result:
+    fields = {
+        "status": "finished",
+        "error": "",
+        "parameters": 1,
+        "flops": 1e9,
+        "steps": 9,
+        "seconds": 10.0,
+        "scores": {},
+    }
+    return Result(
+        run.variant.name, run.variant.row, run.variant.changes, run.seed, signature="", curve=[], **(fields | values)
+    )
+
+
+def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
+    made = recipe(tmp_path)
+    base, half, longer = (
+        made.runs(variants(made.base, "base", axes=[f"steps={steps}"]), seeds=1)[0] for steps in (1000, 500, 2000)
+    )
+    assumed = Estimator([base], [], rate=1e9)
+    assert assumed.measured == 0
+    assert assumed.cost(base).seconds == pytest.approx(assumed_flops(base.variant) / 1e9 / 0.3)
+    assert assumed.cost(base).parameters == 700_416  # as training says
+    measured = Estimator([base, half, longer], [result(base), result(half, flops=5e8, seconds=5.0)])
+    cost = measured.cost(longer)
+    assert cost.flops == pytest.approx(2e9)
+    assert cost.seconds == pytest.approx(20.0)
+    failed = Estimator([base], [result(base, status="failed")])
+    assert failed.measured == 0
+
+
+def never(_):
+    raise AssertionError("nothing may be trained")
+
+
+def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(tmp_path):
+    made = recipe(tmp_path / "sweep")
+    runs = made.runs(variants(made.base, "base"), seeds=1)
+    made.workdir.mkdir()
+    with (made.workdir / ".lock").open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another sweep goes on in"):
+            sweep(runs, made, HEAD, never)
+    (made.workdir / "photographs").mkdir()
+    with pytest.raises(UserError, match="holds no sweep, but photographs"):
+        sweep(runs, made, HEAD, never)
+
+
+def test_a_directory_of_a_sweep_of_another_base_is_refused(tmp_path):
+    made = recipe(tmp_path / "sweep")
+    made.workdir.mkdir()
+    Journal(made.workdir / "results.jsonl", HEAD)
+    with pytest.raises(UserError, match=r"another base:\n  config\.model\.dropout: 0\.1 there, 0\.05 now"):
+        sweep([], made, HEAD | {"config": HEAD["config"] | {"model.dropout": 0.05}}, never)
+
+
+def test_a_directory_with_a_run_of_another_config_is_refused(tmp_path, finished):
+    made = recipe(tmp_path / "sweep", steps=200, **{"eval.every": 100})
+    run = made.runs(variants(made.base, "base"), seeds=1)[0]
+    run.path.parent.mkdir(parents=True)
+    run.path.symlink_to(finished)
+    (made.workdir / "results.jsonl").write_text("")
+    config = json.loads((finished / "config.json").read_text())["config"]
+    with pytest.raises(
+        UserError, match=r"holds a run of another config: config\.[a-z_.]+ is .* there and .* in the sweep"
+    ):
+        run.result()
+    assert config["steps"] == 200  # it is not for its steps that it is refused

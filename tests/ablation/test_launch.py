@@ -1,0 +1,131 @@
+"""How the machine is shared out, why processes end, and a sweep in Slurm, where there is one."""
+
+import operator
+import os
+import re
+import signal
+import subprocess
+
+import pytest
+
+from tests.ablation.test_sweep import PATIENCE, config, run, sweeping, timeless  # noqa: F401  (a fixture)
+from transformer_flax.ablation.launch import explain, slots
+from transformer_flax.ablation.results import read
+from transformer_flax.ablation.slurm import require_slurm
+from transformer_flax.errors import UserError
+
+
+def test_cores_are_shared_out(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    cores = os.sched_getaffinity(0)
+    assert slots(1)[0].cpus == frozenset()  # any
+    shared = slots(len(cores))
+    assert sorted(cpu for slot in shared for cpu in slot.cpus) == sorted(cores)
+    assert all(len(slot.cpus) == 1 for slot in slots(len(cores) + 1))
+    with pytest.raises(UserError, match="--jobs is 0"):
+        slots(0)
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    """Lets nvidia-smi tell of GPUs that are not there; given a line for each."""
+
+    def tell(*lines):
+        program = tmp_path / "nvidia-smi"
+        program.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+        program.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+        monkeypatch.delenv(name, raising=False)
+    return tell
+
+
+def seen(jobs, **arguments) -> list[str]:
+    return [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots(jobs, **arguments)]
+
+
+def test_gpus_are_dealt_out(gpus, monkeypatch):
+    gpus("0, 10, 80000", "1, 10, 80000", "2, 10, 80000", "3, 10, 80000")
+    assert seen(1) == ["0,1,2,3"]
+    assert seen(2) == ["0,2", "1,3"]
+    assert seen(4) == ["0", "1", "2", "3"]
+    assert seen(2, devices_each=2) == ["0,2", "1,3"]
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in slots(4)[0].environment
+    with pytest.raises(UserError, match=r"no free device: 2 jobs .*num_devices=4 need 8 GPUs, and there are 4"):
+        slots(2, devices_each=4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    assert seen(2) == ["2", "3"]
+
+
+def test_more_jobs_than_gpus_share_them_and_their_memory(gpus):
+    gpus("0, 10, 80000", "1, 10, 80000")
+    shared = slots(5)
+    assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in shared] == ["0", "1", "0", "1", "0"]
+    assert {slot.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] for slot in shared} == {"0.300"}
+
+
+def test_a_gpu_that_others_use_is_not_free(gpus):
+    gpus("0, 70000, 80000", "1, 10, 80000")
+    assert seen(1) == ["1"]
+    gpus("0, 70000, 80000", "1, 75000, 80000")
+    with pytest.raises(UserError, match="no free device: other processes use 70000 of 80000 MiB of GPU 0, 75000 of"):
+        slots(1)
+
+
+def test_a_machine_without_gpus_is_one_of_cores(gpus):
+    gpus()
+    assert slots(1)[0].name == "CPU 0"
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "why"),
+    [
+        (0, "error: all is well", ""),
+        (2, "step 5\nerror: the disk is full\nbye\n", "the disk is full"),
+        (1, "Traceback\n  File\nValueError: what\n\n", "ValueError: what"),
+        (
+            1,
+            "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory\nmore",
+            "out of memory (RESOURCE_EXHAUSTED)",
+        ),
+        (-signal.SIGKILL, "step 5\n", "out of memory, as it seems: killed by SIGKILL"),
+        (137, "", "out of memory, as it seems: killed by SIGKILL"),
+        (-signal.SIGSEGV, "step 5\n", "ended by SIGSEGV"),
+        (143, "stopped by SIGTERM after step 5\n", "stopped by SIGTERM after step 5"),
+        (7, "", "ended with status 7"),
+    ],
+)
+def test_why_a_process_has_ended_is_told_in_a_line(status, said, why):
+    assert explain(status, said) == why
+
+
+def test_slurm_is_asked_for_where_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="no Slurm here: sbatch is not found; --launcher=local trains on this machine"):
+        require_slurm()
+
+
+def test_slurm_trains_what_is_trained_without_it_though_the_sweep_is_left_alone(config, tmp_path):  # noqa: F811
+    try:
+        subprocess.run(["sinfo"], capture_output=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError) as error:
+        pytest.skip(f"there is no Slurm, as docs/slurm.md starts one ({error})")
+    flags = ("--rows=base,D-drop0.0", "--launcher=slurm", "--time_limit=5", "--sbatch=cpus-per-task=1")
+    with sweeping(config, tmp_path / "slurm", *flags) as process:
+        for line in process.stdout:
+            if "begins" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGINT, said
+    assert re.search(r"they go on in Slurm, and the same command watches them; scancel \d+ ends them", said)
+    status, said = run(config, tmp_path / "slurm", *flags)
+    assert status == 0, said
+    assert not list((tmp_path / "slurm/base").rglob("*.pkl"))
+    status, said = run(config, tmp_path / "local", "--rows=base,D-drop0.0")
+    assert status == 0, said
+    slurm, local = (read(tmp_path / place / "results.jsonl")[1] for place in ("slurm", "local"))
+    by_variant = operator.attrgetter("variant")  # which of both jobs ends first is Slurm's affair
+    assert list(map(timeless, sorted(slurm, key=by_variant))) == list(map(timeless, sorted(local, key=by_variant)))
+    assert len(slurm) == 2

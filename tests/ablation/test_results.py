@@ -1,0 +1,157 @@
+"""results.jsonl: whole lines, the last of each run, of one base."""
+
+import dataclasses
+
+import pytest
+
+from transformer_flax.ablation.results import FAILED, FINISHED, Journal, Result, read
+from transformer_flax.errors import UserError
+
+HEAD = {
+    "config": {"steps": 100, "model.dropout": 0.1, "seed": 0, "name": "numbers", "data.path": "/here"},
+    "name": "numbers",
+    "command": "python -m transformer_flax.sweep",
+    "versions": {"jax": "0.10.2"},
+    "hardware": "2 x a processor",
+    "commit": "abc",
+}
+RESULT = Result(
+    variant="A-h1 model.dropout=0.2",
+    row="A-h1",
+    changes={"model.dropout": 0.2, "model.positions": "learned"},
+    seed=3,
+    status=FINISHED,
+    error="",
+    parameters=700_416,
+    flops=1.5e12,
+    steps=100,
+    seconds=12.25,
+    scores={"valid": {"perplexity": 1.2345678901234567, "bleu": 0.0}},
+    signature="nrefs:1|Größe",
+    curve=[[50, 6.5, 2.5, 0.0, 0.25], [100, 12.25, 1.25, 0.0, 0.5]],
+)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "results.jsonl"
+
+
+def test_what_is_written_is_read(file):
+    journal = Journal(file, HEAD)
+    failed = dataclasses.replace(RESULT, seed=4, status=FAILED, error="out of memory", scores={}, curve=[])
+    for result in (RESULT, failed):
+        journal.append(result)
+    assert read(file) == (HEAD, [RESULT, failed])
+    assert Journal(file, HEAD).results == journal.results == [RESULT, failed]
+    assert journal.find("A-h1 model.dropout=0.2", 4) == failed
+    assert journal.find("A-h1", 4) is None
+    assert not failed.finished
+
+
+def test_the_last_result_of_a_run_holds(file):
+    journal = Journal(file, HEAD)
+    journal.append(dataclasses.replace(RESULT, status=FAILED))
+    journal.append(RESULT)
+    assert journal.results == [RESULT]
+    assert read(file)[1] == [RESULT]
+    assert len(file.read_text().splitlines()) == 3  # what happened stays
+
+
+def test_wherever_a_kill_cuts_the_last_line_the_others_hold_and_the_next_is_whole(file):
+    journal = Journal(file, HEAD)
+    journal.append(RESULT)
+    whole = file.read_bytes()
+    journal.append(dataclasses.replace(RESULT, seed=4))
+    torn = file.read_bytes()
+    for length in [*range(len(whole), len(torn), 50), torn.rindex("ö".encode()) + 1]:
+        file.write_bytes(torn[:length])
+        assert read(file)[1] == [RESULT]
+        Journal(file, HEAD).append(dataclasses.replace(RESULT, seed=5))
+        assert [result.seed for result in read(file)[1]] == [3, 5]
+
+
+def test_results_of_another_base_are_refused_with_the_fields_that_differ(file):
+    Journal(file, HEAD)
+    before = file.read_text()
+    other = HEAD | {"config": HEAD["config"] | {"steps": 200, "model.dropout": 0.3, "seed": 5, "data.path": "/there"}}
+    with pytest.raises(UserError) as refused:
+        Journal(file, other)
+    assert "config.model.dropout: 0.1 there, 0.3 now\n  config.steps: 100 there, 200 now\n" in str(refused.value)
+    assert "seed" not in str(refused.value)
+    assert "path" not in str(refused.value)
+    assert file.read_text() == before
+
+
+def test_the_same_base_elsewhere_or_by_another_command_goes_on_with_the_head_that_is_there(file):
+    Journal(file, HEAD)
+    config = HEAD["config"] | {"name": "other", "data.path": "/there"}
+    assert Journal(file, HEAD | {"config": config, "command": "another", "hardware": "a GPU"}).head == HEAD
+
+
+def test_a_name_that_means_something_else_now_is_refused(file):
+    journal = Journal(file, HEAD)
+    journal.append(dataclasses.replace(RESULT, variant="wide", changes={"model.d_ff": 512}))
+    journal.require_same_variants({"wide": {"model.d_ff": 512}, "other": {}})
+    with pytest.raises(UserError, match=r"results of 'wide' with the overrides model\.d_ff=512; now they are none"):
+        journal.require_same_variants({"wide": {}})
+
+
+def spoilt(line: bytes) -> dict[str, bytes]:
+    return {
+        "a digit": line.replace(b"700416", b"700417"),
+        "no JSON": b"nonsense\n",
+        "no object": b"5\n",
+        "not UTF-8": b"\xff\n",
+        "an empty line": b"\n",
+        "a field too few": b'{"variant": "A-h1"}\n',
+        "a list for a text": b'{"variant": []}\n',
+    }
+
+
+@pytest.mark.parametrize("damage", spoilt(b""))
+def test_a_damaged_line_is_refused_by_its_number(file, damage):
+    journal = Journal(file, HEAD)
+    journal.append(RESULT)
+    head, line = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(head + spoilt(line)[damage] + line)
+    with pytest.raises(UserError, match=r"results\.jsonl is damaged in line 2"):
+        read(file)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("seed", "3"),
+        ("seed", True),
+        ("flops", "much"),
+        ("status", "well"),
+        ("scores", {"valid": 5}),
+        ("scores", {"valid": {"bleu": "high"}}),
+        ("curve", [5]),
+        ("curve", [[1, 2, 3, 4]]),
+        ("curve", [[1, 2, 3, 4, "five"]]),
+    ],
+)
+def test_a_line_of_another_shape_is_refused(file, field, value):
+    journal = Journal(file, HEAD)
+    journal.append(dataclasses.replace(RESULT, **{field: value}))
+    with pytest.raises(UserError, match="is damaged in line 2"):
+        read(file)
+
+
+def test_a_file_that_does_not_say_what_was_swept_is_refused(file):
+    with pytest.raises(UserError, match="no sweep has been started there"):
+        read(file)
+    file.write_text('{"variant": "A-h1"}\n')
+    with pytest.raises(UserError, match="damaged in line 1: it does not begin with what was swept"):
+        Journal(file, HEAD)
+    file.write_text("")
+    with pytest.raises(UserError, match="damaged in line 1"):
+        read(file)
+
+
+def test_what_is_not_a_number_is_kept(file):
+    journal = Journal(file, HEAD)
+    journal.append(dataclasses.replace(RESULT, scores={"valid": {"perplexity": float("inf")}}))
+    assert read(file)[1][0].scores["valid"]["perplexity"] == float("inf")

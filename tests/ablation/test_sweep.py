@@ -1,0 +1,177 @@
+"""Sweeps as a user meets them: real processes, that are killed, that fail, that go on."""
+
+import contextlib
+import dataclasses
+import importlib.util
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT
+from tests.training.small import write_text
+from transformer_flax.ablation.grid import variants
+from transformer_flax.ablation.jobs import Run
+from transformer_flax.ablation.results import Result, read
+from transformer_flax.training.loop import train
+from transformer_flax.training.progress import duration
+
+CONFIG = """
+from tests.training.small import small_config
+
+def get_config():
+    return small_config(data__path={text!r}, data__cache_dir={cache!r}, steps=200, eval__every=100,
+                        checkpoint__every=50, log__every=10, optimizer__warmup_steps=50)
+"""
+# Of the logits of the larger there are 2^21 x 300, in more than one array: what is asked for counts, not what is used.
+TOKENS = "data.tokens_per_batch"
+BOTH, SMALL = f"--grid={TOKENS}=2097152,512", f"--grid={TOKENS}=512"
+MEMORY = 8 << 20  # KiB
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "text").mkdir()
+    write_text(folder / "text")
+    (folder / "config.py").write_text(CONFIG.format(text=str(folder / "text"), cache=str(folder / "cache")))
+    return folder / "config.py"
+
+
+@contextlib.contextmanager
+def sweeping(config, workdir, *arguments):
+    """python -m transformer_flax.sweep as it runs, with little memory; it does not outlive the context."""
+    command = [sys.executable, "-m", "transformer_flax.sweep", f"--config={config}", f"--workdir={workdir}", *arguments]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(
+        ["sh", "-c", f'ulimit -v {MEMORY}; exec "$@"', "sh", *command],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
+        **pipe,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def run(config, workdir, *arguments) -> tuple[int, str]:
+    with sweeping(config, workdir, *arguments) as process:
+        said, _ = process.communicate(timeout=PATIENCE)
+    return process.returncode, said
+
+
+def timeless(result: Result) -> Result:
+    """It without what the clock has to do with, and FLOPs, of which not every step is timed."""
+    curve = [[point[0], *point[2:]] for point in result.curve]
+    return dataclasses.replace(result, seconds=0.0, flops=0.0, curve=curve)
+
+
+def load(config):
+    """What the file of a config says."""
+    spec = importlib.util.spec_from_file_location("config", config)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config()
+
+
+@dataclasses.dataclass
+class Swept:
+    """A sweep that was stopped, killed, and went on to its end, beside a run that does not fit into memory."""
+
+    workdir: pathlib.Path
+    stopped: tuple[int, str]  # exit status and output
+    ended: tuple[int, str]
+    head: dict
+    large: Result
+    small: Result
+
+    @property
+    def run(self) -> pathlib.Path:
+        return self.workdir / f"base,{TOKENS}=512/seed0"
+
+
+@pytest.fixture(scope="module")
+def swept(config, tmp_path_factory) -> Swept:
+    workdir = tmp_path_factory.mktemp("swept") / "sweep"
+    log = workdir / f"base,{TOKENS}=512/seed0.log"
+
+    def wait_for(text: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while not log.exists() or text not in log.read_text():
+            assert time.monotonic() < until, f"{text!r} was not said"
+            time.sleep(0.02)
+
+    with sweeping(config, workdir, SMALL) as process:
+        wait_for("step      10/200")
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=PATIENCE)
+    with sweeping(config, workdir, SMALL) as killed:
+        wait_for("resuming from step")
+        killed.kill()
+    ended = run(config, workdir, BOTH)  # at once, while the run that is left behind saves its step
+    head, results = read(workdir / "results.jsonl")
+    large, small = sorted(results, key=lambda result: result.status)
+    return Swept(workdir, (process.returncode, said), ended, head, large, small)
+
+
+def test_a_sweep_that_is_stopped_lets_its_runs_save_their_step(swept):
+    status, said = swept.stopped
+    assert status == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM with 1 of 1 runs left; its runs are saved; the same command goes on" in said
+    assert re.search(r"stopped by SIGTERM after step \d\d", swept.run.with_suffix(".log").read_text())
+
+
+def test_what_cannot_fit_into_memory_is_told_and_the_others_are_trained(swept):
+    status, said = swept.ended
+    assert status == 2
+    assert (swept.large.status, swept.large.error) == ("failed", "out of memory (RESOURCE_EXHAUSTED)")
+    assert swept.large.scores == {}
+    assert (swept.small.status, swept.small.error) == ("finished", "")
+    assert f"base {TOKENS}=2097152 seed 0 FAILED: out of memory (RESOURCE_EXHAUSTED)\n" in said
+    assert f"--config.eval.final_average=1 --config.{TOKENS}=2097152 --config.name=numbers-base," in said  # by hand
+    assert f"a run of 2 failed: base {TOKENS}=2097152 seed 0; the same command tries again" in said
+    assert (swept.workdir / "report/report.md").exists()
+
+
+def test_a_sweep_that_was_stopped_and_killed_finds_what_the_run_alone_finds(swept, config, tmp_path):
+    log = swept.run.with_suffix(".log").read_text()
+    assert log.count("resuming from step") == 2
+    assert "another process trains" not in log
+    base = load(config)
+    base.eval.final_average = 1
+    alone = Run(variants(base, "base", axes=[f"{TOKENS}=512"])[0], 0, tmp_path / "alone")
+    train(alone.variant.config, alone.path)
+    assert timeless(alone.result()) == timeless(swept.small)
+
+
+def test_a_result_says_all_that_a_report_needs(swept):
+    head, result = swept.head, swept.small
+    assert head["config"]["steps"] == 200
+    assert head["config"]["eval.final_average"] == 1
+    assert head["command"].startswith("python -m transformer_flax.sweep --config=")
+    assert (result.variant, result.row, result.seed, result.steps) == (f"base {TOKENS}=512", "base", 0, 200)
+    assert result.changes == {}  # of a base that has that value
+    assert result.parameters == 300 * 16 + 3 * 16 * 2 * 32 + 2 * (2 * 16 * 16 + 32) + 5 * 32
+    assert result.scores["valid"].keys() == {"loss", "accuracy", "perplexity", "bleu", "exact_match"}
+    assert [point[0] for point in result.curve] == [100, 200]
+    assert result.curve[-1][2:] == [result.scores["valid"][name] for name in ("perplexity", "bleu", "exact_match")]
+    assert result.curve[0][1] < result.seconds < result.curve[1][1]
+    assert 1e8 < result.flops < 1e10
+    assert "tok:13a" in result.signature
+    told = f"seed 0 has finished in {duration(result.seconds)}: perplexity {result.curve[-1][2]:.3f}, BLEU"
+    assert told in swept.ended[1]
+    assert "step     200/200" in swept.run.with_suffix(".log").read_text()
+
+
+def test_what_has_finished_is_not_to_be_made(swept, config):
+    before = (swept.workdir / "results.jsonl").read_text()
+    status, said = run(config, swept.workdir, SMALL, "--dry_run")
+    assert status == 0
+    assert "0 runs to make" in said
+    assert "as in the 1 runs that have finished" in said
+    assert (swept.workdir / "results.jsonl").read_text() == before

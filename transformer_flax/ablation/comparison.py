@@ -1,0 +1,235 @@
+"""The results of a sweep as effects: what each variant changes of base, beside what it changed in the paper."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from transformer_flax.ablation import statistics, table3
+from transformer_flax.ablation.results import Result
+from transformer_flax.ablation.statistics import Difference, Estimate
+from transformer_flax.errors import UserError
+
+SIGNIFICANT = 1 - statistics.CONFIDENCE  # below it, a corrected p
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """What variants are compared in, on the validation split."""
+
+    name: str
+    unit: str
+    digits: int  # of a difference, behind the point
+    more_is_better: bool
+    of: Callable[[Mapping[str, float]], float]  # scores, as an evaluation names them -> what is averaged and compared
+    level_name: str
+    level: Callable[[float], float]  # what is averaged -> what is told of a single variant
+    paper_name: str  # what it is held against
+    paper_digits: int
+    of_paper: Callable[[table3.Row], float]
+
+
+# The logarithm, in nats, is what a run minimises; and its difference is the ratio of two perplexities, which means the
+# same at 5 and at 10. So means over seeds are geometric ones of perplexity.
+LOG_PERPLEXITY = Measure(
+    name="log-perplexity",
+    unit="nats a piece",
+    digits=3,
+    more_is_better=False,
+    of=lambda scores: math.log(scores["perplexity"]),
+    level_name="perplexity",
+    level=math.exp,
+    paper_name="log-perplexity",
+    paper_digits=3,
+    of_paper=lambda row: math.log(row.perplexity),
+)
+BLEU = Measure(
+    name="BLEU",
+    unit="points",
+    digits=2,
+    more_is_better=True,
+    of=lambda scores: scores["bleu"],
+    level_name="BLEU",
+    level=float,
+    paper_name="BLEU",
+    paper_digits=1,
+    of_paper=lambda row: row.bleu,
+)
+EXACT_MATCH = dataclasses.replace(
+    BLEU,
+    name="exact match",
+    unit="% of sentences",
+    digits=1,
+    of=lambda scores: 100 * scores["exact_match"],
+    level_name="exact match, %",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """The difference of a variant from base in one measure."""
+
+    ours: Difference
+    p: float | None  # corrected for the number of variants compared
+    paper: float | None  # None: not a row of the paper's
+
+    @property
+    def significant(self) -> bool:
+        return self.p is not None and self.p < SIGNIFICANT
+
+    @property
+    def has_papers_sign(self) -> bool | None:
+        """None where the paper has no row, or sees no difference."""
+        return self.ours.value * self.paper > 0 if self.paper else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A variant with what its finished runs reached."""
+
+    variant: str
+    row: table3.Row | None  # that it is; None: of the user's own making
+    runs: tuple[Result, ...]  # by seed; at least one
+    means: dict[Measure, Estimate]
+    effects: dict[Measure, Effect]  # empty for base itself, and where there is none
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """All of a sweep."""
+
+    entries: list[Entry]  # rows in the order of table 3, then the user's own
+    score: Measure
+    base: Entry | None  # that the others are compared with
+    failed: list[Result]
+    missing_rows: list[str]  # of table 3, if any of it was run
+    missing_seeds: dict[str, list[int]]  # by variant: those that other variants have
+
+    @property
+    def rows(self) -> list[Entry]:
+        return [entry for entry in self.entries if entry.row]
+
+    @property
+    def own(self) -> list[Entry]:
+        return [entry for entry in self.entries if not entry.row]
+
+    @property
+    def measures(self) -> tuple[Measure, Measure]:
+        return LOG_PERPLEXITY, self.score
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """Between our effects and the paper's, in one measure."""
+
+    rows: int  # in which the paper sees a difference
+    same_sign: int
+    tested: int  # of `rows`
+    significant: int
+    significant_same_sign: int
+    ranked: int
+    correlation: Estimate | None  # of the ranks of all effects
+
+
+def compare(results: Iterable[Result]) -> Comparison:
+    """Compares every variant with base.
+
+    The score is BLEU, unless that is 0 for all runs, as on single words: then it is exact match. Base is the row of
+    that name, or else a variant of a grid that changes nothing. Of several results of one run the last counts. A run
+    that ended with a perplexity that is not finite has failed.
+
+    Raises:
+      UserError: there are no results.
+    """
+    last = {(result.variant, result.seed): _judged(result) for result in results}
+    if not last:
+        raise UserError("there are no results to report yet; let a run of the sweep finish first")
+    kept = sorted(last.values(), key=lambda result: (_order(result), result.seed))
+    finished = [result for result in kept if result.finished]
+    score = BLEU if any(result.scores["valid"]["bleu"] for result in finished) else EXACT_MATCH
+    runs: dict[str, list[Result]] = {}
+    for result in finished:
+        runs.setdefault(result.variant, []).append(result)
+    unchanged = [variant for variant, of_variant in runs.items() if not of_variant[0].changes]
+    base = "base" if "base" in runs else next(iter(unchanged), None)
+    entries = _entries(runs, base, (LOG_PERPLEXITY, score))
+    seeds = {result.seed for result in kept}
+    variants = {result.variant: None for result in kept}  # in their order
+    tried = set(last)
+    missing_seeds = {v: [seed for seed in sorted(seeds) if (v, seed) not in tried] for v in variants}
+    return Comparison(
+        entries,
+        score,
+        next((entry for entry in entries if entry.variant == base), None),
+        [result for result in kept if not result.finished],
+        [name for name in table3.ROWS if name not in variants] if variants.keys() & table3.ROWS.keys() else [],
+        {variant: missing for variant, missing in missing_seeds.items() if missing},
+    )
+
+
+def agreement(comparison: Comparison, measure: Measure) -> Agreement:
+    """How far the effects of table 3's rows are the paper's."""
+    effects = [entry.effects[measure] for entry in comparison.rows if entry.effects]
+    with_sign = [effect for effect in effects if effect.paper]
+    significant = [effect for effect in with_sign if effect.significant]
+    return Agreement(
+        len(with_sign),
+        sum(bool(effect.has_papers_sign) for effect in with_sign),
+        sum(effect.p is not None for effect in with_sign),
+        len(significant),
+        sum(bool(effect.has_papers_sign) for effect in significant),
+        len(effects),
+        statistics.rank_correlation(
+            [effect.ours.value for effect in effects], [effect.paper or 0.0 for effect in effects]
+        ),
+    )
+
+
+def _judged(result: Result) -> Result:
+    if not result.finished or math.isfinite(reached := result.scores["valid"]["perplexity"]):
+        return result
+    return dataclasses.replace(result, status="failed", error=f"diverged: its perplexity is {reached}")
+
+
+def _order(result: Result) -> tuple:
+    """Rows as in table 3, then the user's own by name, numbers in it by value: 200 comes before 1000."""
+    names = list(table3.ROWS)
+    place = names.index(result.row) if result.row in table3.ROWS else len(names)
+    parts = re.split(r"(\d+(?:\.\d+)?)", result.variant)
+    return result.variant not in table3.ROWS, place, [float(p) if i % 2 else p for i, p in enumerate(parts)]
+
+
+def _entries(runs: Mapping[str, Sequence[Result]], base: str | None, measures: Sequence[Measure]) -> list[Entry]:
+    values = {
+        measure: {variant: [measure.of(run.scores["valid"]) for run in runs[variant]] for variant in runs}
+        for measure in measures
+    }
+    effects = {measure: _effects(measure, values[measure], base) for measure in measures}
+    return [
+        Entry(
+            variant,
+            table3.ROWS.get(variant),
+            tuple(of_variant),
+            {measure: statistics.mean(values[measure][variant]) for measure in measures},
+            {measure: effects[measure][variant] for measure in measures if variant in effects[measure]},
+        )
+        for variant, of_variant in runs.items()
+    ]
+
+
+def _effects(measure: Measure, values: Mapping[str, Sequence[float]], base: str | None) -> dict[str, Effect]:
+    """By variant; all of a measure are one family, whose p-values are corrected together."""
+    if base is None:
+        return {}
+    ours = {variant: statistics.difference(values[variant], values[base]) for variant in values if variant != base}
+    ps = {variant: difference.p for variant, difference in ours.items() if difference.p is not None}
+    corrected = dict(zip(ps, statistics.holm(list(ps.values())), strict=True))
+    return {
+        variant: Effect(difference, corrected.get(variant), _papers_effect(measure, variant))
+        for variant, difference in ours.items()
+    }
+
+
+def _papers_effect(measure: Measure, variant: str) -> float | None:
+    row = table3.ROWS.get(variant)
+    return measure.of_paper(row) - measure.of_paper(table3.ROWS["base"]) if row else None

@@ -1,0 +1,259 @@
+"""The pictures of a sweep's report."""
+
+import dataclasses
+import io
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import ticker
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from transformer_flax.ablation.comparison import Comparison, Effect, Entry, Measure
+from transformer_flax.ablation.labels import label_points
+from transformer_flax.ablation.results import Result
+from transformer_flax.ablation.statistics import Estimate
+
+INK = "#1f2328"  # of text and axes
+COLOURS = ("#3b82c4", "#d9822b", "#2a9d6f", "#b0559d", "#8c6d46", "#6f6fd0", "#c94f4f")  # seen on white and on black
+BASE_COLOUR = "#8a9099"
+GROUP_COLOURS = {"base": BASE_COLOUR, **dict(zip(("A", "B", "C", "D", "E", "big", "own"), COLOURS, strict=True))}
+FAMILIES = {  # of rows, by their names without numbers: those that vary one thing
+    "A-h": "A: heads",
+    "B-dk": "B: d_k",
+    "C-N": "C: layers",
+    "C-d": "C: d_model",
+    "C-ff": "C: d_ff",
+    "D-drop": "D: dropout",
+    "D-ls": "D: label smoothing",
+    "E": "E: learned positions",
+    "big": "big",
+    "base": "base",
+}
+PAPER_MARK: dict[str, Any] = {
+    "color": INK,
+    "marker": "D",
+    "markersize": 4,
+    "markerfacecolor": "none",
+    "linestyle": "none",
+}
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.6,
+    "grid.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.constrained_layout.use": True,
+    "svg.hashsalt": "transformer_flax",  # parts of an SVG are named by it; at random without it
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A figure in two forms, to the byte the same for the same results."""
+
+    png: bytes  # on white, for Markdown
+    svg: bytes  # on nothing, its ink dark or light as the reader's colours ask
+
+
+def draw(comparison: Comparison) -> dict[str, Picture]:
+    """The figures for which there are data, by name: differences, scores, curves_perplexity, curves_score."""
+    with matplotlib.rc_context(STYLE):
+        perplexity, score = comparison.measures
+        figures = {
+            "differences": differences(comparison),
+            "scores": scores(comparison),
+            "curves_perplexity": curves(comparison, perplexity),
+            "curves_score": curves(comparison, score),
+        }
+        return {name: _picture(figure) for name, figure in figures.items() if figure}
+
+
+def differences(comparison: Comparison) -> Figure | None:
+    """Our effects and the paper's, row by row, in both measures. None without any effect."""
+    entries = [entry for entry in comparison.entries if entry.effects]
+    if not entries:
+        return None
+    figure = Figure(figsize=(9, 1.7 + 0.25 * len(entries)))
+    for axes, measure in zip(figure.subplots(1, 2, sharey=True), comparison.measures, strict=True):
+        effects = [entry.effects[measure] for entry in entries]
+        scale = _papers_scale(measure, effects)
+        axes.axvline(0, color=INK, linewidth=0.8)
+        for y, (entry, effect) in enumerate(zip(entries, effects, strict=True)):
+            _dumbbell(axes, y, effect, _colour(entry, comparison), scale)
+        better = "more" if measure.more_is_better else "less"
+        axes.set(title=f"{measure.name}, difference from base", xlabel=f"{measure.unit} ({better} is better)")
+        axes.set_yticks(range(len(entries)), [entry.variant for entry in entries])
+        axes.grid(axis="y", visible=False)
+        if scale != 1:
+            top = axes.secondary_xaxis("top", functions=(lambda x, s=scale: x * s, lambda x, s=scale: x / s))
+            top.set_xlabel(f"the paper's {measure.paper_name}")
+    figure.axes[0].invert_yaxis()
+    ours = {"color": BASE_COLOUR, "marker": "o", "linewidth": 1}
+    legend = [
+        Line2D([], [], **ours, label="here, with its 95 % interval; significant"),
+        Line2D([], [], **ours, markerfacecolor="none", label="not significant"),
+    ]
+    if comparison.rows:
+        legend.append(Line2D([], [], **PAPER_MARK, label="the paper"))
+    figure.legend(handles=legend, loc="outside lower center", ncols=3)
+    return figure
+
+
+def scores(comparison: Comparison) -> Figure | None:
+    """Perplexity against score, here and in the paper. None without an entry."""
+    if not comparison.entries:
+        return None
+    perplexity, score = comparison.measures
+    ours = [
+        (perplexity.level(entry.means[perplexity].value), score.level(entry.means[score].value))
+        for entry in comparison.entries
+    ]
+    panels = [("here", score.level_name, comparison.entries, ours)]
+    if comparison.rows:
+        theirs = [(entry.row.perplexity, entry.row.bleu) for entry in comparison.rows if entry.row]
+        panels.append(("the paper", score.paper_name, comparison.rows, theirs))
+    figure = Figure(figsize=(4.5 * len(panels), 4.2))
+    figure.subplots(1, len(panels))
+    for axes, (title, score_name, entries, points) in zip(figure.axes, panels, strict=True):
+        x, y = zip(*points, strict=True)
+        axes.scatter(x, y, s=22, color=[_colour(entry, comparison) for entry in entries])
+        axes.set(title=title, xlabel="perplexity", ylabel=score_name, xscale="log")
+        wide = max(x) > 3 * min(x)
+        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if wide else ticker.MaxNLocator(6))
+        axes.xaxis.set_major_formatter("{x:.3g}")
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        axes.margins(0.12)
+    for entry, point in zip(comparison.entries, ours, strict=True):
+        bars = {"xerr": _bar(perplexity, entry.means[perplexity]), "yerr": _bar(score, entry.means[score])}
+        figure.axes[0].errorbar(*point, **bars, fmt="none", color=_colour(entry, comparison), alpha=0.5, elinewidth=0.7)
+    figure.draw_without_rendering()  # settles the axes, among which labels then find room
+    for axes, (*_, entries, points) in zip(figure.axes, panels, strict=True):
+        label_points(axes, points, [entry.variant for entry in entries], [_colour(e, comparison) for e in entries])
+    return figure
+
+
+def curves(comparison: Comparison, measure: Measure) -> Figure | None:
+    """A measure over the steps, a panel for each thing that varies, base in grey. None without a curve."""
+    drawn = [entry for entry in comparison.entries if any(len(_points(run, measure)) > 1 for run in entry.runs)]
+    if not drawn:
+        return None
+    families: dict[str, list[Entry]] = {}
+    for entry in drawn:
+        if entry is not comparison.base:
+            families.setdefault(_family(entry), []).append(entry)
+    panels = [
+        (family, entries[first : first + len(COLOURS)])
+        for family, entries in families.items()
+        for first in range(0, len(entries), len(COLOURS))
+    ] or [("base", [])]
+    columns = min(3, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(3 * max(columns, 2), 0.4 + 2.3 * lines))
+    all_axes = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    for place, (axes, (family, entries)) in enumerate(zip(all_axes, panels, strict=False)):
+        if comparison.base in drawn:
+            _curve(axes, comparison.base, measure, BASE_COLOUR)
+        for entry, colour in zip(entries, COLOURS, strict=False):
+            _curve(axes, entry, measure, colour)
+        if not measure.more_is_better:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_locator(ticker.NullLocator())
+        axes.set(
+            title=family,
+            xlabel="step" if place + columns >= len(panels) else "",
+            ylabel="" if place % columns else measure.level_name,
+        )
+        axes.legend(handlelength=1.2)
+    for axes in all_axes[len(panels) :]:
+        axes.set_visible(False)
+    _cut_the_beginning(all_axes[0], measure, [_points(run, measure) for entry in drawn for run in entry.runs])
+    return figure
+
+
+def _dumbbell(axes: Axes, y: int, effect: Effect, colour: str, papers_scale: float) -> None:
+    if effect.ours.interval:
+        axes.plot(effect.ours.interval, [y, y], color=colour, linewidth=1, gid="interval")
+    axes.plot(effect.ours.value, y, "o", color=colour, markerfacecolor=colour if effect.significant else "none")
+    if effect.paper is not None:
+        paper = effect.paper / papers_scale
+        axes.plot([paper, effect.ours.value], [y, y], color=colour, linewidth=4, alpha=0.2, solid_capstyle="round")
+        axes.plot(paper, y, **PAPER_MARK)
+
+
+def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:
+    """The paper's unit in ours: 1 where they are the same, else so that the largest effects are of one length."""
+    ours = max(abs(effect.ours.value) for effect in effects)
+    paper = max(abs(effect.paper or 0.0) for effect in effects)
+    return 1 if measure.name == measure.paper_name or not ours or not paper else paper / ours
+
+
+def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> None:
+    """The mean over seeds, where all have a point, above a faint line for each seed."""
+    by_seed = [_points(run, measure) for run in entry.runs]
+    for points in by_seed if len(by_seed) > 1 else []:
+        axes.plot(list(points), [measure.level(value) for value in points.values()], color=colour, lw=0.6, alpha=0.4)
+    steps = [step for step in by_seed[0] if all(step in points for points in by_seed)]
+    means = [measure.level(float(np.mean([points[step] for points in by_seed]))) for step in steps]
+    axes.plot(steps, means, color=colour, linewidth=1.6, label=entry.variant)
+
+
+def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[float, float]]) -> None:
+    """Limits what is shown to the last three quarters of each curve: the first would press the others flat."""
+    late = [value for points in all_points for step, value in points.items() if step >= max(points) / 4]
+    margin = 0.08 * (max(late) - min(late)) or 0.1
+    axes.set_ylim(measure.level(min(late) - margin), measure.level(max(late) + margin))
+
+
+def _points(run: Result, measure: Measure) -> dict[float, float]:
+    """What is averaged, by step; without points that are not finite."""
+    points = {
+        step: measure.of({"perplexity": perplexity, "bleu": bleu, "exact_match": exact_match})
+        for step, _, perplexity, bleu, exact_match in run.curve
+    }
+    return {step: value for step, value in points.items() if math.isfinite(value)}
+
+
+def _family(entry: Entry) -> str:
+    return FAMILIES[re.sub(r"[\d.]+$", "", entry.variant)] if entry.row else "own"
+
+
+def _colour(entry: Entry, comparison: Comparison) -> str:
+    if entry is comparison.base:
+        return BASE_COLOUR
+    return GROUP_COLOURS[entry.variant.split("-")[0] if entry.row else "own"]
+
+
+def _bar(measure: Measure, estimate: Estimate) -> list[list[float]] | None:
+    """As matplotlib wants it: how far the interval reaches below and above."""
+    if estimate.interval is None:
+        return None
+    value, low, high = (measure.level(number) for number in (estimate.value, *estimate.interval))
+    return [[value - low], [high - value]]
+
+
+def _picture(figure: Figure) -> Picture:
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # once is enough
+    png, svg = io.BytesIO(), io.BytesIO()
+    figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
+    figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    # Ink of the text's own colour, which the picture sets by itself: as an image in a page it inherits none.
+    style = f"svg{{color:{INK}}}@media(prefers-color-scheme:dark){{svg{{color:#e6edf3}}}}"
+    drawn = svg.getvalue().decode().replace(INK, "currentColor")
+    return Picture(png.getvalue(), drawn.replace("<defs>", f"<style>{style}</style><defs>", 1).encode())

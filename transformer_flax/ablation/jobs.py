@@ -1,0 +1,248 @@
+"""The runs of a sweep: where they lie, the command that trains them, and how far each is."""
+
+import dataclasses
+import pathlib
+import re
+import shlex
+import sys
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from ml_collections import ConfigDict, FieldReference
+
+from transformer_flax.ablation.grid import Variant
+from transformer_flax.ablation.results import FAILED, FINISHED, Result
+from transformer_flax.decoding.bleu import score
+from transformer_flax.errors import UserError
+from transformer_flax.model.cost import count_parameters
+from transformer_flax.training.metrics import read_lines
+from transformer_flax.training.prepare import model_config
+from transformer_flax.training.workdir import FREE_FIELDS, Workdir, flatten
+
+RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that are of no variant
+LONGEST = 120  # characters of a folder's name
+TRAIN = pathlib.Path(__file__).parents[2] / "train.py"
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a run is, as its metrics tell."""
+
+    step: int = 0
+    seconds: float = 0.0
+    loss: float | None = None
+    best: tuple[str, float] | None = None  # the measure and its best value on the validation data
+    rate: float | None = None  # steps a second
+    curve: tuple[list[float], ...] = ()
+    flops: float = 0.0
+    scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # of the last step, by split
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A variant with a seed."""
+
+    variant: Variant
+    seed: int
+    path: pathlib.Path  # its working directory
+
+    def __str__(self) -> str:
+        return f"{self.variant.name} seed {self.seed}"
+
+    @property
+    def steps(self) -> int:
+        return self.variant.config.steps
+
+    def progress(self) -> Progress:
+        """How far it is.
+
+        Raises:
+          UserError: its metrics are damaged.
+        """
+        file = Workdir(self.path).metrics_file
+        return measure(read_lines(file), self.steps) if file.exists() else Progress()
+
+    def result(self) -> Result | None:
+        """What it has found, if it has come to its end.
+
+        Raises:
+          UserError: its directory holds another run, or a damaged one.
+        """
+        progress = self.progress()
+        splits = {"valid", "test"} if self.variant.config.eval.test else {"valid"}
+        if not splits <= progress.scores.keys():
+            return None
+        place = Workdir(self.path)
+        self._require_config(place)
+        model = model_config(self.variant.config, place.load_tokenizer().vocab_size)
+        return self._result(FINISHED, "", sum(count_parameters(model).values()), progress)
+
+    def failure(self, error: str) -> Result:
+        """What it is known by if it has failed."""
+        model = model_config(self.variant.config, self.variant.config.data.vocab_size)
+        try:
+            progress = self.progress()
+        except UserError:
+            progress = Progress()  # damaged metrics are a failure of their own, which the run's log tells of
+        return self._result(FAILED, error, sum(count_parameters(model).values()), progress)
+
+    def _result(self, status: str, error: str, parameters: int, progress: Progress) -> Result:
+        return Result(
+            variant=self.variant.name,
+            row=self.variant.row,
+            changes=self.variant.changes,
+            seed=self.seed,
+            status=status,
+            error=error,
+            parameters=parameters,
+            flops=progress.flops,
+            steps=progress.step,
+            seconds=progress.seconds,
+            scores=progress.scores,
+            signature=score(["a"], ["a"]).signature,  # which depends on nothing but the version of sacreBLEU
+            curve=[list(point) for point in progress.curve],
+        )
+
+    def _require_config(self, place: Workdir) -> None:
+        theirs = flatten(place.load_config().to_dict())
+        ours = flatten(self.variant.config.to_dict()) | {"seed": self.seed}
+        for name in sorted(theirs.keys() | ours.keys()):
+            if theirs.get(name) != ours.get(name) and not name.startswith(FREE_FIELDS):
+                raise UserError(
+                    f"{self.path} holds a run of another config: config.{name} is {theirs.get(name)!r} there and "
+                    f"{ours.get(name)!r} in the sweep; move it away, or choose another --workdir"
+                )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """What one process trains: a run, or some seeds of a variant at a time."""
+
+    runs: tuple[Run, ...]
+
+    def __str__(self) -> str:
+        seeds = ",".join(str(run.seed) for run in self.runs)
+        return f"{self.runs[0].variant.name} seed{'s' * (len(self.runs) > 1)} {seeds}"
+
+    @property
+    def log(self) -> pathlib.Path:
+        """What it prints, beside the directory of the run."""
+        first = self.runs[0].path
+        if len(self.runs) == 1:
+            return first.with_name(f"{first.name}.log")
+        return first.with_name(f"seeds{','.join(str(run.seed) for run in self.runs)}.log")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How the runs of a sweep are trained.
+
+    Args:
+      config: what --config is given, with an argument behind a colon if there is one.
+      base: what that config is with `overrides`.
+      overrides: flat fields that the user has set on the command line, or the sweep for all of its runs.
+      workdir: of the sweep.
+    """
+
+    config: str
+    base: ConfigDict
+    overrides: dict[str, Any]
+    workdir: pathlib.Path
+
+    def runs(self, variants: Sequence[Variant], seeds: int) -> list[Run]:
+        """All of them, seed by seed: a sweep that is cut short has every variant as often as another."""
+        folders = {variant.name: folder_name(variant.name) for variant in variants}
+        return [
+            Run(variant, seed, self.workdir / folders[variant.name] / f"seed{seed}")
+            for seed in range(seeds)
+            for variant in variants
+        ]
+
+    def command(self, job: Job) -> list[str]:
+        """What trains it, for a shell in the current directory."""
+        first = job.runs[0]
+        name = f"{self.base.name}-{first.path.parent.name}"
+        # A field that follows another one would follow what the row makes of that; in the sweep's base it has a value.
+        fixed = {field: flatten(self.base.to_dict())[field] for field in _references(self.base)}
+        fields = fixed | self.overrides | first.variant.changes | {"name": name}
+        train = [f"--workdir={first.path.parent}", f"--seeds={','.join(str(run.seed) for run in job.runs)}"]
+        if len(job.runs) == 1:
+            fields |= {"name": f"{name}-seed{first.seed}", "seed": first.seed}
+            train = [f"--workdir={first.path}"]
+        here = pathlib.Path.cwd()
+        script = TRAIN.relative_to(here) if TRAIN.is_relative_to(here) else TRAIN
+        overrides = [f"--config.{field}={value}" for field, value in fields.items()]
+        return [sys.executable, str(script), f"--config={self.config}", *overrides, *train]
+
+    def shown(self, job: Job) -> str:
+        """The command as a person types it."""
+        return shlex.join(["python", *self.command(job)[1:]])
+
+
+def measure(lines: Sequence[dict[str, Any]], steps: int) -> Progress:
+    """What the lines of a run's metrics say.
+
+    FLOPs are those of the steps that were timed, which all but those that compiled are, as a mean over every interval
+    of the log; an interval without any takes the mean of all.
+    """
+    trained = [line for line in lines if "train/learning_rate" in line]
+    evaluated = [line for line in lines if "valid/bleu" in line]
+    made = trained[-1]["step"] if trained else 0
+    timed_steps, flops, before = 0, 0.0, 0
+    for line in trained:
+        if line.get("train/steps_per_second"):
+            timed_steps += line["step"] - before
+            flops += (line["step"] - before) * line["train/flops_per_second"] / line["train/steps_per_second"]
+        before = line["step"]
+    names = ("step", "seconds", "valid/perplexity", "valid/bleu", "valid/exact_match")
+    curve = tuple([line[name] for name in names] for line in evaluated)
+    last = [line for line in lines if line["step"] == steps]
+    scores: dict[str, dict[str, float]] = {}
+    for line in last:
+        for name, value in line.items():
+            split, slash, measured = name.partition("/")
+            if slash and split != "train" and measured != "averaged":
+                scores.setdefault(split, {})[measured] = value
+    return Progress(
+        step=made,
+        seconds=trained[-1]["seconds"] if trained else 0.0,
+        loss=trained[-1].get("train/loss") if trained else None,
+        best=_best(curve),
+        rate=trained[-1].get("train/steps_per_second") if trained else None,
+        curve=curve,
+        flops=flops * made / timed_steps if timed_steps else 0.0,
+        scores=scores,
+    )
+
+
+def measured(result: Result) -> Progress:
+    """How far a run was when it ended, as far as its result tells."""
+    return Progress(step=result.steps, seconds=result.seconds, best=_best(result.curve), rate=None)
+
+
+def _best(curve: Sequence[Sequence[float]]) -> tuple[str, float] | None:
+    """The best validation score: BLEU, or exact matches where BLEU, which counts four words in a row, tells nothing."""
+    if not curve:
+        return None
+    bleu, exact = ([point[column] for point in curve] for column in (3, 4))
+    return ("BLEU", max(bleu)) if any(bleu) else ("exact", max(exact))
+
+
+def folder_name(variant: str) -> str:
+    """A variant's name as that of a folder: unlike for unlike names, and harmless on any system."""
+    safe = re.sub(r"[^\w.=+ -]", "_", variant, flags=re.ASCII)
+    if safe == variant and len(safe) <= LONGEST and safe[:1] not in ".- " and safe not in RESERVED:
+        return safe.replace(" ", ",")
+    return f"{safe.replace(' ', ',').lstrip('.-,')[:LONGEST]}-{zlib.crc32(variant.encode()):08x}"
+
+
+def _references(config: ConfigDict, prefix: str = "") -> list[str]:
+    """The fields that take their value from another one."""
+    found = []
+    for name, value in config.items(preserve_field_references=True):
+        if isinstance(value, ConfigDict):
+            found += _references(value, f"{prefix}{name}.")
+        elif isinstance(value, FieldReference):
+            found.append(f"{prefix}{name}")
+    return found

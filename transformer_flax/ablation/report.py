@@ -1,0 +1,201 @@
+"""The report of a sweep: what each row of table 3 changes, with error bars, beside what the paper measured."""
+
+import json
+import pathlib
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from transformer_flax.ablation import figures, table3
+from transformer_flax.ablation.comparison import (
+    BLEU,
+    SIGNIFICANT,
+    Agreement,
+    Comparison,
+    Measure,
+    agreement,
+    compare,
+)
+from transformer_flax.ablation.page import page
+from transformer_flax.ablation.results import Result
+from transformer_flax.ablation.tables import as_text, effects_table, levels_table, table
+
+PICTURES = {  # by the name that `figures.draw` gives them
+    "differences": "Difference of each variant from base",
+    "scores": "Perplexity against score",
+    "curves_score": "Score over the steps",
+    "curves_perplexity": "Perplexity over the steps",
+}
+
+
+def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path:
+    """Writes `report.md` with its pictures, and `index.html`, which needs no other file.
+
+    The same results give the same files, whatever their order.
+
+    Args:
+      results: of all runs, finished or failed; of several of one run the last counts.
+      base: what was swept: "name", "config" (its base config, flat), "command", "versions", "hardware", "commit".
+      folder: made if it is not there; pictures of a former report that have no data any more are removed.
+
+    Returns:
+      The path of `report.md`.
+
+    Raises:
+      UserError: there are no results.
+    """
+    comparison = compare(results)
+    pictures = figures.draw(comparison)
+    title = f"Table 3 on {base['name']}" if comparison.rows else f"A sweep on {base['name']}"
+    markdown = "\n\n".join([f"# {as_text(title)}", *_blocks(comparison, base, pictures.keys())]) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in PICTURES:
+        if name in pictures:
+            (folder / f"{name}.png").write_bytes(pictures[name].png)
+        else:
+            (folder / f"{name}.png").unlink(missing_ok=True)
+    images = {f"{name}.png": picture.svg for name, picture in pictures.items()}
+    (folder / "index.html").write_text(page(title, markdown, images), encoding="utf-8")
+    (folder / "report.md").write_text(markdown, encoding="utf-8")
+    return folder / "report.md"
+
+
+def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collection[str]) -> list[str]:
+    def shown(*names: str) -> list[str]:
+        return [f"![{PICTURES[name]}]({name}.png)" for name in names if name in pictures]
+
+    parts = [entries for entries in (comparison.rows, comparison.own) if entries]
+    blocks = [*_summary(comparison), *_missing(comparison, base)]
+    if "differences" in pictures:
+        blocks += ["## Effects", *shown("differences")]
+        # Base has no line in the first table, which is empty without another row.
+        blocks += [effects_table(entries, comparison) for entries in parts if entries != [comparison.base]]
+        blocks += [_legend(comparison)]
+    if parts:
+        blocks += ["## Scores", *shown("scores"), *(levels_table(entries, comparison) for entries in parts)]
+        blocks += [
+            "Means over seeds, of perplexity the geometric one, with 95 % intervals where seeds differ. Minutes are of "
+            "training, on a machine that may have had other work; FLOPs are those of the model's matrix products over "
+            "the whole training."
+        ]
+    if "curves_score" in pictures:
+        blocks += ["## Curves", "On the validation split: the mean over seeds, and each seed as a faint line."]
+        blocks += shown("curves_score", "curves_perplexity")
+    return [*blocks, "## How it was measured", _methods(comparison), "## What was swept", *_swept(base)]
+
+
+def _summary(comparison: Comparison) -> list[str]:
+    counts = sorted({len(entry.runs) for entry in comparison.entries})
+    if not counts:
+        return ["No run has finished."]
+    seeds = "one seed" if counts == [1] else f"{' to '.join(str(n) for n in sorted({counts[0], counts[-1]}))} seeds"
+    of = [f"{len(comparison.rows)} rows of the paper's table 3"] if comparison.rows else []
+    of += [f"{len(comparison.own)} variants of other fields"] if comparison.own else []
+    blocks = [
+        f"{sum(len(entry.runs) for entry in comparison.entries)} finished runs: {' and '.join(of)}, {seeds} each. "
+        "Every score is of the validation split, as the paper's table 3 is of newstest2013, at the end of training."
+    ]
+    if counts == [1]:
+        blocks.append("**One seed tells nothing of chance:** there are no intervals and no tests.")
+    if not comparison.base:
+        blocks.append("**There is no base among the finished runs,** so no effects: add `base` to `--rows`.")
+    elif any(entry.effects for entry in comparison.rows):
+        measures = reversed(comparison.measures)
+        blocks.append("\n".join(_agreement(measure, agreement(comparison, measure)) for measure in measures))
+    return blocks
+
+
+def _agreement(measure: Measure, found: Agreement) -> str:
+    beside = f", beside the paper's {measure.paper_name}" if measure.name != measure.paper_name else ""
+    text = (
+        f"- **{measure.name[0].upper()}{measure.name[1:]}**{beside}: of the {found.rows} rows in which the paper sees "
+        f"an effect, **{found.same_sign}** have its sign here."
+    )
+    if found.tested:
+        of = f" of the {found.tested} that have several seeds" if found.tested < found.rows else ""
+        text += f" In {found.significant}{of} the effect is significant, "
+        text += f"in {found.significant_same_sign} of these with the paper's sign."
+    if found.correlation is None:
+        return f"{text} They are too few, or too alike, for a rank correlation."
+    rho = found.correlation
+    interval = f" [{rho.interval[0]:.2f}, {rho.interval[1]:.2f}]" if rho.interval else ""
+    text += f" Rank correlation of our effects and the paper's, over {found.ranked} rows: "
+    return f"{text}**{rho.value:.2f}**{interval}."
+
+
+def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"- {as_text(result.variant)}, seed {result.seed}, failed: {as_text(result.error or 'no reason told')}"
+        for result in comparison.failed
+    ]
+    for variant, seeds in comparison.missing_seeds.items():
+        lines.append(f"- {as_text(variant)}: no seed {' or '.join(map(str, seeds))}")
+    if comparison.missing_rows:
+        lines.append(f"- of table 3, not run: {', '.join(comparison.missing_rows)}")
+    if not lines:
+        return []
+    return [
+        "## What is missing",
+        "\n".join(lines),
+        "This goes on with the sweep, and runs what has not finished; rows and seeds that it does not name have to be "
+        "added to it:",
+        _code(base["command"]),
+    ]
+
+
+def _legend(comparison: Comparison) -> str:
+    assert comparison.base
+    text = (
+        f"Differences from {as_text(comparison.base.variant)}, with 95 % intervals. Bold: significant, which is a "
+        f"corrected p below {SIGNIFICANT:.2g}; before it stands p as it was."
+    )
+    return f"{text} ✓ and ✗: ours has the paper's sign, or has not." if comparison.rows else text
+
+
+def _methods(comparison: Comparison) -> str:
+    """For whoever wants to know what a number here means, and what it does not."""
+    lines = [
+        "An effect is a variant's mean over seeds less that of base.",
+        "Perplexity is compared by its logarithm, the loss in nats a piece: 0.01 is about 1 % of perplexity. A "
+        "difference of perplexities themselves would mean one thing at 5 and another at 10.",
+    ]
+    if comparison.score is BLEU:
+        signatures = sorted({run.signature for entry in comparison.entries for run in entry.runs})
+        lines.append(f"BLEU is sacreBLEU's, of detokenised, cased text: {', '.join(map(as_text, signatures))}.")
+    else:
+        lines.append(
+            "The score is the share of sentences that are exactly right, as BLEU, which counts four words in a row, is "
+            "0 in all runs."
+            + (" It stands beside the paper's BLEU: signs and ranks compare, sizes do not." if comparison.rows else "")
+        )
+    lines += [
+        "Intervals of means are Student's t; those of differences, and p, are Welch's. Seeds are not paired: one seed "
+        "gives two rows the same order of data but, for most, not the same first parameters.",
+        f"The corrected p is Holm's, for all variants here in one measure: if none had an effect, one would come below "
+        f"{SIGNIFICANT:.2g} in at most one sweep of twenty.",
+    ]
+    if comparison.rows:
+        lines.append(
+            "Rank correlation is Spearman's, with a 95 % interval by Fisher's z (standard error of Bonett and Wright), "
+            "which takes the rows as a sample of what one could change."
+        )
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _swept(base: Mapping[str, Any]) -> list[str]:
+    config = base["config"]
+    sizes = [[f"`{field}`", f"{config[field]:,}", f"{paper:,}"] for field, paper in table3.PAPER_BASE.items()]
+    commit = f"Commit {as_text(base['commit'])}, " if base["commit"] else "Run "
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(base["versions"].items()))
+    return [
+        _code(base["command"]),
+        f"{commit}on {as_text(base['hardware'])}, with {as_text(versions)}. The base, beside the paper's:",
+        table(["field", "here", "the paper"], sizes),
+        "All of its config:",
+        _code("\n".join(f"{field} = {json.dumps(value, ensure_ascii=False)}" for field, value in config.items())),
+    ]
+
+
+def _code(text: str) -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"

@@ -1,0 +1,186 @@
+"""`results.jsonl`: what a sweep has found, a line for each run that has ended, small enough to be committed.
+
+The first line says what was swept; a report needs no other file. Lines are there whole or not at all, each with a
+checksum. Of several about a run, as of one that failed and was tried again, the last holds.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from transformer_flax.data.strict_json import checked, parse_json, require_plain, signed
+from transformer_flax.errors import UserError
+from transformer_flax.training.workdir import write_whole
+
+RESULTS = "results.jsonl"
+HEAD = {"config": dict, "name": str, "command": str, "versions": dict, "hardware": str, "commit": str}
+FINISHED, FAILED = "finished", "failed"
+# Where these differ, results are comparable: seeds belong to the runs, the others change nothing that is learned.
+FREE_FIELDS = (
+    "name",
+    "seed",
+    "max_skipped",
+    "on_write_failure",
+    "data.path",
+    "data.tokenizer_file",
+    "data.cache_dir",
+    "eval.every",
+    "checkpoint.",
+    "log.",
+    "parallel.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """A run that has ended."""
+
+    variant: str  # "A-h1", "A-h1 model.dropout=0.2", or what a file of variants calls it
+    row: str  # of table 3, before the grid's fields
+    changes: dict[str, Any]  # flat config fields that differ from the sweep's base, the seed apart
+    seed: int
+    status: str  # FINISHED or FAILED
+    error: str  # why it failed, in one line; else empty
+    parameters: int  # of the model
+    flops: float  # that training took, as training/loop counts them; 0 where that is not known
+    steps: int  # that were made
+    seconds: float  # from its beginning to its last step, evaluations on the way included
+    scores: dict[str, dict[str, float]]  # of each split at the end
+    signature: str  # of the BLEU
+    curve: list[list[float]]  # [step, seconds, perplexity, bleu, exact_match] of each evaluation on validation data
+
+    @property
+    def finished(self) -> bool:
+        return self.status == FINISHED
+
+
+def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
+    """What was swept, and the last result of each run, in the order of the file.
+
+    A last line that was cut short by a kill is left out.
+
+    Raises:
+      UserError: there is none, or it is not what was written.
+    """
+    done = 0
+    try:
+        require_plain(file)
+        first, *lines = file.read_bytes().split(b"\n")[:-1] or [b""]
+        head = _head(first.decode())
+        results: dict[tuple[str, int], Result] = {}
+        for done, line in enumerate(lines, 1):  # noqa: B007 (the message tells it)
+            result = _result(line.decode())
+            results[result.variant, result.seed] = result
+    except FileNotFoundError as error:
+        raise UserError(f"there is no {file}: no sweep has been started there") from error
+    except (OSError, ValueError) as error:  # ValueError: neither JSON nor UTF-8
+        raise UserError(f"{file} is damaged in line {done + 1:,}: {error}; mend it or move the file away") from error
+    return head, list(results.values())
+
+
+class Journal:
+    """The results of a sweep that goes on; one process has it.
+
+    Args:
+      file: made, with `head` in its first line, if it is not there; a last line that was cut short is taken out.
+      head: what is swept.
+
+    Raises:
+      UserError: the file is of another base, or no results.
+    """
+
+    def __init__(self, file: pathlib.Path, head: dict[str, Any]):
+        self._file = file
+        self.head, self.results = head, []
+        if file.exists():
+            self.head, self.results = read(file)
+            _require_same(self.head["config"], head["config"], file)
+            whole = file.read_bytes().split(b"\n")[:-1]
+        else:
+            whole = [_line(head).encode()]
+        write_whole(file, "".join(f"{line.decode()}\n" for line in whole))
+
+    def append(self, result: Result) -> None:
+        """Adds a result, which takes the place of an earlier one of the same run."""
+        data = f"{_line(dataclasses.asdict(result))}\n".encode()
+        with self._file.open("ab", buffering=0) as stream:
+            length = stream.seek(0, os.SEEK_END)
+            try:
+                if stream.write(data) != len(data):
+                    raise OSError("the disk is full")
+            except OSError as error:
+                stream.truncate(length)
+                raise UserError(f"{self._file} cannot be written: {error}; mend that and run it again") from error
+        self.results = [r for r in self.results if (r.variant, r.seed) != (result.variant, result.seed)] + [result]
+
+    def find(self, variant: str, seed: int) -> Result | None:
+        """The result of a run, if it has ended."""
+        return next((r for r in self.results if (r.variant, r.seed) == (variant, seed)), None)
+
+    def require_same_variants(self, changes: dict[str, dict[str, Any]]) -> None:
+        """Refuses names that mean something else in the file, as those of a --variants file may.
+
+        Args:
+          changes: of each variant, by its name.
+        """
+        for result in self.results:
+            now = changes.get(result.variant, result.changes)
+            if now != result.changes:
+                raise UserError(
+                    f"{self._file} has results of {result.variant!r} with the overrides {_show(result.changes)}; now "
+                    f"they are {_show(now)}: call it otherwise, or choose another --workdir"
+                )
+
+
+def _require_same(theirs: dict[str, Any], ours: dict[str, Any], file: pathlib.Path) -> None:
+    different = [
+        f"  config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
+        for name in sorted(theirs.keys() | ours.keys())
+        if theirs.get(name) != ours.get(name) and not name.startswith(FREE_FIELDS)
+    ]
+    if different:
+        raise UserError("\n".join([f"{file} is of a sweep of another base:", *different, "choose another --workdir"]))
+
+
+def _show(changes: dict[str, Any]) -> str:
+    return ", ".join(f"{field}={value}" for field, value in changes.items()) or "none"
+
+
+def _line(content: dict[str, Any]) -> str:
+    return json.dumps(signed(content), ensure_ascii=False)
+
+
+def _head(line: str) -> dict[str, Any]:
+    head = checked(parse_json(line))
+    for name, kind in HEAD.items():
+        if type(head.get(name)) is not kind:
+            raise ValueError(f"it does not begin with what was swept: its {name} is {head.get(name)!r}")
+    return {name: head[name] for name in HEAD}
+
+
+def _result(line: str) -> Result:
+    values = checked(parse_json(line))
+    kinds = {field.name: field.type for field in dataclasses.fields(Result)}
+    if values.keys() != kinds.keys():
+        raise ValueError(f"it has {', '.join(sorted(values.keys() ^ kinds.keys()))} too much or too little")
+    for name, kind in kinds.items():
+        plain = getattr(kind, "__origin__", kind)
+        if type(values[name]) is not plain and not (plain is float and type(values[name]) is int):
+            raise ValueError(f"its {name} is {values[name]!r}")
+    if values["status"] not in (FINISHED, FAILED):
+        raise ValueError(f"its status is {values['status']!r}")
+    numbers: list[Sequence] = [*(list(scores.values()) for scores in _dicts(values["scores"])), *values["curve"]]
+    if not all(isinstance(row, list) and all(type(value) in (int, float) for value in row) for row in numbers):
+        raise ValueError("its scores or its curve are no numbers")
+    if not all(len(point) == 5 for point in values["curve"]):
+        raise ValueError("a point of its curve has not five numbers")
+    return Result(**values)
+
+
+def _dicts(scores: dict[str, Any]) -> list[dict[str, Any]]:
+    if not all(isinstance(split, dict) for split in scores.values()):
+        raise ValueError("its scores are not of splits")
+    return list(scores.values())

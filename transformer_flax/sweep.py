@@ -1,0 +1,199 @@
+"""Trains rows of table 3, or variants of one's own, with several seeds: python -m transformer_flax.sweep --rows=A,C-N2.
+
+Each run is one of train.py in a directory of its own, <workdir>/<variant>/seed<k>, beside its log. What has ended is
+written down in <workdir>/results.jsonl. The same command goes on where an earlier one was ended, and tries again what
+failed.
+"""
+
+import pathlib
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import IO, TYPE_CHECKING, Any
+
+from absl import flags
+from ml_collections import config_flags
+
+from transformer_flax import cli
+from transformer_flax.errors import UserError
+
+if TYPE_CHECKING:
+    from transformer_flax.ablation.jobs import Recipe, Run
+    from transformer_flax.ablation.launch import Launcher
+
+ROOT = pathlib.Path(__file__).parents[1]
+sys.path.insert(1, str(ROOT))  # where configs/ lies, which is not part of the package
+ARGUMENTS = sys.argv[1:]
+
+CONFIG = cli.define_config(ROOT / "configs/numbers.py")
+ROWS = flags.DEFINE_string(
+    "rows",
+    None,
+    "rows of table 3, such as A,C-N2,base: names, letters of groups, or all; they are scaled to the sizes of --config; "
+    "default: all, or base beside --grid or --variants",
+)
+SEEDS = flags.DEFINE_integer("seeds", 1, "how often each is trained, with config.seed 0, 1, ...", 1)
+GRID = flags.DEFINE_multi_string(
+    "grid", [], "a field and its values, model.dropout=0.0,0.1,0.2; given several times, they are crossed"
+)
+VARIANTS = flags.DEFINE_string(
+    "variants",
+    None,
+    "a TOML file of variants of your own, a line each: wide = {model.d_ff = 512}, or with a row to start from: "
+    'few = {row = "C-N2", model.num_heads = 2}',
+)
+MANY = flags.DEFINE_bool("many", False, "more than 1,000 runs are meant")
+WORKDIR = flags.DEFINE_string("workdir", None, "where the sweep lies, and goes on; default runs/sweep-<config.name>")
+JOBS = flags.DEFINE_integer(
+    "jobs",
+    None,
+    "runs at a time; default: 1 on this machine, 256 in Slurm. On this machine its GPUs are shared out among them, or "
+    "its cores where there are none",
+    1,
+)
+VECTORIZE = flags.DEFINE_bool("vectorize_seeds", False, "train all seeds of a variant together, in one program")
+LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local", "slurm"], "train on this machine, or as jobs of Slurm")
+PARTITION = flags.DEFINE_string("partition", None, "of Slurm; default: the cluster's")
+TIME_LIMIT = flags.DEFINE_integer(
+    "time_limit", None, "minutes of a Slurm job; a run that needs more is queued again; default 1440", 3
+)
+DEVICES = flags.DEFINE_integer("devices", None, "GPUs of a Slurm job; default 0", 0)
+SBATCH = flags.DEFINE_multi_string("sbatch", [], "another option of Slurm's sbatch, such as account=lab")
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "show the runs, what they cost and their commands, and train nothing")
+REPORT_ONLY = flags.DEFINE_bool("report_only", False, "make the report of --workdir anew, and train nothing")
+
+
+def main() -> None:
+    workdir = pathlib.Path(WORKDIR.value or f"runs/sweep-{CONFIG.value.name}")
+    if REPORT_ONLY.value:
+        from transformer_flax.ablation.results import RESULTS, read
+        from transformer_flax.ablation.sweep import write_report
+
+        print(f"report: {write_report(workdir, *read(workdir / RESULTS))}")
+        return
+    if not (ROOT / "train.py").exists():
+        raise UserError(f"sweeps start train.py, which does not lie beside the package in {ROOT}; use a clone of it")
+    # Not before the flags are checked: JAX takes seconds to load.
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for its runs
+
+    from transformer_flax.ablation import grid
+    from transformer_flax.ablation.jobs import Recipe
+    from transformer_flax.ablation.provenance import head
+    from transformer_flax.ablation.sweep import sweep
+
+    base = CONFIG.value.copy_and_resolve_references()
+    overrides = _overrides()
+    base.update_from_flattened_dict(overrides)
+    rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
+    file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
+    variants = grid.variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value, many=MANY.value)
+    if VECTORIZE.value and (mapped := [v.name for v in variants if v.config.parallel.mode == "pmap"]):
+        raise UserError(f"--vectorize_seeds does not go with config.parallel.mode=pmap, which {mapped[0]} has; use jit")
+    recipe = Recipe(
+        config=_short(config_flags.get_config_filename(flags.FLAGS["config"])),
+        base=base,
+        overrides=overrides,
+        workdir=workdir,
+    )
+    runs = recipe.runs(variants, SEEDS.value)
+    if DRY_RUN.value:
+        _list(runs, recipe)
+        return
+    command = shlex.join(["python", "-m", "transformer_flax.sweep", *map(_short, ARGUMENTS)])
+    sweep(runs, recipe, head(base, command), _launcher(recipe), together=VECTORIZE.value)
+
+
+def _launcher(recipe: "Recipe") -> "Callable[[IO], Launcher]":
+    """What trains the jobs, as the flags say."""
+    from transformer_flax.ablation.launch import Local, slots
+    from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_slurm
+
+    if LAUNCHER.value == "local":
+        for name in ("partition", "time_limit", "devices", "sbatch"):
+            if flags.FLAGS[name].present:
+                raise UserError(f"--{name} is for --launcher=slurm, which is not given")
+        machine = slots(JOBS.value or 1, recipe.base.parallel.num_devices)
+        return lambda inherited: Local(machine, recipe.command, inherited)
+    require_slurm()
+    options = {}
+    for option in SBATCH.value:
+        name, equals, value = option.removeprefix("--").partition("=")
+        options[name] = value if equals else True
+    return lambda inherited: Slurm(
+        recipe.workdir,
+        recipe.command,
+        at_a_time=JOBS.value or MOST_AT_A_TIME,
+        minutes=TIME_LIMIT.value or 24 * 60,
+        partition=PARTITION.value or "",
+        devices=DEVICES.value or 0,
+        options=options,
+    )
+
+
+def _overrides() -> dict[str, Any]:
+    """The flat fields that are not as --config has them: those of the command line, and those that table 3 asks for."""
+    from transformer_flax.training.workdir import flatten
+
+    given = {
+        field: value.to_dict() if hasattr(value, "to_dict") else value
+        for field, value in config_flags.get_override_values(flags.FLAGS["config"]).items()
+    }
+    given = flatten(given)
+    if "seed" in given:
+        raise UserError("--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2")
+    return {"eval.final_average": 1} | given  # the paper averages nothing for table 3
+
+
+def _short(text: str) -> str:
+    """A flag without the way to the current directory."""
+    return text.replace(f"{pathlib.Path.cwd()}/", "")
+
+
+def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
+    """Shows what would be trained."""
+    from transformer_flax.ablation.board import Board, show_seconds
+    from transformer_flax.ablation.estimate import UTILISATION, Estimator, measured_rate
+    from transformer_flax.ablation.jobs import Job
+    from transformer_flax.ablation.results import RESULTS, read
+
+    file = recipe.workdir / RESULTS
+    results = read(file)[1] if file.exists() else []
+    estimator = Estimator(runs, results)
+    if estimator.measured:
+        source = f"time and FLOPs as in the {estimator.measured:,} runs that have finished"
+    else:
+        rate = measured_rate(recipe.base.model.dtype)
+        estimator = Estimator(runs, results, rate)
+        source = (
+            f"FLOPs of full batches; time without evaluations, and at {UTILISATION:.0%}, which is assumed, of the "
+            f"{rate / 1e9:,.1f} GFLOP/s that a large matrix product reaches here"
+        )
+    finished = {(result.variant, result.seed) for result in results if result.finished}
+    costs = [(run, estimator.cost(run), (run.variant.name, run.seed) in finished) for run in runs]
+    board = Board()
+    board.table(
+        f"{len(runs):,} runs in {recipe.workdir}",
+        ["run", "state", "parameters", "steps", "FLOPs", "time"],
+        [
+            [
+                str(run),
+                "finished" if done else "",
+                f"{cost.parameters:,}",
+                f"{run.steps:,}",
+                f"{cost.flops:.2e}",
+                show_seconds(cost.seconds),
+            ]
+            for run, cost, done in costs
+        ],
+    )
+    left = [(run, cost) for run, cost, done in costs if not done]
+    for run, _ in left:
+        board.say(recipe.shown(Job((run,))))
+    seconds, flops = (sum(getattr(cost, name) for _, cost in left) for name in ("seconds", "flops"))
+    board.say(f"{len(left):,} runs to make: {flops:.2e} FLOPs, {show_seconds(seconds)} one after another ({source})")
+
+
+if __name__ == "__main__":
+    cli.run(main, afterwards="the same command goes on")
