@@ -40,7 +40,7 @@ def test_padding_is_given_exactly_nothing():
     run = random_run()
     source, target = (run.tokenizer.encode([text])[0] for text in (SOURCE, TARGET))
     padded = [np.array([[*ids, END_ID, *[PAD_ID] * 7]], np.int32) for ids in (source, target)]
-    maps = attention_maps(run.model.config, run.params, *padded)
+    maps = jax.jit(attention_maps, static_argnums=0)(run.model.config, run.params, *padded)
     for kind in ("encoder", "cross"):
         np.testing.assert_array_equal(maps[kind][..., len(source) + 1 :], 0)
     np.testing.assert_array_equal(maps["decoder"][..., : len(target) + 1, len(target) + 1 :], 0)

@@ -16,7 +16,8 @@ from transformer_flax.model.cost import forward_flops
 from transformer_flax.model.neighbourhood import attend_nearby, neighbourhood_mask
 from transformer_flax.model.transformer import Transformer, attention_maps, shift_right
 
-NEAR = dataclasses.replace(TINY, neighbourhood=4)
+FAR = dataclasses.replace(TINY, num_layers=1)
+NEAR = dataclasses.replace(FAR, neighbourhood=4)
 
 
 def test_a_neighbourhood_is_centred_around_its_query():
@@ -31,7 +32,7 @@ def attend(query, key, value, mask):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("length", "r"), [(13, 1), (13, 2), (13, 4), (12, 7), (7, 4), (6, 4), (5, 100)])
+@pytest.mark.parametrize(("length", "r"), [(13, 1), (13, 4), (12, 7), (6, 4), (5, 100)])
 def test_blocks_give_what_the_mask_gives(length, r, causal):
     rng = np.random.default_rng(length)
     query, key = (rng.normal(size=(2, length, 3, 4)).astype(np.float32) for _ in range(2))
@@ -58,7 +59,7 @@ def test_whoever_looks_sees_the_same_model_with_its_weights_in_one_piece():
     logits = Transformer(NEAR).apply({"params": params}, SOURCE, TARGET)
     looked_at, _ = Transformer(NEAR).apply({"params": params}, SOURCE, TARGET, mutable=["intermediates"])
     np.testing.assert_allclose(logits, looked_at, atol=1e-4)
-    assert np.abs(logits - Transformer(TINY).apply({"params": params}, SOURCE, TARGET)).max() > 0.1
+    assert np.abs(logits - Transformer(FAR).apply({"params": params}, SOURCE, TARGET)).max() > 0.1
     maps = attention_maps(NEAR, params, SOURCE, TARGET)
     for kind, length in (("encoder", SOURCE.shape[1]), ("decoder", TARGET.shape[1])):
         seen = np.asarray(maps[kind]).max(axis=(0, 1, 2)) > 0
@@ -74,11 +75,11 @@ def test_what_it_costs_grows_with_the_length():
             config.d_k + config.d_v
         )
 
-    assert pairs(NEAR, 64) == pairs(TINY, 64) * 5 / 64
-    assert pairs(NEAR, 4) == pairs(TINY, 4)
+    assert pairs(NEAR, 64) == pairs(FAR, 64) * 5 / 64
+    assert pairs(NEAR, 4) == pairs(FAR, 4)
 
 
 def test_decoding_stepwise_gives_the_logits_of_the_whole_target_at_once():
-    near = dataclasses.replace(TINY, neighbourhood=2)  # in blocks here, of one position each
+    near = dataclasses.replace(FAR, neighbourhood=2)  # in blocks here, of one position each
     inputs = np.asarray(shift_right(TARGET)).reshape(B, K, T)
     np.testing.assert_allclose(decode_stepwise(near, inputs), logits_of(near).reshape(B, K, T, -1), atol=1e-5)
