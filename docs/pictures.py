@@ -38,23 +38,31 @@ def main() -> None:
     plot_positions(sinusoids(100, 128), file=docs / "positions.png")
     plot_schedule([base.get_config(), big.get_config()], file=docs / "schedule.png")
     if NUMBERS.value:
-        run = transformer_flax.restore(NUMBERS.value)
-        attention = run.attention(NUMBER)
-        plot_heads(attention, "cross", file=docs / "numbers_heads.png")
-        plot_lines(attention, "encoder", 0, word="·ty", file=docs / "numbers_lines.png")
-        pairs = [pair for pair in zip(*run.split("test"), strict=True) if ONES_AND_TENS.search(pair[1])]
-        crossed = [crosses(attention) for attention in run.attentions(*map(list, zip(*pairs, strict=True)))]
-        print(f"{NUMBER} -> {attention.target.text}")
-        print(f"{sum(crossed)} of {len(crossed)} numbers of the test split with ones behind tens cross")
+        draw_numbers(transformer_flax.restore(NUMBERS.value), docs)
     if MULTI30K.value:
-        run = transformer_flax.restore(MULTI30K.value)
-        sources = [source for source in run.split("test")[0] if len(source.split()) in WORDS][:SENTENCES]
-        attentions = list(run.attentions(sources))
-        for number, attention in enumerate(attentions, 1):
-            links = align(attention)
-            plot_words(attention, links, file=docs / f"multi30k_alignment_{number}.png")
-            print(f"{attention.source.text} -> {attention.target.text}   {to_pharaoh(links)}")
-        write_page(attentions, docs / "multi30k_attention.html")
+        draw_sentences(transformer_flax.restore(MULTI30K.value), docs)
+
+
+def draw_numbers(run: transformer_flax.Run, docs: pathlib.Path) -> None:
+    """Draws what a number is written from, and counts how often ones and tens are written crosswise."""
+    attention = run.attention(NUMBER)
+    plot_heads(attention, "cross", file=docs / "numbers_heads.png")
+    plot_lines(attention, "encoder", 0, word="·ty", file=docs / "numbers_lines.png")
+    pairs = [pair for pair in zip(*run.split("test"), strict=True) if ONES_AND_TENS.search(pair[1])]
+    crossed = [crosses(attention) for attention in run.attentions(*map(list, zip(*pairs, strict=True)))]
+    print(f"{NUMBER} -> {attention.target.text}")
+    print(f"{sum(crossed)} of {len(crossed)} numbers of the test split with ones behind tens cross")
+
+
+def draw_sentences(run: transformer_flax.Run, docs: pathlib.Path) -> None:
+    """Draws the word alignments of some test sentences with their translations by the run."""
+    sources = [source for source in run.split("test")[0] if len(source.split()) in WORDS][:SENTENCES]
+    attentions = list(run.attentions(sources))
+    for number, attention in enumerate(attentions, 1):
+        links = align(attention)
+        plot_words(attention, links, file=docs / f"multi30k_alignment_{number}.png")
+        print(f"{attention.source.text} -> {attention.target.text}   {to_pharaoh(links)}")
+    write_page(attentions, docs / "multi30k_attention.html")
 
 
 def crosses(attention: Attention) -> bool:
