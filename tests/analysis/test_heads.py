@@ -63,6 +63,16 @@ def test_of_one_word_the_lines_are_drawn_and_what_it_attends_to_is_marked(attent
         np.testing.assert_allclose(stripes.get_facecolor()[:, 3], 0.6 * expected, atol=1e-6)
 
 
+@pytest.mark.parametrize(("kind", "word"), [("encoder", "animal"), ("cross", "Tier"), ("decoder", "Tier")])
+def test_a_word_of_several_tokens_has_the_lines_of_all(attention, kind, word):
+    axes = plot_lines(attention, kind, 0, word=word, heads=[1]).axes[0]
+    [lines] = [part for part in axes.collections if isinstance(part, LineCollection)]
+    rows, _ = attention.labels(kind)
+    chosen = {"animal": ["an", "·im", "·al"], "Tier": ["T", "·ier"]}[word]
+    numbers = [rows.index(piece) for piece in chosen]
+    np.testing.assert_allclose(lines.get_colors()[:, 3], getattr(attention, kind)[0, 1, numbers].ravel(), atol=1e-6)
+
+
 def test_a_word_that_cannot_be_meant_is_refused_with_those_that_can():
     attention = random_run().attention("sleeps sleeps", TARGET)
     with pytest.raises(UserError, match=r"word is 'bench'; there is none; the tokens are .*<end>"):

@@ -89,8 +89,8 @@ def plot_lines(
       attention: what is drawn.
       kind: "encoder" or "decoder" (self-attention), or "cross".
       layer: counted from 0, or from -1 backwards.
-      word: draw the lines of one token alone, by its number from 0 or by its label, and mark what it attends to; None
-        for all.
+      word: draw the lines of this one alone, and mark what it attends to: the number of a token, from 0, or its label,
+        or a whole word of several tokens; None for all.
       heads: counted from 0; None for all.
       file: a picture to write as well; PNG, SVG or PDF by its name.
 
@@ -100,7 +100,7 @@ def plot_lines(
     weights, heads = attention.weights(kind, layer), attention.heads(heads)
     colours = head_colours(weights.shape[0])
     rows, columns = attention.labels(kind)
-    chosen = range(len(rows)) if word is None else [_find(word, rows)]
+    chosen = range(len(rows)) if word is None else _find(word, attention, kind)
     wide = max(len(rows), len(columns))
     above, below = ((wide - len(labels)) / 2 for labels in (rows, columns))  # the shorter side is centred
     room = [(INCH_A_LETTER * max(map(len, labels)) + 0.15) / INCHES_OF_LINES for labels in (rows, columns)]
@@ -122,7 +122,8 @@ def plot_lines(
     if word is not None:
         paler = [(*shade[:3], 0.6 * shade[3]) for shade in shades]  # so that words stay legible
         axes.add_collection(PatchCollection(stripes, facecolors=paler, edgecolors="none", zorder=0))
-        axes.add_patch(Rectangle((chosen[0] + above - 0.45, 1.02), 0.9, room[0], color="0.88", zorder=0))
+        for row in chosen:
+            axes.add_patch(Rectangle((row + above - 0.45, 1.02), 0.9, room[0], color="0.88", zorder=0))
     style = {"rotation": 90, "ha": "center", "fontsize": 9, "parse_math": False}
     for number, label in enumerate(rows):
         axes.text(number + above, 1.05, label, va="bottom", **style)
@@ -131,16 +132,25 @@ def plot_lines(
     return _written(figure, file)
 
 
-def _find(word: int | str, labels: Sequence[str]) -> int:
-    if isinstance(word, str):
-        places = [number for number, label in enumerate(labels) if label == word]
-        if len(places) != 1:
-            found = f"there are {len(places)}, at {places}; give the number of one" if places else "there is none"
-            raise UserError(f"word is {word!r}; {found}; the tokens are {' '.join(labels)}")
-        return places[0]
-    if not 0 <= word < len(labels):
-        raise UserError(f"word is {word}; it must be from 0 to {len(labels) - 1}, or one of {' '.join(labels)}")
-    return word
+def _find(word: int | str, attention: Attention, kind: str) -> list[int]:
+    """The rows that a word, or a token of that label, has."""
+    labels, _ = attention.labels(kind)
+    if isinstance(word, int):
+        if not 0 <= word < len(labels):
+            raise UserError(f"word is {word}; it must be from 0 to {len(labels) - 1}, or one of {' '.join(labels)}")
+        return [word]
+    sentence = attention.source if kind == "encoder" else attention.target
+    later = kind == "decoder"  # a token is read a position later than it is written
+    found = [[row] for row, label in enumerate(labels) if label == word] or [
+        [row + later for row, its_words in enumerate(sentence.words_of) if number in its_words]
+        for number, other in enumerate(sentence.words)
+        if other == word
+    ]
+    if len(found) != 1:
+        first = [rows[0] for rows in found]
+        what = f"there are {len(found)}, at {first}; give the number of one" if found else "there is none"
+        raise UserError(f"word is {word!r}; {what}; the tokens are {' '.join(labels)}")
+    return found[0]
 
 
 def plot_words(
