@@ -16,6 +16,9 @@ COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of the first p
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "how many processes; default: as the cluster says", 1)
 PROCESS_ID = flags.DEFINE_integer("process_id", None, "which of them this is, from 0; default: as the cluster says", 0)
 PROFILE = flags.DEFINE_bool("profile", False, "record some steps in the working directory, for TensorBoard or Perfetto")
+SEEDS = flags.DEFINE_list(
+    "seeds", None, "train with each of these seeds, as 0,1,2, in one program; the runs lie in <workdir>/seed0 and so on"
+)
 WORKDIR = flags.DEFINE_string("workdir", None, "where the run lies, and is resumed from; default runs/<config.name>")
 
 
@@ -23,12 +26,19 @@ def main() -> None:
     place = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
     if not DISTRIBUTED.value and any(value is not None for value in place):
         raise UserError("--coordinator, --num_processes and --process_id are for --distributed, which is not given")
+    seeds = SEEDS.value or []
+    if not all(seed.isdecimal() for seed in seeds):
+        raise UserError(f"--seeds={','.join(seeds)}: seeds are whole numbers, such as 0,1,2")
     # Not before the flags are checked: JAX takes seconds to load.
     from transformer_flax.training.distributed import joined
-    from transformer_flax.training.loop import train
+    from transformer_flax.training.loop import train, train_seeds
 
+    workdir = WORKDIR.value or f"runs/{CONFIG.value.name}"
     with joined(*place) if DISTRIBUTED.value else contextlib.nullcontext():
-        train(CONFIG.value, WORKDIR.value or f"runs/{CONFIG.value.name}", profile=PROFILE.value)
+        if SEEDS.value is None:
+            train(CONFIG.value, workdir, profile=PROFILE.value)
+        else:
+            train_seeds(CONFIG.value, [int(seed) for seed in seeds], workdir, profile=PROFILE.value)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.parallel import make_parallel
 from transformer_flax.training.prepare import prepare_data
 from transformer_flax.training.progress import Progress
+from transformer_flax.training.record import Record
 from transformer_flax.training.workdir import Workdir
 
 CONFIG = cli.define_config(pathlib.Path(__file__).parent.parent / "configs/numbers.py")
@@ -47,7 +48,7 @@ class Bench:
         parts = config.accumulation_steps, config.loss_chunks
         self._parallel = make_parallel(config.parallel, config.data.rows_multiple_of, *parts)
         self._data = prepare_data(config, self._workdir, progress)
-        self._trainer = Trainer(config, self._workdir, self._data, self._parallel, progress)
+        self._trainer = Trainer([Record(config, self._workdir, self._data, progress)], self._parallel, progress)
 
     def loop(self, start: int, stop: int) -> float:
         """Seconds of the steps start + WARM + 1 to stop, in the loop."""
@@ -59,7 +60,7 @@ class Bench:
 
     def bare(self, start: int, stop: int) -> float:
         """Seconds of the same steps without anything else."""
-        state = self._parallel.place(self._trainer._init())
+        state = self._parallel.place(self._trainer._init(0))
         batches = [self._parallel.shard(self._data.train[step]) for step in range(start, stop)]
         for batch in batches[:WARM]:
             state, _ = self._trainer._train_step(state, batch)

@@ -55,12 +55,12 @@ def test_one_that_is_put_aside_is_no_longer_there_and_not_lost(tmp_path):
     for step in (1, 2):
         checkpoints.save(state_at(step), {})
     checkpoints.wait()
-    aside = checkpoints.put_aside(2)
+    aside = checkpoints.put_aside(2, "damaged")
     assert checkpoints.steps() == saved_steps(tmp_path / "checkpoints") == [1]
     assert (aside / "state").is_dir()
     checkpoints.save(state_at(2), {})
     checkpoints.wait()
-    assert checkpoints.put_aside(2) != aside
+    assert checkpoints.put_aside(2, "damaged") != aside
     checkpoints.close()
 
 

@@ -148,10 +148,10 @@ class Checkpoints:
                 require_intact(part, name, sealed)
             return state, sealed.totals
 
-    def put_aside(self, step: int) -> pathlib.Path:
-        """Renames a checkpoint that cannot be read, which makes it no longer one of `steps()`; returns where it is."""
+    def put_aside(self, step: int, why: str) -> pathlib.Path:
+        """Renames a checkpoint, by the reason, so that it is no longer one of `steps()`; returns where it is."""
         folder = self._directory / str(step)
-        aside = next(path for n in itertools.count(1) if not (path := folder.with_name(f"{step}.damaged.{n}")).exists())
+        aside = next(path for n in itertools.count(1) if not (path := folder.with_name(f"{step}.{why}.{n}")).exists())
         folder.rename(aside)
         self._checkpointer.close()
         self._open()

@@ -53,6 +53,10 @@ class Parallel(Protocol):
         """Compiles `function(state, batch)` of what was placed and spread; its results are placed as a state is."""
         ...
 
+    def behind_seeds(self) -> "Parallel":
+        """The same for states and batches with an axis of seeds in front."""
+        ...
+
 
 class Jit:
     """One program over a mesh of all devices; it sees global batches, and XLA inserts the sums.
@@ -60,17 +64,22 @@ class Jit:
     With `shard_params`, each device keeps its share of the parameters, and of all that has their shapes: moments and
     moving average (Rajbhandari et al., 2020, ZeRO, stage 3). A step gathers the parameters for its loss, scatters the
     sums of the gradients and updates every share where it is.
+
+    Args:
+      devices: of all processes.
+      shard_params: as above.
+      row_axis: of a batch's arrays.
     """
 
     axis_name = None
 
-    def __init__(self, devices: list[jax.Device], *, shard_params: bool):
+    def __init__(self, devices: list[jax.Device], *, shard_params: bool, row_axis: int = 0):
         self.num_devices = len(devices)
         self._shard_params = shard_params
         # Auto axes: XLA propagates the shardings, as make_mesh's Explicit default would not.
         self.mesh = Mesh(np.array(devices), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
         self._replicated = NamedSharding(self.mesh, PartitionSpec())
-        self._by_rows = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        self._by_rows = NamedSharding(self.mesh, PartitionSpec(*[None] * row_axis, AXIS))
 
     def _placement(self, tree: Any) -> Any:
         """The shardings of a state's arrays, which follow from their shapes alone."""
@@ -130,6 +139,9 @@ class Jit:
 
         return jax.jit(placed, in_shardings=(None, self._by_rows), donate_argnums=(0,) if donate_state else ())
 
+    def behind_seeds(self) -> "Jit":
+        return Jit(list(self.mesh.devices), shard_params=self._shard_params, row_axis=1)
+
 
 class Pmap:
     """The same program on each device, over its own rows; the step sums by itself over AXIS."""
@@ -164,6 +176,9 @@ class Pmap:
 
     def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
         return jax.pmap(function, axis_name=AXIS, devices=self.devices, donate_argnums=(0,) if donate_state else ())
+
+    def behind_seeds(self) -> "Pmap":
+        raise NotImplementedError("seeds are mapped under jit")
 
 
 def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_chunks: int = 1) -> Parallel:

@@ -1,0 +1,107 @@
+"""Several seeds in one program: each is the run that it is alone."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+import transformer_flax
+from tests.training.small import final_state, small_config, timeless, write_text
+from transformer_flax.errors import UserError
+from transformer_flax.training.loop import train, train_seeds
+from transformer_flax.training.metrics import read_lines
+
+SETTINGS = {"log__every": 3, "data__tokens_per_batch": 4096, "data__num_buckets": 2, "parallel__num_devices": 2}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    return lambda **overrides: small_config(
+        data__path=str(write_text(folder)), data__cache_dir=str(folder / "cache"), **SETTINGS | overrides
+    )
+
+
+@pytest.fixture(scope="module")
+def together(config, tmp_path_factory):
+    """The directory of two runs that were trained together; not to be changed."""
+    folder = tmp_path_factory.mktemp("together")
+    evaluations = train_seeds(config(), [3, 1], folder)
+    assert [each.keys() for each in evaluations] == [{"valid"}] * 2
+    return folder
+
+
+def copy(folder, to, *, without=()):
+    shutil.copytree(folder, to)
+    for checkpoint in without:
+        shutil.rmtree(to / checkpoint)
+    return to
+
+
+def assert_same(ours, theirs):
+    for seed in (1, 3):
+        states = [final_state(folder / f"seed{seed}", 6) for folder in (ours, theirs)]
+        jax.tree.map(np.testing.assert_array_equal, *states)
+        lines = [timeless(read_lines(folder / f"seed{seed}/metrics.jsonl")) for folder in (ours, theirs)]
+        assert lines[0] == lines[1]
+
+
+def test_each_is_within_float_tolerance_what_it_is_alone(config, together, tmp_path):
+    for seed in (1, 3):
+        alone = train(config(seed=seed), tmp_path / str(seed))["valid"]
+        states = [jax.device_get(final_state(path, 6)) for path in (tmp_path / str(seed), together / f"seed{seed}")]
+        assert states[0].seed == states[1].seed == seed
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), *states)
+        restored = transformer_flax.restore(together / f"seed{seed}")  # an ordinary run
+        assert restored.config.seed == seed
+        assert restored.translate(alone.sources) == alone.translations
+        ours, theirs = (read_lines(path / "metrics.jsonl") for path in (together / f"seed{seed}", tmp_path / str(seed)))
+        assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+        assert ours[-1]["valid/perplexity"] == pytest.approx(theirs[-1]["valid/perplexity"], rel=1e-4)
+    between = [final_state(together / f"seed{seed}", 6).params for seed in (1, 3)]
+    assert max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), *between))) > 0.1
+
+
+def test_a_run_that_was_trained_with_others_goes_on_alone(config, together, tmp_path):
+    train(config(seed=3), copy(together / "seed3", tmp_path / "alone", without=["checkpoints/6"]))
+    states = [final_state(path, 6) for path in (tmp_path / "alone", together / "seed3")]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), *states)
+
+
+def test_they_go_on_together_to_the_same_end(config, together, tmp_path, capsys):
+    again = copy(together, tmp_path / "again", without=["seed1/checkpoints/6", "seed3/checkpoints/6"])
+    train_seeds(config(), [3, 1], again)
+    assert "seed 3: resuming from step 3" in capsys.readouterr().out
+    assert_same(again, together)
+
+
+def test_one_that_is_a_checkpoint_ahead_waits_for_the_others(config, together, tmp_path, capsys):
+    ahead = copy(together, tmp_path / "ahead", without=["seed1/checkpoints/6"])
+    train_seeds(config(), [3, 1], ahead)
+    assert (
+        "seed 3: its checkpoint of step 6, which others have not, is put aside as 6.ahead.1" in capsys.readouterr().out
+    )
+    assert_same(ahead, together)
+
+
+def test_runs_that_have_no_step_in_common_are_not_thrown_away(config, together, tmp_path):
+    folder = copy(together, tmp_path / "apart", without=["seed1/checkpoints/3", "seed1/checkpoints/6"])
+    with pytest.raises(UserError, match=r"no checkpoint of the same step .*seed3/?: 3, 6; .*seed1/?: none"):
+        train_seeds(config(), [3, 1], folder)
+    final_state(folder / "seed3", 6)  # is there still
+
+
+@pytest.mark.parametrize(
+    ("seeds", "overrides", "message"),
+    [
+        ([0, 1], {"parallel__mode": "pmap"}, r"config\.parallel\.mode is 'pmap'.*'jit' and False only"),
+        ([0, 1], {"parallel__shard_params": True}, r"shard_params True; several seeds"),
+        ([2, 2], {}, r"--seeds=2,2: name different seeds"),
+        ([], {}, "name different seeds"),
+    ],
+)
+def test_what_cannot_be_together_is_refused(config, tmp_path, seeds, overrides, message):
+    with pytest.raises(UserError, match=message):
+        train_seeds(config(**overrides), seeds, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,52 @@
+"""Runs that differ in their seed alone, trained as one program."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from transformer_flax.errors import UserError
+from transformer_flax.training.distributed import share
+
+
+class Seeds:
+    """An axis of `count` seeds in front of every array of a state, a batch or metrics; one seed alone has none.
+
+    A batch has the same shape for every seed, so that each run keeps its own order of the data.
+    """
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def stack(self, trees: Sequence[Any]) -> Any:
+        """The trees of all seeds as one."""
+        return trees[0] if self.count == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+
+    def split(self, tree: Any) -> list[Any]:
+        """The tree of each seed."""
+        if self.count == 1:
+            return [tree]
+        return [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(self.count)]
+
+    def map(self, step: Callable) -> Callable:
+        """A step of all seeds at once."""
+        return step if self.count == 1 else jax.vmap(step)
+
+
+def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
+    """Raises:
+    UserError: these seeds cannot be trained together.
+    """
+    if len(set(seeds)) < len(seeds) or not seeds:
+        raise UserError(f"--seeds={','.join(map(str, seeds))}: name different seeds, such as 0,1,2")
+    if len(seeds) == 1:
+        return
+    if config.parallel.mode != "jit" or config.parallel.shard_params:
+        raise UserError(
+            f"config.parallel.mode is {config.parallel.mode!r} and shard_params {config.parallel.shard_params}; "
+            "several seeds are trained together with 'jit' and False only"
+        )
+    if share()[1] > 1:
+        raise UserError("several seeds are trained together by one process, without --distributed")
