@@ -3,6 +3,8 @@
 import jax
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.analysis.random_run import SOURCE, TARGET, random_run
 from transformer_flax.analysis.attention import KINDS, attend, read_tokens
@@ -16,6 +18,7 @@ from transformer_flax.run import restore
 from transformer_flax.special_tokens import END_ID, PAD_ID
 
 BYTES = Tokenizer.train([], SMALLEST_VOCABULARY)  # each byte is a token
+MERGED = Tokenizer.train([" a  b\u00e4\u00e4 \u4e2d\u6587"] * 3, SMALLEST_VOCABULARY + 12)  # blanks, characters
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +135,30 @@ def test_bytes_are_shown_as_the_character_they_are_of():
 def test_half_a_character_is_shown_too():
     ids = BYTES.encode(["aü"])[0][:-1]
     assert read_tokens(BYTES, ids).pieces == ("␣", "a", "�")
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, MERGED], ids=["bytes", "merged"])
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(max_size=12))
+def test_every_word_of_any_text_has_its_tokens_in_order(tokenizer, text):
+    [ids] = tokenizer.encode([text])
+    shown = read_tokens(tokenizer, ids)
+    assert shown.text == text
+    assert list(shown.words) == text.split()
+    assert len(shown.pieces) == len(shown.words_of) == len(ids)
+    of_words = [word for its_words in shown.words_of for word in its_words]
+    assert of_words == sorted(of_words)
+    assert set(of_words) == set(range(len(shown.words)))
+    assert all(piece.isprintable() and piece.strip() for piece in shown.pieces)
+
+
+@settings(max_examples=100, deadline=None)
+@given(ids=st.lists(st.integers(0, SMALLEST_VOCABULARY - 1), max_size=12))
+def test_any_tokens_that_a_model_may_write_can_be_shown(ids):
+    shown = read_tokens(BYTES, ids)
+    assert shown.text == BYTES.decode(ids)
+    assert len(shown.pieces) == len(shown.words_of) == len(ids)
+    assert all(piece.isprintable() and piece.strip() for piece in shown.pieces)
 
 
 # What cannot be had

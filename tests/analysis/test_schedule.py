@@ -1,7 +1,11 @@
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from configs import base, numbers
+from tests.conftest import ROOT
 from transformer_flax.analysis.schedule import plot_schedule
 
 
@@ -16,3 +20,9 @@ def test_the_learning_rate_of_every_step_and_its_peak(tmp_path):
     assert ours.get_xdata()[-1] == 1_000
     assert max(ours.get_ydata()) == pytest.approx(0.6 * (128 * 300) ** -0.5, rel=1e-5)
     assert (tmp_path / "schedule.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_pictures_of_the_docs_that_need_no_run_are_made_without_one(tmp_path):
+    command = [sys.executable, "docs/pictures.py", f"--output={tmp_path}"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert {file.name for file in tmp_path.iterdir()} == {"positions.png", "schedule.png"}

@@ -10,6 +10,7 @@ import numpy as np
 
 from transformer_flax.analysis.attention import KINDS, Attention
 from transformer_flax.analysis.heads import head_colours
+from transformer_flax.errors import UserError
 
 TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 PLACE = "{{DATA}}"  # in the template
@@ -20,8 +21,13 @@ def attention_page(attentions: Attention | Iterable[Attention]) -> str:
     """The HTML of a page that shows one or several sentences; kind, layer and heads are chosen by clicks.
 
     Hovering over a word shows what it attends to, or what attends to it, and how much; a click holds it.
+
+    Raises:
+      UserError: there is no sentence.
     """
     several = [attentions] if isinstance(attentions, Attention) else list(attentions)
+    if not several:
+        raise UserError("there is no sentence to show; an attention page needs at least one")
     data = [_described(attention) for attention in several]
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     # In a script element only "</" and "<!--" could end or change it; "<" stands in strings alone.
