@@ -19,11 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 import rich.console
 import rich.table
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.timing import interleaved
+from transformer_flax import cli
 from transformer_flax.decoding.search import follow
 from transformer_flax.model.attention import ancestor_mask, look_up
 
@@ -105,7 +106,7 @@ def make(way: Callable, shapes: tuple[str, str]) -> Callable[[], Any]:
     return functools.partial(loop, jax.random.key(0), jax.random.key(1))
 
 
-def main(_) -> None:
+def main() -> None:
     ways = {
         "gather": make(gather, ("BKHLD", "BKHLD")),
         "indices": make(indices, ("BKHLD", "BKHLD")),
@@ -129,4 +130,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

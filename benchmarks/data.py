@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 import rich.console
 import rich.table
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.timing import interleaved
 from configs import base, numbers
+from transformer_flax import cli
 from transformer_flax.data.batches import BATCHING, SIDES, Batches, training_batches
 from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import CHUNK, Corpus, Sentences, load_corpus
@@ -159,7 +160,7 @@ def growth(write: Callable[[pathlib.Path, int], None], prepare: Callable, *argum
     return [f"{(after - before) / added:.1f}" for before, after in zip(few, many, strict=True)]
 
 
-def main(_) -> None:
+def main() -> None:
     console = rich.console.Console(highlight=False)
     pairs = read_pairs()
     tokenizer = Tokenizer.train((text for pair in pairs[:20_000] for text in pair), 8_000)
@@ -194,4 +195,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

@@ -20,12 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 import rich.console
 import rich.table
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.sizes import SIZES
 from benchmarks.timing import interleaved
+from transformer_flax import cli
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.decoding.search import Bounds, beam_search, follow, greedy_search
 from transformer_flax.decoding.translator import as_step
@@ -101,7 +102,7 @@ def make_peer_search(config: TransformerConfig, params, source, beam_size: int, 
         return ctranslate2_peer.make_search(pathlib.Path(folder), source, beam_size, length, threads=threads)
 
 
-def main(_) -> None:
+def main() -> None:
     batch, length = BATCH.value, LENGTH.value
     compare = can_compare() if PEER.value is None else PEER.value
     searches = {}
@@ -152,4 +153,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

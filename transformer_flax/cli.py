@@ -31,11 +31,13 @@ def define_config(default: pathlib.Path) -> flags.FlagHolder:
     # Not as the flag's own default: that is overridden while the flag is defined, where no error could be explained.
     if not any(re.match(r"--?config(=|$)", arg) for arg in sys.argv):
         sys.argv.insert(1, f"--config={default}")
-    return config_flags.DEFINE_config_file(
+    holder = config_flags.DEFINE_config_file(
         "config",
         help_string="a file of configs/; any of its fields can be set, as in --config.model.num_heads=16; "
-        f"default configs/{default.name}",
+        "configs/base.py explains them all",
     )
+    flags.FLAGS["config"].default_as_str = f"configs/{default.name}"
+    return holder
 
 
 def _define_penalty(name: str, default: None, text: str) -> flags.FlagHolder:
@@ -109,6 +111,8 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
                 _ = flags.FLAGS.config.name  # a file that cannot be loaded is told of when it is first used
         except (flags.Error, AttributeError, KeyError, OSError) as error:
             _fail(_explain(error, argv))
+        except SystemExit:  # of --help, which absl takes for a failure
+            sys.exit(0)
         return positional
 
     def guarded(argv: list[str]) -> None:
@@ -173,6 +177,7 @@ def _explain(error: Exception, argv: list[str]) -> str:
     if isinstance(error, (AttributeError, KeyError)):
         field = re.findall(r"\w+", text)[0]  # the message is a quoted name, with or without a hint
         override = next((arg for arg in argv if re.match(rf"--?config.*\b{field}\b", arg)), field)
-        hint = re.search(r"Did you mean .*\?", text)
-        return f"{override}: no config has a field {field!r}; {hint[0] if hint else 'configs/base.py lists them all'}"
+        hint = re.search(r'Did you mean "(\w+)"', text)
+        advice = f"did you mean {hint[1]!r}?" if hint else "configs/base.py lists them all"
+        return f"{override}: no config has a field {field!r}; {advice}"
     return text

@@ -46,7 +46,7 @@ def main() -> None:
     if SOURCE.value is None:
         sources, references = run.split(SPLIT.value)
 
-    from transformer_flax.training.progress import Progress
+    from transformer_flax.training.progress import Progress, counted
 
     with Progress(stderr=True) as progress, progress.bar("lines") as update:
         report = run.evaluate(sources, references, progress=lambda done: update(done, len(sources)), **settings)
@@ -54,22 +54,27 @@ def main() -> None:
         logger.warning(warning)
     progress.table(
         f"{run.config.name}, {what}: {len(sources):,} sentences",
-        ["", "", "how it was measured"],
+        ["", ""],
         [
-            ["BLEU", f"{report.bleu:.2f}", report.signature],
-            ["chrF", f"{report.chrf:.2f}", report.chrf_signature],
-            ["BLEU, tokenised as in the paper", f"{report.tokenised_bleu:.2f}", report.tokenised_signature],
-            ["exact matches", f"{100 * report.exact_match:.1f} %", "whole lines"],
-            ["perplexity", f"{report.perplexity:.3f}", "of the references, per word-piece"],
-            ["length ratio", f"{report.length_ratio:.3f}", "to the references, in 13a tokens"],
+            ["BLEU", f"{report.bleu:.2f}"],
+            ["chrF", f"{report.chrf:.2f}"],
+            ["BLEU, tokenised as in the paper", f"{report.tokenised_bleu:.2f}"],
+            ["exact matches, of whole lines", f"{100 * report.exact_match:.1f} %"],
+            ["perplexity of the references, per word-piece", f"{report.perplexity:.3f}"],
+            ["length ratio to the references, in 13a tokens", f"{report.length_ratio:.3f}"],
             [
-                "sentences per second",
+                f"sentences per second, {counted(report.compilations, 'compilation')} included",
                 f"{report.sentences_per_second:.1f}",
-                f"{report.compilations} compilations included",
             ],
-            ["parameters", "", report.parameters],
         ],
     )
+    for name, text in {  # lines of their own, as a signature that is broken cannot be copied
+        "parameters": report.parameters,
+        "BLEU": report.signature,
+        "chrF": report.chrf_signature,
+        "tokenised": report.tokenised_signature,
+    }.items():
+        progress.say(f"{name + ':':<12}{text}")
     if TRANSLATIONS.value is not None:
         pathlib.Path(TRANSLATIONS.value).write_text("".join(f"{line}\n" for line in report.translations), "utf-8")
     values = {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"}

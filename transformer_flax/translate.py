@@ -76,8 +76,10 @@ def main(*files: str) -> None:
             done += 1
         seconds = time.perf_counter() - started
     if not at_prompt:
-        rate = f"{done:,} lines in {seconds:,.0f} seconds, {done / seconds:,.1f} a second"
-        print(f"{rate}; {translator.compilations} compilations", file=sys.stderr)
+        from transformer_flax.training.progress import counted
+
+        rate = f"{counted(done, 'line')} in {counted(round(seconds), 'second')}, {done / seconds:,.1f} a second"
+        print(f"{rate}; {counted(translator.compilations, 'compilation')}", file=sys.stderr)
 
 
 def _open_input(name: str) -> BinaryIO:

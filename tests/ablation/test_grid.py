@@ -116,6 +116,10 @@ def test_a_row_that_the_base_cannot_give_is_refused_by_its_name():
         ('wide = {model.d_ff = "5"}', r"model\.d_ff is '5'; it must be of the type of 256"),
         ("wide = {steps = true}", "steps is True; it must be of the type of 1000"),
         ("wide = {seed = 5}", "seed is no field to vary"),
+        ("wide = {model.dropout = 1" + "0" * 400 + "}", r"model\.dropout is 10+; it must be of the type of"),
+        ("wide = " + "[" * 5000, "mine.toml is nested too deeply"),
+        ('"" = {}', "is no name: it must be of 1 to 100 characters"),
+        ('"a\\nb" = {}', "is no name"),
         ("wide = {model.d_model = 127}", r"wide: config\.model\.d_model is 127; it must be even"),
     ],
 )
@@ -129,5 +133,5 @@ def test_a_file_that_cannot_be_is_refused(tmp_path, text, message):
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_bytes(b"wide = {name = '\xff'}\n")
-    with pytest.raises(UserError, match="it is not UTF-8"):
+    with pytest.raises(UserError, match=r"is no TOML: .* codec"):
         variants(divisible(), "base", file=file)

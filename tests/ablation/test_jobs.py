@@ -76,6 +76,18 @@ def test_folders_have_harmless_and_different_names():
         assert folder not in ("report", "results.jsonl")
 
 
+def test_variants_that_would_share_a_folder_are_refused(tmp_path):
+    made = recipe(tmp_path)
+    (tmp_path / "mine.toml").write_text("wide = {model.d_ff = 512}\nWide = {model.d_ff = 1024}\n")
+    with pytest.raises(UserError, match="two variants would lie in one folder, 'wide' and 'Wide'; rename one"):
+        made.runs(variants(made.base, "base", file=tmp_path / "mine.toml"), seeds=1)
+    (tmp_path / "mine.toml").write_text('"base steps=50" = {steps = 60}\n')
+    points = variants(made.base, "base", axes=["steps=50"])
+    entries = variants(made.base, "", file=tmp_path / "mine.toml")
+    with pytest.raises(UserError, match="two variants would lie in one folder"):
+        made.runs([*points, *entries], seeds=1)
+
+
 def line(step, **values):
     return {"step": step, "seconds": step / 10, **{name.replace("__", "/"): value for name, value in values.items()}}
 

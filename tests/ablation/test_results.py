@@ -26,7 +26,7 @@ RESULT = Result(
     flops=1.5e12,
     steps=100,
     seconds=12.25,
-    scores={"valid": {"perplexity": 1.2345678901234567, "bleu": 0.0}},
+    scores={"valid": {"perplexity": 1.2345678901234567, "bleu": 0.0, "exact_match": 0.5}},
     signature="nrefs:1|Größe",
     curve=[[50, 6.5, 2.5, 0.0, 0.25], [100, 12.25, 1.25, 0.0, 0.5]],
 )
@@ -126,6 +126,10 @@ def test_a_damaged_line_is_refused_by_its_number(file, damage):
         ("seed", True),
         ("flops", "much"),
         ("status", "well"),
+        ("seed", -1),
+        ("flops", -0.5),
+        ("scores", {}),
+        ("scores", {"valid": {"bleu": 0.0, "perplexity": 2.0}}),
         ("scores", {"valid": 5}),
         ("scores", {"valid": {"bleu": "high"}}),
         ("curve", [5]),
@@ -153,5 +157,5 @@ def test_a_file_that_does_not_say_what_was_swept_is_refused(file):
 
 def test_what_is_not_a_number_is_kept(file):
     journal = Journal(file, HEAD)
-    journal.append(dataclasses.replace(RESULT, scores={"valid": {"perplexity": float("inf")}}))
+    journal.append(dataclasses.replace(RESULT, scores={"valid": RESULT.scores["valid"] | {"perplexity": float("inf")}}))
     assert read(file)[1][0].scores["valid"]["perplexity"] == float("inf")

@@ -29,7 +29,7 @@ def refused(*arguments) -> str:
         ("--config=configs/nope.py", "configs/nope.py cannot be loaded; there are configs/base.py"),
         ("--config=configs/table3.py:A-h17", "table 3 has no row 'A-h17' (did you mean A-h1"),
         ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
-        ("--config.model.num_head=3", 'Did you mean "num_heads"'),
+        ("--config.model.num_head=3", "did you mean 'num_heads'?"),
         ("--config.nope.field=3", "no config has a field 'nope'"),
         ("--config.model.d_model=wide", "flag --config.model.d_model=wide: invalid literal for int()"),
         ("--config.steps=1.5", "flag --config.steps=1.5: invalid literal for int()"),
@@ -68,6 +68,8 @@ def test_wmt14_without_tensorflow_or_network_is_told_behind_the_size_of_its_mode
 
 def test_help_tells_of_config_and_workdir():
     result = run("--help")
+    assert result.returncode == 0
     assert "--config:" in result.stdout
+    assert "(default: configs/numbers.py)" in result.stdout
     assert "--config.model.num_heads=16" in result.stdout
     assert "--workdir:" in result.stdout

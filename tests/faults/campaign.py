@@ -22,11 +22,12 @@ import jax
 import rich.console
 import rich.progress
 import rich.table
-from absl import app, flags
+from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))  # for configs/, which is not part of the package
 
 from tests.training.small import final_state, small_config, timeless, write_text
+from transformer_flax import cli
 from transformer_flax.errors import Interrupted
 from transformer_flax.training.averaging import saved_steps
 from transformer_flax.training.loop import train
@@ -187,7 +188,7 @@ def campaign(folder: pathlib.Path, kills: int, *, number: signal.Signals, seed: 
     return counts
 
 
-def main(_) -> None:
+def main() -> None:
     logging.getLogger("absl").setLevel(logging.WARNING)  # of Orbax
     number = signal.Signals[f"SIG{SIGNAL.value}"]
     modes = {name: MODES[name] for name in MODE.value}
@@ -212,4 +213,4 @@ if __name__ == "__main__":  # not in the processes that it starts, which import 
     MODE = flags.DEFINE_multi_enum("mode", list(MODES), list(MODES), "which")
     FOLDER = flags.DEFINE_string("folder", None, "where the runs lie, and stay; default: a temporary place")
     JSON = flags.DEFINE_string("json", None, "write the counts to this file")
-    app.run(main)
+    cli.run(main)

@@ -22,9 +22,10 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
-from absl import app, flags
+from absl import flags
 
 from tests.faults.targets import CHEAP, TARGETS
+from transformer_flax import cli
 from transformer_flax.training.progress import Progress
 
 INPUTS = flags.DEFINE_integer("inputs", 100_000, "so many in all", lower_bound=1)
@@ -36,7 +37,15 @@ OUT = flags.DEFINE_string("out", "runs/faults", "where an input that fails is sa
 REPLAY = flags.DEFINE_string("replay", None, "read this input again and no other; its name begins with its target's")
 
 CHECKPOINTS = 500  # inputs at most, each of which takes as long as a hundred others
-SHARES = {"config": 3, "tokenizer": 4, "metrics": 6, "text": 6, "cache": 1}  # about as long for each
+SHARES = {
+    "config": 3,
+    "tokenizer": 4,
+    "metrics": 6,
+    "text": 6,
+    "cache": 1,
+    "results": 15,
+    "variants": 15,
+}  # about as long for each
 PATIENCE = 120  # seconds for a process to start
 
 
@@ -155,7 +164,7 @@ def replay(file: pathlib.Path) -> None:
         print(f"{file}: {_start(name, folder)(file.read_bytes())}")
 
 
-def main(_) -> None:
+def main() -> None:
     if unknown := set(ONLY.value) - TARGETS.keys():
         sys.exit(f"--targets: there is no {min(unknown)}; there are {', '.join(TARGETS)}")
     if REPLAY.value is not None:
@@ -187,4 +196,4 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run(main)

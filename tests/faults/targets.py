@@ -1,5 +1,6 @@
 """Readers of files from outside, each as a function of what a file holds."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -17,6 +18,10 @@ import numpy as np
 from tests.data.make import ListPairs
 from tests.faults.mutations import mutate
 from tests.training.small import learn, small_config
+from transformer_flax.ablation.grid import variants
+from transformer_flax.ablation.jobs import Recipe
+from transformer_flax.ablation.results import Journal, Result
+from transformer_flax.ablation.results import read as read_results
 from transformer_flax.data.corpus import CHECKSUMS, load_corpus
 from transformer_flax.data.text import decode_lines, open_text
 from transformer_flax.data.tokenizer import Tokenizer
@@ -140,6 +145,49 @@ class Metrics(Target):
         return "read"
 
 
+class Results(Target):
+    """results.jsonl, without the checksums, which would catch most of what is tried here before it comes further."""
+
+    def prepare(self) -> None:
+        head = {"config": {"steps": 9, "model.dropout": 0.1}, "name": "a", "command": "b", "versions": {"jax": "1"}}
+        lines = [head | {"hardware": "c", "commit": ""}]
+        scores = {"perplexity": 2.5, "bleu": 0.0, "exact_match": 0.5}
+        for seed, status in enumerate(["finished", "failed", "finished"]):
+            kept = {"valid": scores, "test": scores} if status == "finished" else {}
+            result = Result(
+                f"E ü={seed}", "E", {"a.b": 1}, seed, status, "", 5, 1e9, 9, 1.5, kept, "", [[9, 1.5, 2.5, 0.0, 0.5]]
+            )
+            lines.append(dataclasses.asdict(result))
+        (self.folder / "results.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def read(self, changed: pathlib.Path) -> str:
+        head, results = read_results(changed)
+        assert isinstance(head["config"], dict)
+        for result in results:
+            assert result.seconds + result.flops + result.parameters + result.steps + result.seed >= 0
+            assert (
+                not result.finished or result.scores["valid"]["perplexity"] + result.scores["valid"]["bleu"] is not None
+            )
+            assert all(isinstance(sum(point), (int, float)) for point in result.curve)
+        assert Journal(changed, head).results == results or results != results  # NaN is not itself
+        return "read"
+
+
+class Variants(Target):
+    """A file of variants, up to where they would be trained."""
+
+    def prepare(self) -> None:
+        text = 'wide = {model.d_ff = 512, row = "E", label_smoothing = 0}\n[many]\nmodel.pre_norm = true\n'
+        (self.folder / "mine.toml").write_text(f'{text}data.tokenizer = "bpe"\n')
+
+    def read(self, changed: pathlib.Path) -> str:
+        base = small_config()
+        made = variants(base, "", file=changed)
+        Recipe("config.py", base, {}, self.folder).runs(made, seeds=1)
+        assert all(variant.config.to_json() for variant in made)
+        return "read"
+
+
 class Text(Target):
     """Texts, plain and packed."""
 
@@ -233,6 +281,8 @@ CHEAP: dict[str, Callable[[pathlib.Path], Target]] = {
     "config": Config,
     "tokenizer": Tokens,
     "metrics": Metrics,
+    "results": Results,
+    "variants": Variants,
     "text": Text,
     "cache": Cache,
 }

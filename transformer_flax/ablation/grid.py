@@ -18,6 +18,8 @@ from transformer_flax.training.prepare import check
 from transformer_flax.training.workdir import flatten
 
 MOST_RUNS = 1_000  # more are a slip of the hand, or meant
+LONGEST_NAME = 100  # of a variant, in characters
+LARGEST_WHOLE = 1 << 53  # of which a float is the same number
 OWN_FIELDS = {  # of every run, so no axis can have them
     "seed": "--seeds says how many",
     "name": "each run is named after its variant",
@@ -137,15 +139,17 @@ def _read(file: pathlib.Path, base: ConfigDict) -> list[_Start]:
     try:
         with file.open("rb") as stream:
             entries = tomllib.load(stream)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # neither TOML nor UTF-8, or a number of thousands of digits
         raise UserError(f"{file} is no TOML: {error}; a line of it is such as: wide = {{model.d_ff = 512}}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is no TOML: it is not UTF-8") from error
+    except RecursionError:
+        raise UserError(f"{file} is nested too deeply") from None
     starts = []
     for name, entry in entries.items():
         where = f"{file}, {name!r}"
         if not isinstance(entry, dict):
             raise UserError(f"{where} is {entry!r}; it must be a table of overrides, such as {{model.d_ff = 512}}")
+        if not (name.strip() and name.isprintable() and len(name) <= LONGEST_NAME):
+            raise UserError(f"{where} is no name: it must be of 1 to {LONGEST_NAME} characters that can be seen")
         if name in table3.ROWS:
             raise UserError(f"{where} has the name of a row of table 3; call it otherwise")
         entry = flatten(entry)
@@ -182,7 +186,7 @@ def _parse(field: str, text: str, like: Any) -> Any:
 
 def _typed(field: str, value: Any, like: Any, where: str) -> Any:
     """A value of a file, which must be of the type that the field has; a whole number is a float, too."""
-    if type(like) is float and type(value) is int:
+    if type(like) is float and type(value) is int and abs(value) < LARGEST_WHOLE:
         return float(value)
     if type(like) in PARSERS and type(value) is not type(like):
         raise UserError(f"{where}: {field} is {value!r}; it must be of the type of {like!r}, which the base has")

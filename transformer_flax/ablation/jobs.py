@@ -151,8 +151,17 @@ class Recipe:
     workdir: pathlib.Path
 
     def runs(self, variants: Sequence[Variant], seeds: int) -> list[Run]:
-        """All of them, seed by seed: a sweep that is cut short has every variant as often as another."""
-        folders = {variant.name: folder_name(variant.name) for variant in variants}
+        """All of them, seed by seed: a sweep that is cut short has every variant as often as another.
+
+        Raises:
+          UserError: two variants have one name, or names that some file systems take for one.
+        """
+        folders, taken = {}, {}
+        for variant in variants:
+            folder = folder_name(variant.name)
+            if (other := taken.get(folder.lower())) is not None:
+                raise UserError(f"two variants would lie in one folder, {other!r} and {variant.name!r}; rename one")
+            folders[variant.name], taken[folder.lower()] = folder, variant.name
         return [
             Run(variant, seed, self.workdir / folders[variant.name] / f"seed{seed}")
             for seed in range(seeds)

@@ -6,6 +6,7 @@ checksum. Of several about a run, as of one that failed and was tried again, the
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from transformer_flax.training.workdir import write_whole
 
 RESULTS = "results.jsonl"
 HEAD = {"config": dict, "name": str, "command": str, "versions": dict, "hardware": str, "commit": str}
+MEASURES = {"perplexity", "bleu", "exact_match"}
 FINISHED, FAILED = "finished", "failed"
 # Where these differ, results are comparable: seeds belong to the runs, the others change nothing that is learned.
 FREE_FIELDS = (
@@ -172,11 +174,16 @@ def _result(line: str) -> Result:
             raise ValueError(f"its {name} is {values[name]!r}")
     if values["status"] not in (FINISHED, FAILED):
         raise ValueError(f"its status is {values['status']!r}")
+    for name in ("seed", "parameters", "flops", "steps", "seconds"):
+        if not 0 <= values[name] < math.inf:
+            raise ValueError(f"its {name} is {values[name]!r}")
     numbers: list[Sequence] = [*(list(scores.values()) for scores in _dicts(values["scores"])), *values["curve"]]
     if not all(isinstance(row, list) and all(type(value) in (int, float) for value in row) for row in numbers):
         raise ValueError("its scores or its curve are no numbers")
     if not all(len(point) == 5 for point in values["curve"]):
         raise ValueError("a point of its curve has not five numbers")
+    if values["status"] == FINISHED and not values["scores"].get("valid", {}).keys() >= MEASURES:
+        raise ValueError(f"it has finished, and has not {', '.join(sorted(MEASURES))} of the validation data")
     return Result(**values)
 
 

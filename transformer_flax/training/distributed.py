@@ -157,6 +157,11 @@ def joined(
     global _group
     if coordinator is not None and not coordinator.rpartition(":")[2].isdecimal():
         raise UserError(f"--coordinator={coordinator}: it must be HOST:PORT, an address of the first process")
+    if process_id is not None and num_processes is not None and process_id >= num_processes:
+        raise UserError(
+            f"--process_id={process_id}: of --num_processes={num_processes} the last is {num_processes - 1}, as they "
+            "count from 0"
+        )
     # Its handler of SIGTERM, in C++, would take the place of one in Python; `agreed_stop` serves any signal.
     jax.config.update("jax_enable_preemption_service", False)
     try:

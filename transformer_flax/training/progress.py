@@ -67,6 +67,11 @@ class Progress:
             self._bars.remove_task(task)
 
 
+def counted(count: int, thing: str) -> str:
+    """1, "line" -> "1 line"; 2,000 -> "2,000 lines"."""
+    return f"{count:,} {thing}{'s' * (count != 1)}"
+
+
 def duration(seconds: float) -> str:
     """75 -> "1:15", 3675 -> "1:01:15"."""
     minutes, seconds = divmod(round(seconds), 60)
