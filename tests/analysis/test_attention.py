@@ -102,6 +102,14 @@ def test_more_sentences_than_a_batch_come_in_order():
     np.testing.assert_allclose(several[17].cross, alone.cross, atol=1e-6)
 
 
+def test_a_model_that_is_computed_otherwise_shows_the_same():
+    plain, other = (
+        run.attention(SOURCE, TARGET) for run in (random_run(), random_run(scan_layers=True, remat="layers"))
+    )
+    for kind in KINDS:
+        np.testing.assert_allclose(getattr(plain, kind), getattr(other, kind), atol=1e-6)
+
+
 def test_an_empty_line_is_its_end_symbol():
     first, _ = random_run().attentions(["", SOURCE], ["", TARGET])
     assert first.source.pieces == first.target.pieces == ("<end>",)
