@@ -1,0 +1,94 @@
+"""What seeds gain by being trained as one program: python benchmarks/seeds.py [--config=... --seeds=8 --json=FILE].
+
+The update of `train.py --seeds=0,1,...` on one batch a seed, against as many updates one after another. The time of one
+seed and the ratio, medians of interleaved calls with the slowest and the fastest.
+"""
+
+import json
+import pathlib
+import sys
+
+import jax
+import numpy as np
+import rich.console
+import rich.table
+from absl import flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.timing import interleaved
+from transformer_flax import cli
+from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.special_tokens import NUM_SPECIAL
+from transformer_flax.training.loss import translation_loss
+from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.parallel import make_parallel
+from transformer_flax.training.prepare import model_config
+from transformer_flax.training.seeds import Seeds, check_seeds
+from transformer_flax.training.step import TrainState, init_key, make_train_step
+
+CONFIG = cli.define_config(pathlib.Path(__file__).parent.parent / "configs/table3_small.py")
+SEEDS = flags.DEFINE_list("seeds", ["2", "4", "8"], "how many at once")
+LENGTH = flags.DEFINE_integer("length", 20, "tokens a sentence")
+STEPS = flags.DEFINE_integer("steps", 5, "a timed call")
+REPEATS = flags.DEFINE_integer("repeats", 7, "timed calls")
+JSON = flags.DEFINE_string("json", None, "write the figures to this file")
+
+
+class Together:
+    """The updates of `count` seeds, `steps` a call."""
+
+    def __init__(self, config, count: int):
+        model = model_config(config, config.data.vocab_size)
+        optimizer = make_optimizer(config.optimizer, model.d_model)
+        parts = config.accumulation_steps, config.loss_chunks
+        multiple = config.data.rows_multiple_of
+        parallel = make_parallel(config.parallel, multiple, *parts)
+        seeds = Seeds(count)
+        together = parallel if count == 1 else parallel.behind_seeds()
+        loss_fn = translation_loss(Transformer(model), config.label_smoothing, config.loss_chunks)
+        step = make_train_step(loss_fn, optimizer, accumulation_steps=config.accumulation_steps)
+        self._step = together.compile(seeds.map(step), donate_state=True)
+        states = [TrainState.create(seed, init_params(model, init_key(seed)), optimizer) for seed in range(count)]
+        self._state = parallel.place(seeds.stack(states))
+        rows = config.data.tokens_per_batch // LENGTH.value // multiple * multiple
+        rng = np.random.default_rng(0)
+        shape = (rows, LENGTH.value)
+        batches = [
+            {side: rng.integers(NUM_SPECIAL, model.vocab_size, shape, np.int32) for side in ("source", "target")}
+            for _ in range(count)
+        ]
+        self._batch = together.shard(seeds.stack(batches))
+
+    def __call__(self):
+        for _ in range(STEPS.value):
+            self._state, metrics = self._step(self._state, self._batch)
+            jax.block_until_ready(metrics)
+        return metrics.sums["loss"]
+
+
+def main() -> None:
+    config = CONFIG.value
+    counts = [1, *(int(count) for count in SEEDS.value)]
+    check_seeds(config, range(max(counts)))
+    timings = interleaved({str(count): Together(config, count) for count in counts}, REPEATS.value)
+    console = rich.console.Console()
+    about = f"{config.name}, {config.model.dtype}, {jax.device_count()} x {jax.devices()[0].device_kind}"
+    console.print(about)
+    table = rich.table.Table("seeds at once", "ms a step", "times as fast as one after another")
+    figures = {}
+    for count in counts:
+        timing = timings[str(count)]
+        ratio, low, high = (count * each for each in timing.times_as_fast_as(timings["1"]))
+        milliseconds = [1000 * seconds / STEPS.value for seconds in (timing.median, timing.low, timing.high)]
+        figures[count] = {"milliseconds": milliseconds, "times_as_fast": [ratio, low, high]}
+        table.add_row(
+            str(count), "{:,.1f} ({:,.1f} to {:,.1f})".format(*milliseconds), f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+        )
+    console.print(table)
+    if JSON.value is not None:
+        pathlib.Path(JSON.value).write_text(json.dumps({"about": about, "seeds": figures}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    cli.run(main)
