@@ -82,6 +82,7 @@ def main() -> None:
     from transformer_flax.ablation.jobs import Recipe
     from transformer_flax.ablation.provenance import head
     from transformer_flax.ablation.sweep import sweep
+    from transformer_flax.training.seeds import check_seeds
 
     base = CONFIG.value.copy_and_resolve_references()
     overrides = _overrides()
@@ -89,8 +90,9 @@ def main() -> None:
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
     variants = grid.variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value, many=MANY.value)
-    if VECTORIZE.value and (mapped := [v.name for v in variants if v.config.parallel.mode == "pmap"]):
-        raise UserError(f"--vectorize_seeds does not go with config.parallel.mode=pmap, which {mapped[0]} has; use jit")
+    if VECTORIZE.value:
+        for variant in variants:
+            check_seeds(variant.config, range(SEEDS.value))
     recipe = Recipe(
         config=_short(config_flags.get_config_filename(flags.FLAGS["config"])),
         base=base,
@@ -155,7 +157,7 @@ def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
     """Shows what would be trained."""
     from transformer_flax.ablation.board import Board, show_seconds
     from transformer_flax.ablation.estimate import UTILISATION, Estimator, measured_rate
-    from transformer_flax.ablation.jobs import Job
+    from transformer_flax.ablation.jobs import share_out
     from transformer_flax.ablation.results import RESULTS, read
 
     file = recipe.workdir / RESULTS
@@ -189,8 +191,8 @@ def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
         ],
     )
     left = [(run, cost) for run, cost, done in costs if not done]
-    for run, _ in left:
-        board.say(recipe.shown(Job((run,))))
+    for job in share_out([run for run, _ in left], together=VECTORIZE.value):
+        board.say(recipe.shown(job))
     seconds, flops = (sum(getattr(cost, name) for _, cost in left) for name in ("seconds", "flops"))
     board.say(f"{len(left):,} runs to make: {flops:.2e} FLOPs, {show_seconds(seconds)} one after another ({source})")
 

@@ -10,7 +10,7 @@ from configs import numbers
 from tests.ablation.test_results import HEAD
 from transformer_flax.ablation.estimate import Estimator, assumed_flops
 from transformer_flax.ablation.grid import variants
-from transformer_flax.ablation.jobs import Job, Recipe, folder_name, measure
+from transformer_flax.ablation.jobs import Job, Recipe, folder_name, measure, share_out
 from transformer_flax.ablation.results import Journal, Result
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.errors import UserError
@@ -45,7 +45,9 @@ def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
 
 def test_one_command_trains_several_seeds(tmp_path):
     made = recipe(tmp_path)
-    job = Job(tuple(made.runs(variants(made.base, "E", axes=["model.max_length=512"]), seeds=3)))
+    runs = made.runs(variants(made.base, "base,E", axes=["model.max_length=512"]), seeds=3)
+    _, job = share_out(runs, together=True)
+    assert [len(job.runs) for job in share_out(runs, together=False)] == [1] * 6
     assert made.command(job)[-2:] == [f"--workdir={tmp_path / 'E,model.max_length=512'}", "--seeds=0,1,2"]
     assert not any(part.startswith("--config.seed") for part in made.command(job))
     assert job.log == tmp_path / "E,model.max_length=512" / "seeds0,1,2.log"

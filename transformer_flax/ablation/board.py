@@ -27,6 +27,7 @@ class Line:
     state: str = WAITING
     progress: Progress = dataclasses.field(default_factory=Progress)
     note: str = ""
+    together: int = 1  # runs of one program, each of which counts its share of the time
 
 
 class Board:
@@ -90,7 +91,7 @@ def _cells(line: Line) -> list[str]:
     progress = line.progress
     left = ""
     if line.state == RUNNING and progress.rate:
-        left = duration((line.steps - progress.step) / progress.rate)
+        left = duration((line.steps - progress.step) * line.together / progress.rate)
     return [
         line.name,
         line.state,

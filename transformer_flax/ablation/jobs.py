@@ -134,6 +134,16 @@ class Job:
         return first.with_name(f"seeds{','.join(str(run.seed) for run in self.runs)}.log")
 
 
+def share_out(runs: Sequence[Run], *, together: bool) -> list[Job]:
+    """The jobs that train some runs: one for each, or for all seeds of a variant together."""
+    if not together:
+        return [Job((run,)) for run in runs]
+    variants: dict[str, list[Run]] = {}
+    for run in runs:
+        variants.setdefault(run.variant.name, []).append(run)
+    return [Job(tuple(group)) for group in variants.values()]
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How the runs of a sweep are trained.

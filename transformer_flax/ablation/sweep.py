@@ -12,7 +12,7 @@ from typing import IO, Any
 from transformer_flax.ablation import board
 from transformer_flax.ablation.board import Board, Line
 from transformer_flax.ablation.estimate import Estimator
-from transformer_flax.ablation.jobs import Job, Recipe, Run, measured
+from transformer_flax.ablation.jobs import Job, Recipe, Run, measured, share_out
 from transformer_flax.ablation.launch import Launcher, last_of
 from transformer_flax.ablation.results import RESULTS, Journal, Result
 from transformer_flax.errors import UserError
@@ -130,7 +130,9 @@ class _Sweep:
             already = f", of which {done:,} had finished before" if done else ""
             count = f"{len(self._runs):,} run{'s' * (len(self._runs) > 1)}"
             self._board.say(f"{count} in {self._recipe.workdir}{already}")
-            self._launcher.submit(_jobs(todo, together=together))
+            jobs = share_out(todo, together=together)
+            self._beside = {run.path: len(job.runs) for job in jobs for run in job.runs}
+            self._launcher.submit(jobs)
             while self._launcher.left():
                 for job, problem in self._launcher.poll():
                     self._end(job, problem)
@@ -187,7 +189,7 @@ class _Sweep:
             for run in job.runs:
                 line = self._lines[run.path]
                 if line.state == board.WAITING:
-                    line.state = board.RUNNING
+                    line.state, line.together = board.RUNNING, len(job.runs)
                     line.progress = run.progress()
                     begins = f"goes on from step {line.progress.step:,}" if line.progress.step else "begins"
                     self._board.say(f"{run} {begins}")
@@ -211,7 +213,10 @@ class _Sweep:
         left = [run for run in self._runs if self._lines[run.path].state in (board.WAITING, board.RUNNING)]
         if not estimator.measured or not left:
             return ""
-        seconds = sum(estimator.seconds(run) * (1 - self._lines[run.path].progress.step / run.steps) for run in left)
+        seconds = sum(
+            estimator.seconds(run) * (1 - self._lines[run.path].progress.step / run.steps) / self._beside[run.path]
+            for run in left
+        )
         return f", about {duration(seconds / min(self._launcher.at_a_time, len(left)))} left"
 
     def _report(self) -> None:
@@ -229,15 +234,6 @@ class _Sweep:
                 rows.append([name, "", counts, results[0].error if results else "", ""])
         columns = ["variant", "parameters", "seeds", "validation data, mean of the seeds", "time"]
         self._board.table(f"{self._recipe.workdir}/{RESULTS}", columns, rows)
-
-
-def _jobs(runs: Sequence[Run], *, together: bool) -> list[Job]:
-    if not together:
-        return [Job((run,)) for run in runs]
-    variants: dict[str, list[Run]] = {}
-    for run in runs:
-        variants.setdefault(run.variant.name, []).append(run)
-    return [Job(tuple(group)) for group in variants.values()]
 
 
 def _scores(results: Sequence[Result]) -> str:
