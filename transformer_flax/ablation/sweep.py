@@ -124,7 +124,7 @@ class _Sweep:
         Raises:
           Interrupted: it was asked to end.
         """
-        with Board() as self._board:
+        with Board() as self._board, contextlib.ExitStack() as stack:
             todo = [run for run in self._runs if not self._is_done(run)]
             done = len(self._runs) - len(todo)
             already = f", of which {done:,} had finished before" if done else ""
@@ -133,6 +133,7 @@ class _Sweep:
             jobs = share_out(todo, together=together)
             self._beside = {run.path: len(job.runs) for job in jobs for run in job.runs}
             self._launcher.submit(jobs)
+            stack.callback(self._launcher.stop)  # whatever ends this
             while self._launcher.left():
                 for job, problem in self._launcher.poll():
                     self._end(job, problem)
