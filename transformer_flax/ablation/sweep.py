@@ -182,7 +182,7 @@ class _Sweep:
     def _show_end(self, run: Run, result: Result) -> None:
         line = self._lines[run.path]
         line.state, line.note = result.status, result.error
-        line.progress = measured(result)
+        line.standing = measured(result)
 
     def _watch(self) -> None:
         """Shows how far the runs are."""
@@ -191,8 +191,8 @@ class _Sweep:
                 line = self._lines[run.path]
                 if line.state == board.WAITING:
                     line.state, line.together = board.RUNNING, len(job.runs)
-                    line.progress = run.progress()
-                    begins = f"goes on from step {line.progress.step:,}" if line.progress.step else "begins"
+                    line.standing = run.standing()
+                    begins = f"goes on from step {line.standing.step:,}" if line.standing.step else "begins"
                     self._board.say(f"{run} {begins}")
                 elif self._board.is_live:
                     self._refresh(run)
@@ -205,8 +205,7 @@ class _Sweep:
         file = Workdir(run.path).metrics_file
         if file.exists() and self._sizes.get(file) != file.stat().st_size:
             self._sizes[file] = file.stat().st_size
-            with contextlib.suppress(UserError):  # damaged, which the run will end of
-                self._lines[run.path].progress = run.progress()
+            self._lines[run.path].standing = run.standing()
 
     def _left(self) -> str:
         """About how long it will take, once a run of the sweep has finished."""
@@ -215,7 +214,7 @@ class _Sweep:
         if not estimator.measured or not left:
             return ""
         seconds = sum(
-            estimator.seconds(run) * (1 - self._lines[run.path].progress.step / run.steps) / self._beside[run.path]
+            estimator.seconds(run) * (1 - self._lines[run.path].standing.step / run.steps) / self._beside[run.path]
             for run in left
         )
         return f", about {duration(seconds / min(self._launcher.at_a_time, len(left)))} left"
