@@ -7,10 +7,11 @@ import rich.console
 from transformer_flax.ablation import board
 from transformer_flax.ablation.board import Board, Line
 from transformer_flax.ablation.jobs import Standing
+from transformer_flax.ablation.results import FAILED, FINISHED
 
 
 def lines() -> list[Line]:
-    states = [board.FINISHED] * 30 + [board.FAILED] * 2 + [board.RUNNING] * 3 + [board.WAITING] * 25
+    states = [FINISHED] * 30 + [FAILED] * 2 + [board.RUNNING] * 3 + [board.WAITING] * 25
     return [Line(f"run {i}", 1_000, state) for i, state in enumerate(states)]
 
 
@@ -40,7 +41,7 @@ def test_a_line_tells_how_far_a_run_is():
     assert row.split() == ["base", "seed", "0", "running", "250/1,000", "1.234", "exact", "62.5%", "6:15"]
     best = dataclasses.replace(standing, best=("BLEU", 34.98))
     assert "BLEU 34.98" in shown([Line("base seed 0", 1_000, board.RUNNING, best)], height=20)
-    failed = Line("base seed 0", 1_000, board.FAILED, standing, "out of memory")
+    failed = Line("base seed 0", 1_000, FAILED, standing, "out of memory")
     assert "out of memory" in shown([failed], height=20)
 
 
