@@ -34,6 +34,7 @@ def get_config() -> ConfigDict:
     config.model.dropout = 0.1  # on each sub-layer's output, and on embeddings plus positions
     config.model.positions = "sinusoidal"  # or "learned" (row E), or "sinusoidal_concatenated" (released code)
     config.model.max_length = 512  # learned positions; sinusoids have no limit
+    config.model.neighbourhood = 0  # r: self-attention sees so many positions around its own (section 4); 0: all
     # Not in the paper's text, but in its released code or in later work:
     config.model.attention_dropout = 0.0  # on attention weights
     config.model.ffn_dropout = 0.0  # inside the feed-forward

@@ -39,6 +39,7 @@ TINY = TransformerConfig(
     dropout=0.1,
     positions="sinusoidal",
     max_length=32,
+    neighbourhood=0,
     attention_dropout=0.0,
     ffn_dropout=0.0,
     pre_norm=False,

@@ -4,12 +4,13 @@ import dataclasses
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
+from transformer_flax.analysis.attention import Attention, attend
 from transformer_flax.data.pairs import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.bleu import FullScores, full_scores
@@ -17,6 +18,7 @@ from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.averaging import choose, load_params, mean, require_vocabulary
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.prepare import model_config
@@ -126,6 +128,50 @@ class Run:
             raise UserError(f"the {name} split of {self.config.name} has changed since the run was made")
         examples = [pairs[i] for i in range(len(pairs))]
         return [source for source, _ in examples], [target for _, target in examples]
+
+    def attention(self, source: str, target: str | None = None, **settings) -> Attention:
+        """What the model attends to while it reads a sentence and writes its translation, teacher-forced.
+
+        Args:
+          source: a sentence.
+          target: the translation that it is made to write; its own for None.
+          settings: of its search, as of `translator`.
+
+        Raises:
+          UserError: as `attentions`.
+        """
+        if not isinstance(source, str):
+            raise UserError(f"attention takes one line, not {source!r}; attentions takes several")
+        [attention] = self.attentions([source], None if target is None else [target], **settings)
+        return attention
+
+    def attentions(
+        self, sources: Sequence[str], targets: Sequence[str] | None = None, **settings
+    ) -> Iterator[Attention]:
+        """`attention` of each of several lines, in order.
+
+        Raises:
+          UserError: a line is too long, not every line has a target, or the run is an ensemble.
+        """
+        if self.partners:
+            raise UserError("an ensemble has no attention of its own: ask one of its members")
+        inputs = [[*ids, END_ID] for ids in self.tokenizer.encode(sources)]
+        longest = {**self.config.decode, **settings}["max_input_length"]
+        for number, ids in enumerate(inputs, 1):
+            if len(ids) > longest:
+                raise UserError(
+                    f"line {number:,} has {len(ids):,} tokens and at most {longest:,} are taken; split it, or raise "
+                    "max_input_length"
+                )
+        if targets is None:
+            found = self.translator(**settings).search(sources)
+            outputs = [[token for token in best.tokens if token != END_ID] for best, *_ in found]
+        else:
+            outputs = self.tokenizer.encode(targets)
+        if len(inputs) != len(outputs):
+            raise UserError(f"there are {len(inputs):,} sources and {len(outputs):,} targets: each needs the other")
+        pairs = list(zip(inputs, ([*ids, END_ID] for ids in outputs), strict=True))
+        return attend(self.model.config, self.params, self.tokenizer, pairs)
 
     def ensemble(self, *others: "Run") -> "Run":
         """This run and others as one model, whose next-token probabilities are the mean of theirs.

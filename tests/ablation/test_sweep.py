@@ -168,6 +168,20 @@ def test_a_result_says_all_that_a_report_needs(swept):
     assert "step     200/200" in swept.run.with_suffix(".log").read_text()
 
 
+def test_seeds_that_are_trained_together_are_runs_of_their_own(config, tmp_path):
+    arguments = ["--rows=base", "--config.steps=20", "--seeds=2", "--vectorize_seeds"]
+    status, said = run(config, tmp_path / "together", *arguments, "--dry_run")
+    assert status == 0
+    assert said.count("python train.py") == 1
+    assert "--seeds=0,1" in said
+    status, _ = run(config, tmp_path / "together", *arguments)
+    assert status == 0
+    _, results = read(tmp_path / "together/results.jsonl")
+    assert [(result.seed, result.status) for result in results] == [(0, "finished"), (1, "finished")]
+    assert results[0].scores["valid"]["loss"] != results[1].scores["valid"]["loss"]
+    assert "2 seeds at once" in (tmp_path / "together/base/seeds0,1.log").read_text()
+
+
 def test_what_has_finished_is_not_to_be_made(swept, config):
     before = (swept.workdir / "results.jsonl").read_text()
     status, said = run(config, swept.workdir, SMALL, "--dry_run")

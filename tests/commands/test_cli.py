@@ -15,7 +15,6 @@ def main():
 
     gc.callbacks.append(collecting)
     gc.collect()
-    print("goes on", flush=True)
     time.sleep(60)
 
 
@@ -27,5 +26,4 @@ def test_an_interruption_is_not_lost_to_the_garbage_collector():
     command = [sys.executable, "-c", INTERRUPTED_WHILE_COLLECTING]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert result.returncode == 130
-    assert result.stdout == "goes on\n"
     assert result.stderr.splitlines()[-1] == "interrupted"

@@ -20,6 +20,7 @@ INVALID = [
     *((name, True) for name in SIZES),  # a bool is an int to Python, and would be a size of 1
     *((name, value) for name in RATES for value in (1.0, 1, 1.5, -0.1, math.nan, "0.1", False)),
     *((name, value) for name in SWITCHES for value in (0, 1, "False")),
+    *(("neighbourhood", value) for value in (-1, 2.0, "2", True)),
     *(("positions", value) for value in ("", "rotary", "Learned", True)),
     *(("remat", value) for value in ("", "all", False)),
     *(("dtype", value) for value in ("", "float16", "float64", float)),
@@ -34,7 +35,7 @@ def test_invalid_value_is_refused_by_the_name_of_its_field(name, value):
 
 
 def test_every_field_has_a_kind_of_value_that_is_tested():
-    assert sorted((*SIZES, *RATES, *SWITCHES, "positions", "remat", "dtype")) == sorted(FIELDS)
+    assert sorted((*SIZES, *RATES, *SWITCHES, "neighbourhood", "positions", "remat", "dtype")) == sorted(FIELDS)
 
 
 def test_odd_d_model_is_refused_with_either_sinusoids_and_allowed_with_learned_positions():

@@ -119,7 +119,7 @@ class Tokenizer:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{file} cannot be read as a tokenizer: {reason}") from error
-        with _explained(f"{file} holds no tokenizer as Hugging Face's tokenizers library writes it"):
+        with _explained(f"{file} cannot be read as a tokenizer of Hugging Face's library"):
             backend = tokenizers.Tokenizer.from_file(str(file))
         try:
             _check(backend)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.dropout import Dropout
+from transformer_flax.model.neighbourhood import attend_nearby, neighbourhood_mask
 from transformer_flax.special_tokens import PAD_ID
 
 
@@ -39,19 +40,22 @@ def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Arra
     return (same & (key_segments != 0)[:, None, :])[:, None]
 
 
-def ancestor_mask(ancestors: jax.Array, position: jax.Array) -> jax.Array:
+def ancestor_mask(ancestors: jax.Array, position: jax.Array, neighbourhood: int = 0) -> jax.Array:
     """True where hypothesis k may attend to what hypothesis j wrote at position l, being its own past or itself.
 
     Args:
       ancestors: int [B, K, L], the hypothesis that each one's token at each position was written by.
       position: the last one written.
+      neighbourhood: r, where self-attention is restricted to so many positions; 0 for all.
 
     Returns:
       [B, 1, K, K * L], the keys ordered by (j, l).
     """
     batch, hypotheses, length = ancestors.shape
     own = ancestors[:, :, None, :] == jnp.arange(hypotheses)[:, None]  # [B, K, K, L]
-    return (own & (jnp.arange(length) <= position)).reshape(batch, 1, hypotheses, -1)
+    past = position - jnp.arange(length)
+    seen = (past >= 0) & (past <= neighbourhood // 2) if neighbourhood else past >= 0
+    return (own & seen).reshape(batch, 1, hypotheses, -1)
 
 
 def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array) -> jax.Array:
@@ -112,6 +116,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     config: TransformerConfig
+    neighbourhood: int = 0  # r: attention to so many positions around one's own; 0: to all
 
     def setup(self):
         c = self.config
@@ -129,11 +134,20 @@ class MultiHeadAttention(nn.Module):
 
     def __call__(self, x: jax.Array, memory: jax.Array, mask: jax.Array) -> jax.Array:
         """From x [B, Q, d_model] to memory [B, M, d_model] under mask [B | 1, 1, Q | 1, M] -> [B, Q, d_model]."""
-        weights = attention_weights(self.query(x), self.key(memory), mask)
+        query, key, value = self.query(x), self.key(memory), self.value(memory)
+        if not self.neighbourhood:
+            return self.output(self._attend(query, key, value, mask))
+        if self.is_mutable_collection("intermediates"):  # whoever looks wants the weights in one piece
+            return self.output(
+                self._attend(query, key, value, mask & neighbourhood_mask(len(x[0]), self.neighbourhood))
+            )
+        return self.output(attend_nearby(self._attend, query, key, value, mask, self.neighbourhood))
+
+    def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
+        weights = attention_weights(query, key, mask)
         self.sow("intermediates", "weights", weights)
-        value = self.value(memory)
         weights = self.dropout(weights).astype(value.dtype)
-        return self.output(jnp.einsum("bhqm,bmhv->bqhv", weights, value))
+        return jnp.einsum("bhqm,bmhv->bqhv", weights, value)
 
     def remember(self, memory: jax.Array) -> None:
         """Projects memory [B, M, d_model] once, for every later `recall`."""

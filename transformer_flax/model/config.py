@@ -30,6 +30,7 @@ class TransformerConfig:
     dropout: float
     positions: str
     max_length: int
+    neighbourhood: int  # r
     attention_dropout: float
     ffn_dropout: float
     pre_norm: bool
@@ -43,6 +44,12 @@ class TransformerConfig:
         for name in ("vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"):
             most = MOST_LAYERS if name == "num_layers" else LARGEST
             _require(self, name, lambda v, m=most: type(v) is int and 1 <= v <= m, f"a whole number from 1 to {most:,}")
+        _require(
+            self,
+            "neighbourhood",
+            lambda v: type(v) is int and 0 <= v <= LARGEST,
+            f"a whole number from 0 to {LARGEST:,}",
+        )
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             _require(self, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
         for name in ("pre_norm", "tie_embeddings", "attention_bias", "scan_layers"):

@@ -1,12 +1,17 @@
 """What a model costs, from its config alone."""
 
+from typing import Any
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.transformer import Transformer, init_params
 
 
-def count_parameters(config: TransformerConfig) -> dict[str, int]:
-    """Parameters by part; their sum is exact.
+def count_modules(config: TransformerConfig) -> dict[str, int]:
+    """Parameters by module; their sum is exact.
 
     attention = d_model h (2 d_k + 2 d_v)    FFN = 2 d_model d_ff + d_ff + d_model    LayerNorm = 2 d_model
     encoder layer = attention + FFN + 2 LayerNorm    decoder layer = 2 attention + FFN + 3 LayerNorm
@@ -21,27 +26,83 @@ def count_parameters(config: TransformerConfig) -> dict[str, int]:
     return {
         "embeddings": (1 if c.tie_embeddings else 3) * c.vocab_size * c.d_model,
         "positions": c.max_length * c.d_model if c.positions == "learned" else 0,
-        "encoder": c.num_layers * (attention + ffn + 2 * layer_norm) + final_norm,
-        "decoder": c.num_layers * (2 * attention + ffn + 3 * layer_norm) + final_norm,
+        "encoder self-attention": c.num_layers * attention,
+        "encoder feed-forward": c.num_layers * ffn,
+        "encoder LayerNorm": c.num_layers * 2 * layer_norm + final_norm,
+        "decoder self-attention": c.num_layers * attention,
+        "decoder cross-attention": c.num_layers * attention,
+        "decoder feed-forward": c.num_layers * ffn,
+        "decoder LayerNorm": c.num_layers * 3 * layer_norm + final_norm,
+    }
+
+
+def count_parameters(config: TransformerConfig) -> dict[str, int]:
+    """Parameters by part: embeddings, positions, encoder and decoder."""
+    parts: dict[str, int] = {}
+    for module, count in count_modules(config).items():
+        part = module.split()[0]
+        parts[part] = parts.get(part, 0) + count
+    return parts
+
+
+def forward_flops(config: TransformerConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, int]:
+    """Floating-point operations, by module, that the logits of sentence pairs of these lengths [pairs] need.
+
+    2 for each token and element of a matrix that it is multiplied with, a product and a sum, and the same for
+    attention's two products, as if nothing were masked but what is outside of neighbourhoods. Padding, lookups and
+    whatever is no matrix product count nothing.
+    """
+    c = config
+    source, target = (np.asarray(lengths, np.int64) for lengths in (source_lengths, target_lengths))
+    s, t = int(source.sum()), int(target.sum())
+    projections = c.d_model * c.num_heads * (c.d_k + c.d_v)  # of queries and outputs, or of keys and values
+    products = c.num_heads * (c.d_k + c.d_v)  # Q K^T and weights V, for each query and key
+    ffn = 2 * c.d_model * c.d_ff
+    widest = 2 * (c.neighbourhood // 2) + 1 if c.neighbourhood else None  # that self-attention sees
+    source_pairs, target_pairs = (int((n * np.clip(n, None, widest)).sum()) for n in (source, target))
+    elements = {
+        "encoder self-attention": s * 2 * projections + source_pairs * products,
+        "encoder feed-forward": s * ffn,
+        "decoder self-attention": t * 2 * projections + target_pairs * products,
+        "decoder cross-attention": (t + s) * projections + int((source * target).sum()) * products,
+        "decoder feed-forward": t * ffn,
+    }
+    return {
+        **{module: 2 * c.num_layers * each for module, each in elements.items()},
+        "logits": 2 * t * c.d_model * c.vocab_size,
     }
 
 
 def training_flops(config: TransformerConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> int:
-    """Floating-point operations that an update on sentence pairs of these lengths [pairs] needs: "model FLOPs".
+    """Floating-point operations of an update on sentence pairs of these lengths [pairs]: "model FLOPs".
 
-    6 for each token and element of a matrix that it is multiplied with (a product and a sum, forwards, and twice that
-    backwards), and the same for attention's two products, as if nothing were masked. Padding, recomputation, lookups
-    and whatever is no matrix product count nothing.
+    The gradient with respect to either factor of a product takes as much as the product, so it is three times
+    `forward_flops`. Recomputation counts nothing.
     """
-    c = config
-    source, target = (np.asarray(lengths, np.int64) for lengths in (source_lengths, target_lengths))
-    projections = c.d_model * c.num_heads * (c.d_k + c.d_v)  # of queries and outputs, or of keys and values
-    ffn = 2 * c.d_model * c.d_ff
-    products = c.num_heads * (c.d_k + c.d_v)  # Q K^T and weights V, for each query and key
-    encoder = source.sum() * (2 * projections + ffn) + (source**2).sum() * products
-    decoder = (
-        target.sum() * (3 * projections + ffn)
-        + source.sum() * projections
-        + (target**2 + source * target).sum() * products
-    )
-    return int(6 * (c.num_layers * (encoder + decoder) + target.sum() * c.d_model * c.vocab_size))
+    return 3 * sum(forward_flops(config, source_lengths, target_lengths).values())
+
+
+def activation_bytes(
+    config: TransformerConfig, rows: int, source_length: int, target_length: int, *, loss_chunks: int = 1
+) -> int:
+    """Bytes that differentiation keeps of the forward pass, over `rows` pairs of these lengths, with dropout.
+
+    They are those of the program as it is written, found without running it, and the logits of one of `loss_chunks`.
+    XLA keeps less where it computes what is cheap a second time, and needs a little room besides.
+    """
+    source, target = (jax.ShapeDtypeStruct((rows, length), jnp.int32) for length in (source_length, target_length))
+
+    def kept(params: Any, source: jax.Array, target: jax.Array) -> list[jax.Array]:
+        def features(params):
+            rngs = {"dropout": jax.random.key(0)}
+            y: Any = Transformer(config).apply({"params": params}, source, target, rngs=rngs, method="features")
+            return y[0]
+
+        y, backward = jax.vjp(features, params)
+        given = {id(leaf) for leaf in jax.tree.leaves((params, source, target))}
+        return [y, *(leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in given)]
+
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    leaves = jax.eval_shape(kept, params, source, target)
+    logits = 4 * rows * target_length * config.vocab_size // loss_chunks
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + logits

@@ -71,7 +71,7 @@ class EncoderLayer(nn.Module):
     config: TransformerConfig
 
     def setup(self):
-        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention = MultiHeadAttention(self.config, self.config.neighbourhood)
         self.feed_forward = FeedForward(self.config)
         self.after_self_attention = AddAndNorm(self.config)
         self.after_feed_forward = AddAndNorm(self.config)
@@ -87,7 +87,7 @@ class DecoderLayer(nn.Module):
     config: TransformerConfig
 
     def setup(self):
-        self.self_attention = MultiHeadAttention(self.config)
+        self.self_attention = MultiHeadAttention(self.config, self.config.neighbourhood)
         self.cross_attention = MultiHeadAttention(self.config)
         self.feed_forward = FeedForward(self.config)
         self.after_self_attention = AddAndNorm(self.config)
@@ -210,7 +210,7 @@ class Transformer(nn.Module):
         ancestors = jnp.take_along_axis(self.get_variable("cache", "ancestors"), parents[:, :, None], axis=1)
         ancestors = ancestors.at[:, :, position].set(itself)
         self.put_variable("cache", "ancestors", ancestors)
-        mask = ancestor_mask(ancestors, position)
+        mask = ancestor_mask(ancestors, position, self.config.neighbourhood)
         y = self._embed(self.target_embedding, tokens, self.get_variable("memory", "positions")[position])
         for layer in self.decoder:
             y = layer.step(y, position, mask, self.get_variable("memory", "mask"))

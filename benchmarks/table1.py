@@ -1,0 +1,86 @@
+"""Table 1, measured: python benchmarks/table1.py [--lengths=512,1024,2048,4096] [--picture=table1.png].
+
+Each kind of layer is timed as the sequence grows; the slope of the time over the length, both as logarithms, stands
+beside the paper's exponent. What is timed is what the table counts: of self-attention the two products of equation 1
+with their softmax, without projections. Then the longest path: how often a layer has to be applied until what stands
+at the end of the sequence depends on what stood at its beginning, which is found by differentiating.
+"""
+
+import functools
+import pathlib
+import sys
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import matplotlib.figure
+import numpy as np
+import rich.console
+import rich.table
+from absl import flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.table1_layers import applied_once, make_layers, path_length
+from benchmarks.timing import interleaved
+from transformer_flax import cli
+from transformer_flax.ablation.table1 import LAYERS
+
+LENGTHS = flags.DEFINE_list("lengths", ["512", "1024", "2048", "4096"], "n, of the sequences that are timed")
+PATH_LENGTHS = flags.DEFINE_list("path_lengths", ["64", "256"], "n, of the sequences whose paths are measured")
+WIDTH = flags.DEFINE_integer("width", 256, "d, of the representations")
+HEADS = flags.DEFINE_integer("heads", 4, "of self-attention, which d divides among", 1)
+KERNEL = flags.DEFINE_integer("kernel", 3, "k, positions that a convolution sees", 2)
+NEIGHBOURHOOD = flags.DEFINE_integer("neighbourhood", 64, "r, positions that restricted self-attention sees", 2)
+REPEATS = flags.DEFINE_integer("repeats", 15, "timed calls of each layer and length, of which the fastest counts", 1)
+PICTURE = flags.DEFINE_string("picture", None, "draw the times into this file")
+
+
+def slope(lengths: list[int], seconds: list[float]) -> float:
+    """Of a line through the logarithms, by least squares."""
+    return float(np.polyfit(np.log(lengths), np.log(seconds), 1)[0])
+
+
+def draw(seconds: Mapping[str, list[float]], lengths: list[int], file: str) -> None:
+    figure = matplotlib.figure.Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, values in seconds.items():
+        axes.loglog(lengths, values, marker="o", label=f"{name}: {slope(lengths, values):.2f}")
+    axes.set_xticks(lengths, [str(n) for n in lengths])
+    axes.set_xticks([], minor=True)
+    axes.set(xlabel="n, length of the sequence", ylabel="seconds")
+    axes.grid(alpha=0.3)
+    axes.legend(title="slope", fontsize=8)
+    figure.savefig(file, dpi=120)
+
+
+def main() -> None:
+    d, k, r = WIDTH.value, KERNEL.value, NEIGHBOURHOOD.value
+    lengths, path_lengths = (list(map(int, flag.value)) for flag in (LENGTHS, PATH_LENGTHS))
+    layers = make_layers(d, HEADS.value, k, r)
+    rng = np.random.default_rng(1)
+    inputs = {n: jnp.array(rng.normal(size=(n, d)), jnp.float32) for n in lengths}
+    calls = {(name, n): functools.partial(jax.jit(layer), inputs[n]) for name, layer in layers.items() for n in lengths}
+    timings = interleaved(calls, REPEATS.value)
+    # The fastest call: whatever else a machine does only adds to a time, and more to a short one.
+    seconds = {name: [timings[name, n].low for n in lengths] for name in layers}
+
+    columns = ["", *(f"n = {n:,}" for n in lengths), "slope", "paper"]
+    columns += [column for n in path_lengths for column in (f"path, n = {n}", "paper")]
+    table = rich.table.Table(*columns)
+    once = applied_once(layers)
+    for name, layer in LAYERS.items():
+        dilations = (lambda depth: k**depth) if "convolutional" in name else (lambda depth: 1)
+        cells = [f"{1000 * value:.2f} ms" for value in seconds[name]]
+        cells += [f"{slope(lengths, seconds[name]):.2f}", f"{layer.exponent(d=d, k=k, r=r):g}"]
+        for n in path_lengths:
+            cells += [str(path_length(once[name], n, d, dilations)), f"{layer.costs(n, d, k, r).path:.2f}"]
+        table.add_row(name, *cells)
+    console = rich.console.Console(width=200)
+    console.print(f"d = {d}, k = {k}, r = {r}, float32, {jax.devices()[0].device_kind}", table, sep="\n")
+    if PICTURE.value:
+        draw(seconds, lengths, PICTURE.value)
+
+
+if __name__ == "__main__":
+    cli.run(main)

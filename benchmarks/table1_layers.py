@@ -1,0 +1,104 @@
+"""The layers of table 1, to be timed and to have their paths measured; `table1.py` does so."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from transformer_flax.model.attention import attention_weights
+from transformer_flax.model.neighbourhood import attend_nearby
+
+Apply = Callable[..., jax.Array]  # (x [n, d], dilation) -> [n, d]
+
+
+def _attend(query, key, value, mask):
+    return jnp.einsum("bhqm,bmhv->bqhv", attention_weights(query, key, mask), value)
+
+
+def self_attention(x: jax.Array, dilation: int = 1, *, heads: int, r: int = 0) -> jax.Array:
+    """Equation 1 of x with itself, in heads, to everything or to a neighbourhood of r."""
+    split = x.reshape(1, len(x), heads, -1)
+    mask = jnp.ones((1, 1, 1, len(x)), bool)
+    mixed = attend_nearby(_attend, split, split, split, mask, r) if r else _attend(split, split, split, mask)
+    return mixed.reshape(x.shape)
+
+
+def recurrent(x: jax.Array, dilation: int = 1, *, inner: jax.Array, outer: jax.Array) -> jax.Array:
+    """h_t = tanh(x_t U + h_(t-1) W), one position after the other."""
+
+    def cell(state, x):
+        state = jnp.tanh(x @ inner + state @ outer)
+        return state, state
+
+    return jax.lax.scan(cell, jnp.zeros(x.shape[1]), x)[1]
+
+
+def recurrent_once(x: jax.Array, dilation: int = 1, *, inner: jax.Array, outer: jax.Array) -> jax.Array:
+    """The same cell applied once at all positions: each state goes one position on."""
+    return jnp.tanh(x @ inner + _shift(x, 1) @ outer)
+
+
+def convolutional(x: jax.Array, dilation: int = 1, *, kernel: jax.Array) -> jax.Array:
+    """sum_i x_(t - i dilation) W_i, with W [k, d, d]."""
+    return sum((_shift(x, i * dilation) @ matrix for i, matrix in enumerate(kernel)), jnp.zeros(x.shape))
+
+
+def separable(x: jax.Array, dilation: int = 1, *, depthwise: jax.Array, pointwise: jax.Array) -> jax.Array:
+    """The same with W_i = diag(w_i) P: each feature for itself, w [k, d], then all features of a position, P [d, d]."""
+    each = sum((_shift(x, i * dilation) * weights for i, weights in enumerate(depthwise)), jnp.zeros(x.shape))
+    return each @ pointwise
+
+
+def _shift(x: jax.Array, by: int) -> jax.Array:
+    """x_(t - by), with zeros before the beginning."""
+    return jnp.pad(x, ((by, 0), (0, 0)))[: len(x)]
+
+
+def make_layers(d: int, heads: int, k: int, r: int) -> dict[str, Apply]:
+    """The layers of table 1, by its names, with random parameters."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return jnp.array(rng.normal(size=shape) / math.sqrt(d), jnp.float32)
+
+    return {
+        "self-attention": functools.partial(self_attention, heads=heads),
+        "recurrent": functools.partial(recurrent, inner=normal(d, d), outer=normal(d, d)),
+        "convolutional": functools.partial(convolutional, kernel=normal(k, d, d)),
+        "separable convolutional": functools.partial(separable, depthwise=normal(k, d), pointwise=normal(d, d)),
+        "restricted self-attention": functools.partial(self_attention, heads=heads, r=r),
+    }
+
+
+def applied_once(layers: Mapping[str, Apply]) -> dict[str, Apply]:
+    """The same layers as the operations that a path is made of."""
+    whole: functools.partial = layers["recurrent"]  # pyrefly: ignore (all of them are)
+    return {**layers, "recurrent": functools.partial(recurrent_once, **whole.keywords)}
+
+
+def path_length(layer: Apply, n: int, d: int, dilations: Callable[[int], int] = lambda depth: 1) -> int:
+    """How many of these layers it takes until the last position's output depends on the first position's input.
+
+    Layer by layer, the derivative along what has been reached so far tells which positions are reached next; only which
+    ones is kept, as far ones would soon be too small for a float.
+
+    Args:
+      layer: what is applied over and over.
+      n: positions.
+      d: features.
+      dilations: that of a convolution at a depth, counted from 0.
+    """
+    derivative = jax.jit(
+        lambda x, tangent, dilation: jax.jvp(lambda x: layer(x, dilation), (x,), (tangent,))[1], static_argnums=2
+    )
+    rng = np.random.default_rng(0)
+    reached = np.arange(n) == 0
+    for depth in range(n):
+        x, direction = rng.normal(size=(2, n, d)).astype(np.float32)
+        reached = np.any(derivative(x, direction * reached[:, None], dilations(depth)) != 0, axis=1)
+        if reached[-1]:
+            return depth + 1
+    raise AssertionError(f"the last of {n} positions is not reached")

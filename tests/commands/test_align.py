@@ -1,0 +1,45 @@
+"""`python -m transformer_flax.align` as a user meets it."""
+
+import pytest
+
+import transformer_flax
+from tests.commands.process import refused, succeeds
+from transformer_flax.analysis.alignment import align, to_pharaoh
+from transformer_flax.analysis.page import attention_page
+
+LINES = ["dreihundert", "", "zweihundert fünf"], ["three hundred", "", "two hundred and five"]
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, lines in zip(("source", "target"), LINES, strict=True):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    return [f"--{name}={tmp_path / name}" for name in ("source", "target")]
+
+
+def test_each_pair_of_lines_has_a_line_of_links_and_gold_ones_an_error_rate(finished, files, tmp_path):
+    (tmp_path / "gold").write_text("1-1 1-2\n\n\n")
+    options = [
+        f"--gold={tmp_path / 'gold'}",
+        "--first=1",
+        "--layers=0",
+        "--heads=1",
+        f"--page={tmp_path / 'page.html'}",
+    ]
+    result = succeeds("align", f"--workdir={finished}", *files, *options)
+    attentions = list(transformer_flax.restore(finished).attentions(*LINES))
+    expected = [to_pharaoh(align(attention, layers=[0], heads=[1])) for attention in attentions]
+    assert result.stdout.splitlines() == expected
+    assert expected[:2] == ["0-0 0-1", ""]
+    assert len(expected[2].split()) == 4
+    # Of the six links found and two sure ones, the two of the first line agree: 1 - (2 + 2) / (6 + 2).
+    assert "alignment error rate: 0.5000" in result.stderr
+    assert (tmp_path / "page.html").read_text() == attention_page(attentions)
+
+
+def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
+    assert "--source=FILE" in refused("align", f"--workdir={finished}")
+    assert "--layers is last; it must be whole numbers" in refused("align", files[0], "--layers=last")
+    (tmp_path / "gold").write_text("0-0\n")
+    message = refused("align", f"--workdir={finished}", *files, f"--gold={tmp_path / 'gold'}")
+    assert "source has 3 lines and" in message

@@ -1,0 +1,68 @@
+"""`python -m transformer_flax.cost` as a user meets it."""
+
+import json
+
+import pytest
+
+from configs import numbers
+from tests.commands.process import refused, succeeds
+from transformer_flax.analysis.cost import cost_of
+from transformer_flax.errors import UserError
+
+NUMBERS = "--config=configs/numbers.py"
+
+
+def cost(peak=9.5e12, num_devices=8, utilisation=0.3, length=30, **changes):
+    config = numbers.get_config()
+    config.update(changes)
+    return cost_of(config, device="abacus", peak=peak, num_devices=num_devices, utilisation=utilisation, length=length)
+
+
+def test_the_base_model_costs_about_what_the_paper_says():
+    base = json.loads(succeeds("cost", "--json").stdout)  # of configs/base.py, unless another is named
+    assert base["config"] == "base"
+    assert sum(base["parameters"].values()) == 63_045_632
+    assert base["steps"] == 100_000
+    # 12 hours, 3.3e18 FLOP: at 30 % of what table 2 takes a P100 to sustain, the model's own come to it.
+    assert base["device"] == "8 x P100, 9.5 TFLOP/s each, of which 30% are reached"
+    assert base["days"] == pytest.approx(0.5, rel=0.05)
+    assert base["table2_flops"] == pytest.approx(3.3e18, rel=0.05)
+    assert base["training_flops"] == pytest.approx(0.3 * base["table2_flops"])
+    assert base["step_flops"] == 3 * sum(base["forward_flops"].values())
+    assert base["memory"]["Adam's two moments"] == 8 * 63_045_632
+    assert base["memory"]["moving average"] == 0
+
+
+def test_tables_are_for_people():
+    shown = succeeds("cost", NUMBERS, "--peak_tflops=19", "--num_devices=2", "--utilisation=0.6").stdout
+    for part in ("decoder cross-attention", "logits", "backward", "Adam's two moments", "as table 2 counts it"):
+        assert part in shown
+    assert "1,000 steps on 2 x device, 19 TFLOP/s each, of which 60% are reached" in shown
+
+
+def test_time_follows_from_the_devices_and_memory_from_the_run():
+    usual, other = cost(), cost(19e12, 2, 0.6, ema_decay=0.9)
+    assert other.days == pytest.approx(usual.days)
+    assert other.tokens_per_second == pytest.approx(usual.tokens_per_second)
+    assert other.memory["moving average"] == other.memory["parameters"] == 4 * sum(usual.parameters.values())
+    halved = cost(length=16, accumulation_steps=2)
+    assert halved.memory["activations"] < 0.6 * usual.memory["activations"]
+    assert halved.tokens_per_step == 2 * 2048  # 16 divides the slots of a batch, 30 does not
+    assert usual.tokens_per_step == 2 * 64 * 30
+
+
+def test_a_length_that_no_batch_has_is_refused():
+    with pytest.raises(UserError, match=r"--length is 65; config\.data\.max_length is 64"):
+        cost(length=65)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--utilisation=0"], "--utilisation is 0.0; it must be above 0"),
+        (["--device=abacus"], "abacus"),
+        (["--device=A100", "--peak_tflops=3"], "leave one of them out"),
+    ],
+)
+def test_flags_that_say_nothing_sensible_are_refused(arguments, message):
+    assert message in refused("cost", NUMBERS, *arguments)

@@ -1,0 +1,82 @@
+"""Word alignments by cross-attention: python -m transformer_flax.align --workdir=runs/base --source=F --target=F > out.
+
+One line of links "0-0 1-2" (Pharaoh format, source word first) for each pair of lines, words being what blanks part.
+Without --target the run's own translations are aligned. With --gold=FILE, the alignment error rate goes to standard
+error.
+"""
+
+import contextlib
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from transformer_flax import cli
+from transformer_flax.data.text import decode_lines, open_text, read_side_by_side, require_as_many
+from transformer_flax.errors import UserError
+
+RESTORE = cli.define_run()
+SOURCE = flags.DEFINE_string("source", None, "the file of sentences, one a line, plain or .gz or .xz")
+TARGET = flags.DEFINE_string("target", None, "their translations, line by line")
+GOLD = flags.DEFINE_string("gold", None, "links that people have made: 0-1 is sure, 0?1 possible")
+FIRST = flags.DEFINE_integer("first", 0, "the number of a sentence's first word in the gold file", 0)
+LAYERS = flags.DEFINE_list("layers", ["-1"], "of the decoder, averaged; -1 is the last")
+HEADS = flags.DEFINE_list("heads", None, "averaged; default: all")
+BY = flags.DEFINE_enum("by", "written", ["written", "read"], "a word attends as it is written, or as it is read")
+PAGE = flags.DEFINE_string("page", None, "write an interactive page of all sentences to this file")
+
+
+def main() -> None:
+    if SOURCE.value is None:
+        raise UserError("name a text to align: --source=FILE")
+    layers, heads = (_numbers(flag) for flag in (LAYERS, HEADS))
+    if TARGET.value is not None:
+        sources, targets = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))
+    else:
+        with open_text(pathlib.Path(SOURCE.value)) as stream:
+            sources, targets = list(decode_lines(stream, SOURCE.value)), None
+    with contextlib.ExitStack() as stack:
+        page = None if PAGE.value is None else stack.enter_context(open(PAGE.value, "a"))  # refused now, if at all
+        # Not before the flags are checked: JAX takes seconds to load.
+        from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh
+        from transformer_flax.analysis.page import write_page
+
+        gold = None
+        if GOLD.value is not None:
+            gold = read_gold(GOLD.value, first=FIRST.value)
+            require_as_many(pathlib.Path(SOURCE.value), sources, pathlib.Path(GOLD.value), gold)
+        run, settings = RESTORE()
+        print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
+        alignments, shown = [], []
+        for number, attention in enumerate(run.attentions(sources, targets, **settings)):
+            _require_same_words(number + 1, sources[number], attention.source.words)
+            if targets is not None:
+                _require_same_words(number + 1, targets[number], attention.target.words)
+            alignments.append(align(attention, layers=layers, heads=heads, by=BY.value))
+            shown += [attention] if page is not None else []
+            print(to_pharaoh(alignments[-1]))
+        if PAGE.value is not None:
+            write_page(shown, PAGE.value)
+        if gold is not None:
+            print(f"alignment error rate: {error_rate(alignments, gold):.4f}", file=sys.stderr)
+
+
+def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:
+    """Refuses a line of which a tokenizer from elsewhere has made other words: their numbers would be wrong."""
+    if len(line.split()) != len(words):
+        raise UserError(
+            f"line {number:,} has {len(line.split()):,} words, of which the run's tokenizer makes {len(words):,}; it "
+            "can only be aligned by a run whose tokenizer keeps the text as it is"
+        )
+
+
+def _numbers(flag: flags.FlagHolder) -> list[int] | None:
+    try:
+        return None if flag.value is None else [int(number) for number in flag.value]
+    except ValueError as error:
+        raise UserError(f"--{flag.name} is {','.join(flag.value)}; it must be whole numbers, as in 0,2") from error
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,125 @@
+"""Which word is the translation of which, by what the decoder attends to; in Pharaoh format, with its error rate."""
+
+import dataclasses
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from transformer_flax.analysis.attention import Attention
+from transformer_flax.errors import UserError
+
+Links = frozenset[tuple[int, int]]  # (source word, target word), counted from 0
+LINK = re.compile(r"(\d+)([-?p])(\d+)")
+BY = ("written", "read")
+
+
+def word_weights(
+    attention: Attention,
+    *,
+    layers: Sequence[int] | None = (-1,),
+    heads: Sequence[int] | None = None,
+    by: str = "written",
+) -> np.ndarray:
+    """The share of its attention that each target word gives each source word, float [target words, source words].
+
+    What the pieces of a source word are given is added up, what those of a target word give is averaged; so rows sum to
+    what is not given to the end symbol.
+
+    Args:
+      attention: of a sentence and its translation.
+      layers: of the decoder, to be averaged; None for all.
+      heads: the same.
+      by: "written": a word attends as the decoder writes it; "read": as the decoder reads it, a position later.
+
+    Raises:
+      UserError: there is no such layer or head.
+    """
+    if by not in BY:
+        raise UserError(f"by is {by!r}; it must be one of {', '.join(BY)}")
+    layers = range(len(attention.cross)) if layers is None else layers
+    chosen = [attention.weights("cross", layer)[attention.heads(heads)].mean(axis=0) for layer in layers]
+    weights = np.mean(chosen, axis=0)  # [T, S]
+    if by == "read":
+        weights = np.roll(weights, -1, axis=0)  # the last row, of the end symbol, is of no word
+    source, target = (_membership(side.words_of, len(side.words)) for side in (attention.source, attention.target))
+    pieces = np.maximum(target.sum(axis=0), 1)[:, None]  # a word that only shares a blank's token has none
+    return target.T @ weights @ source / pieces
+
+
+def _membership(words_of: Sequence[Sequence[int]], words: int) -> np.ndarray:
+    """[tokens, words]: 1 where a token belongs to a word, shared where it belongs to several."""
+    member = np.zeros((len(words_of), words))
+    for token, its_words in enumerate(words_of):
+        member[token, list(its_words)] = 1 / max(len(its_words), 1)
+    return member
+
+
+def align(
+    attention: Attention,
+    *,
+    layers: Sequence[int] | None = (-1,),
+    heads: Sequence[int] | None = None,
+    by: str = "written",
+) -> Links:
+    """Links each target word with the source word that it attends to most; arguments as of `word_weights`."""
+    weights = word_weights(attention, layers=layers, heads=heads, by=by)
+    return frozenset((int(row.argmax()), number) for number, row in enumerate(weights) if row.any())
+
+
+def to_pharaoh(links: Iterable[tuple[int, int]]) -> str:
+    """Links as a line: "0-0 1-2", source word first."""
+    return " ".join(f"{source}-{target}" for source, target in sorted(links))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gold:
+    """What people have linked in a sentence."""
+
+    sure: Links
+    possible: Links  # the sure ones included
+
+
+def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
+    """Reads a file with the links of a sentence in each line, "0-0 1?2": sure, and with "?" or "p" only possible.
+
+    Args:
+      file: the path.
+      first: the number of a sentence's first word; 1 in some sets.
+
+    Raises:
+      UserError: it cannot be read, naming the line.
+    """
+    gold = []
+    for number, line in enumerate(pathlib.Path(file).read_text(encoding="utf-8").splitlines(), 1):
+        sure, possible = set(), set()
+        for link in line.split():
+            match = LINK.fullmatch(link)
+            if match is None or min(int(match[1]), int(match[3])) < first:
+                raise UserError(
+                    f"{file}, line {number:,}: {link[:40]!r} is no link; links are written 0-1 (sure) or 0?1 "
+                    f"(possible), the source word first, counted from {first}"
+                )
+            pair = int(match[1]) - first, int(match[3]) - first
+            possible.add(pair)
+            if match[2] == "-":
+                sure.add(pair)
+        gold.append(Gold(frozenset(sure), frozenset(possible)))
+    return gold
+
+
+def error_rate(alignments: Sequence[Links], gold: Sequence[Gold]) -> float:
+    """AER = 1 - (|A & S| + |A & P|) / (|A| + |S|), of all sentences together (Och and Ney, 2003, equation 31).
+
+    Raises:
+      UserError: there are more sentences of the one than of the other, or no link at all.
+    """
+    if len(alignments) != len(gold):
+        raise UserError(f"there are {len(alignments):,} alignments and {len(gold):,} gold lines: each needs the other")
+    found = sum(len(a & g.sure) + len(a & g.possible) for a, g in zip(alignments, gold, strict=True))
+    of = sum(len(a) + len(g.sure) for a, g in zip(alignments, gold, strict=True))
+    if not of:
+        raise UserError("there is no link in the alignments, nor a sure one in the gold file: no error rate")
+    return 1 - found / of

@@ -1,0 +1,159 @@
+"""What a model attends to while it reads a sentence and writes its translation, labelled as a person reads it.
+
+Letters of shapes: N layers, H heads, S tokens of the source, T tokens of the target, the end symbols included.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from transformer_flax.errors import UserError
+from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.transformer import attention_maps
+from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL, PAD_ID
+
+KINDS = ("encoder", "decoder", "cross")
+WIDTH = 16  # shapes are multiples of it, so that a handful of programs serves all lengths
+ROWS = 16  # sentences at a time, where there are several
+CONTINUED = "·"  # before a piece that goes on a word
+BLANK = "␣"
+
+_maps = jax.jit(attention_maps, static_argnums=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentence:
+    """The tokens of a sentence, as a person reads them."""
+
+    text: str
+    pieces: tuple[str, ...]  # a label for each token, with "·" before one that goes on a word
+    words: tuple[str, ...]  # of the text, as blanks part them
+    words_of: tuple[tuple[int, ...], ...]  # the words that each token belongs to; none for special tokens
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Attention:
+    """All attention weights of one pass over a sentence and its translation, float32; every row sums to 1.
+
+    At each position the decoder reads a token (the begin symbol, then those of the target) and writes the next one.
+    """
+
+    source: Sentence
+    target: Sentence
+    encoder: np.ndarray  # [N, H, S, S], from a source token to the source
+    decoder: np.ndarray  # [N, H, T, T], from a token that is read to those read so far
+    cross: np.ndarray  # [N, H, T, S], from a token that is written to the source
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """What the decoder reads at each position."""
+        return (SPECIAL_TOKENS[BEGIN_ID], *self.target.pieces[:-1])
+
+    def labels(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of the rows (who attends) and of the columns (to what) of a kind of attention."""
+        source, written = self.source.pieces, self.target.pieces
+        return {"encoder": (source, source), "decoder": (self.read, self.read), "cross": (written, source)}[
+            _one_of("kind", kind, KINDS)
+        ]
+
+    def weights(self, kind: str, layer: int) -> np.ndarray:
+        """[H, rows, columns] of one layer, counted from 0, or from -1 backwards.
+
+        Raises:
+          UserError: there is no such kind or layer.
+        """
+        layers = getattr(self, _one_of("kind", kind, KINDS))
+        if not -len(layers) <= layer < len(layers):
+            raise UserError(f"layer is {layer}; the model has layers 0 to {len(layers) - 1}, or -1 for the last")
+        return layers[layer]
+
+    def heads(self, heads: Sequence[int] | None) -> list[int]:
+        """The heads named, or all for None.
+
+        Raises:
+          UserError: there is no such head.
+        """
+        count = self.cross.shape[1]
+        chosen = list(range(count)) if heads is None else list(heads)
+        if not chosen or not all(0 <= head < count for head in chosen):
+            raise UserError(f"heads is {chosen}; the model has heads 0 to {count - 1}")
+        return chosen
+
+
+def _one_of(name: str, value: Any, known: Sequence[str]) -> Any:
+    if value not in known:
+        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
+    return value
+
+
+def attend(
+    config: TransformerConfig,
+    params: Any,
+    tokenizer: Tokenizer,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> Iterator[Attention]:
+    """The attention of each pair of (source, target) token ids, which end with the end symbol."""
+    rows = min(ROWS, len(pairs))
+    for start in range(0, len(pairs), ROWS):
+        chosen = pairs[start : start + ROWS]
+        sides = [_fill([pair[side] for pair in chosen], rows, config) for side in (0, 1)]
+        maps = jax.device_get(_maps(config, params, *sides))
+        for row, (source, target) in enumerate(chosen):
+            s, t = len(source), len(target)
+            shapes = {"encoder": (s, s), "decoder": (t, t), "cross": (t, s)}
+            cut = {kind: maps[kind][:, row, :, :r, :c].copy() for kind, (r, c) in shapes.items()}  # padding cut off
+            yield Attention(read_tokens(tokenizer, source), read_tokens(tokenizer, target), **cut)
+
+
+def _fill(lines: Sequence[Sequence[int]], rows: int, config: TransformerConfig) -> np.ndarray:
+    """Ids side by side, int32 [rows, a multiple of WIDTH], padding elsewhere."""
+    longest = max(map(len, lines))
+    width = -(-longest // WIDTH) * WIDTH
+    if config.positions == "learned":  # of which there are so many
+        width = max(longest, min(width, config.max_length))
+    filled = np.full((rows, width), PAD_ID, np.int32)
+    for row, ids in enumerate(lines):
+        filled[row, : len(ids)] = ids
+    return filled
+
+
+def read_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> Sentence:
+    """The text of ids and which part of it each of them is.
+
+    A token that begins or ends within a character, being some of its bytes, is shown with the whole character.
+    """
+    text = tokenizer.decode(ids)
+    words = [match.span() for match in re.finditer(r"\S+", text)]
+    pieces, words_of, start = [], [], 0
+    for number, token in enumerate(ids):
+        if token < NUM_SPECIAL:
+            pieces.append(SPECIAL_TOKENS[token])
+            words_of.append(())
+            continue
+        so_far = tokenizer.decode(ids[: number + 1])
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(so_far, text, strict=False))
+        whole = max(start, sum(1 for _ in same))
+        end = min(whole + (len(so_far) > whole), len(text))  # one more where its bytes are not complete yet
+        pieces.append(_label(text, start, end))
+        words_of.append(
+            tuple(
+                n for n, (first, last) in enumerate(words) if first < end and start < last and text[start:end].strip()
+            )
+        )
+        start = whole
+    return Sentence(text, tuple(pieces), tuple(text[slice(*span)] for span in words), tuple(words_of))
+
+
+def _label(text: str, start: int, end: int) -> str:
+    piece = text[start:end]
+    if not piece.strip():
+        return BLANK
+    within = start > 0 and text[start - 1].isalnum() and piece[0].isalnum()
+    readable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece.strip())
+    return CONTINUED * within + readable

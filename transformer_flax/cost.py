@@ -1,0 +1,107 @@
+"""What a config costs to train: python -m transformer_flax.cost --config=configs/big.py [--config.FIELD=VALUE ...].
+
+Its parameters, the floating-point operations of a step, the memory, and the time of the whole training on devices of a
+given peak rate, of which a given share is reached. Nothing is run and no text is read: the vocabulary is as large as
+the config says, and all sentences are as long as --length says. `--json` puts out the numbers, exactly.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from transformer_flax import cli
+from transformer_flax.errors import UserError
+
+if TYPE_CHECKING:
+    from transformer_flax.analysis.cost import Cost
+
+CONFIG = cli.define_config(pathlib.Path("configs/base.py"))
+# TFLOP/s. Of NVIDIA's P100 and those before it, what the paper's table 2 takes for sustained; of those after, and of
+# TPUs, the makers' peaks of dense products in 16 bits.
+DEVICES = {
+    "K80": 2.8,
+    "K40": 3.7,
+    "M40": 6.0,
+    "P100": 9.5,
+    "V100": 125.0,
+    "A100": 312.0,
+    "H100": 989.0,
+    "TPUv4": 275.0,
+    "TPUv5e": 197.0,
+    "TPUv5p": 459.0,
+}
+DEVICE = flags.DEFINE_enum("device", "P100", DEVICES, "what to train on; the paper had 8 P100")
+NUM_DEVICES = flags.DEFINE_integer("num_devices", 8, "how many of them", 1)
+PEAK = flags.DEFINE_float("peak_tflops", None, "TFLOP/s of one device, for one that --device does not know")
+UTILISATION = flags.DEFINE_float(
+    "utilisation", 0.3, "share of the peak that the model's products reach (MFU)", 0.0, 1.0
+)
+LENGTH = flags.DEFINE_integer("length", 30, "tokens of each sentence, the end symbol included, on both sides", 2)
+JSON = flags.DEFINE_bool("json", False, "put out JSON instead of tables")
+
+
+def _show(name: str, cost: "Cost") -> None:
+    from transformer_flax.training.progress import Progress
+
+    with Progress() as progress:
+        total = sum(cost.parameters.values())
+        rows = [[module, f"{count:,}", f"{count / total:.1%}"] for module, count in cost.parameters.items() if count]
+        progress.table(f"{name}: parameters", ["module", "parameters", ""], [*rows, ["all", f"{total:,}", ""]])
+        per_token = {**cost.forward_flops, "forward": cost.step_flops - cost.backward_flops}
+        per_token |= {"backward": cost.backward_flops, "forward and backward": cost.step_flops}
+        progress.table(
+            f"floating-point operations, {cost.tokens_per_step:,} tokens a step",
+            ["", "MFLOP a token", "TFLOP a step"],
+            [
+                [module, f"{flops / cost.tokens_per_step / 1e6:,.2f}", f"{flops / 1e12:,.4f}"]
+                for module, flops in per_token.items()
+            ],
+        )
+        memory = {**cost.memory, "all": sum(cost.memory.values())}
+        progress.table(
+            "memory on one device that holds all",
+            ["", "MB"],
+            [[what, f"{count / 1e6:,.1f}"] for what, count in memory.items() if count],
+        )
+        progress.table(
+            f"{cost.steps:,} steps on {cost.device}",
+            ["", ""],
+            [
+                ["time", f"{cost.days:,.2f} days"],
+                ["a step", f"{cost.days * 86_400 / cost.steps:.3f} s"],
+                ["tokens a second, source and target", f"{cost.tokens_per_second:,.0f}"],
+                ["training, counted from the model", f"{cost.training_flops:.2g} FLOP"],
+                ["training, as table 2 counts it (base 3.3e18, big 2.3e19)", f"{cost.table2_flops:.2g} FLOP"],
+            ],
+        )
+
+
+def main() -> None:
+    for name, value in (("utilisation", UTILISATION.value), ("peak_tflops", PEAK.value)):
+        if value is not None and not value > 0:
+            raise UserError(f"--{name} is {value}; it must be above 0")
+    if PEAK.value is not None and flags.FLAGS["device"].present:
+        raise UserError("--peak_tflops is for a device that --device does not know: leave one of them out")
+    from transformer_flax.analysis.cost import cost_of  # not before the flags are checked: JAX takes seconds to load
+
+    cost = cost_of(
+        CONFIG.value,
+        device="device" if PEAK.value else DEVICE.value,
+        peak=1e12 * (PEAK.value or DEVICES[DEVICE.value]),
+        num_devices=NUM_DEVICES.value,
+        utilisation=UTILISATION.value,
+        length=LENGTH.value,
+    )
+    if JSON.value:
+        json.dump({"config": CONFIG.value.name, **dataclasses.asdict(cost)}, sys.stdout, indent=2)
+        print()
+    else:
+        _show(CONFIG.value.name, cost)
+
+
+if __name__ == "__main__":
+    cli.run(main)

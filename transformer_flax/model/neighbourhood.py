@@ -1,0 +1,68 @@
+"""Self-attention restricted to a neighbourhood (section 4, table 1): position i sees j where |i - j| <= r // 2.
+
+Letters of shapes: B batch, L length, H heads.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def neighbourhood_mask(length: int, r: int) -> jax.Array:
+    """True where a key is in the neighbourhood of r positions around the query: [1, 1, length, length]."""
+    position = jnp.arange(length)
+    return (jnp.abs(position[:, None] - position) <= r // 2)[None, None]
+
+
+def attend_nearby(
+    attend: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    r: int,
+) -> jax.Array:
+    """`attend(query, key, value, mask)` within neighbourhoods of r positions, at a cost that grows with L r, not L^2.
+
+    Queries are taken in blocks of r // 2. What a block may see lies in itself and the blocks beside it: blocks are
+    attended from as sentences of their own, to three blocks of keys.
+
+    Args:
+      attend: from query [B', Q, H, d_k] to key [B', M, H, d_k] and value [B', M, H, d_v] under a mask that is
+        broadcastable to [B', H, Q, M], gives [B', Q, H, d_v].
+      query, key, value: [B, L, H, d_k], [B, L, H, d_k] and [B, L, H, d_v].
+      mask: what else is allowed, [B | 1, 1, L | 1, L].
+      r: size of the neighbourhood.
+
+    Returns:
+      [B, L, H, d_v].
+    """
+    batch, length = query.shape[:2]
+    block = max(r // 2, 1)
+    if length <= 3 * block:  # one block would see nearly all
+        return attend(query, key, value, mask & neighbourhood_mask(length, r))
+    blocks = -(-length // block)
+    rest = blocks * block - length  # of the last block, which is filled up
+    columns = jnp.arange(blocks)[:, None] * block + jnp.arange(
+        3 * block
+    )  # [blocks, 3 block], of keys with a block more
+
+    def cut(x: jax.Array) -> jax.Array:
+        """[B, L, ...] -> [B blocks, block, ...]."""
+        x = jnp.pad(x, ((0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)))
+        return x.reshape(-1, block, *x.shape[2:])
+
+    def around(x: jax.Array) -> jax.Array:
+        """[B, L, ...] -> [B blocks, 3 block, ...]: each block with those beside it."""
+        x = jnp.pad(x, ((0, 0), (block, block + rest), *[(0, 0)] * (x.ndim - 2)))
+        return x[:, columns].reshape(-1, 3 * block, *x.shape[2:])
+
+    near = jnp.abs(jnp.arange(block)[:, None] + block - jnp.arange(3 * block)) <= r // 2  # [block, 3 block]
+    rows = 1 if mask.shape[2] == 1 else block
+    mask = jnp.pad(mask, ((0, 0), (0, 0), (0, rest if rows > 1 else 0), (block, block + rest)))
+    mask = mask.reshape(mask.shape[0], -1, rows, mask.shape[3])  # [B | 1, blocks | 1, block | 1, keys]
+    mask = jnp.take_along_axis(mask, columns[None, :, None], axis=3) & near  # [B | 1, blocks, block, 3 block]
+    mask = jnp.broadcast_to(mask, (batch, *mask.shape[1:])).reshape(-1, 1, block, 3 * block)
+    attended = attend(cut(query), around(key), around(value), mask)
+    return attended.reshape(batch, blocks * block, *attended.shape[2:])[:, :length]
