@@ -157,8 +157,8 @@ def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
     """Shows what would be trained."""
     from transformer_flax.ablation.board import Board, show_seconds
     from transformer_flax.ablation.estimate import UTILISATION, Estimator, measured_rate
+    from transformer_flax.ablation.jobs import share_out
     from transformer_flax.ablation.results import RESULTS, read
-    from transformer_flax.ablation.sweep import jobs
 
     file = recipe.workdir / RESULTS
     results = read(file)[1] if file.exists() else []
@@ -191,7 +191,7 @@ def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
         ],
     )
     left = [(run, cost) for run, cost, done in costs if not done]
-    for job in jobs([run for run, _ in left], together=VECTORIZE.value):
+    for job in share_out([run for run, _ in left], together=VECTORIZE.value):
         board.say(recipe.shown(job))
     seconds, flops = (sum(getattr(cost, name) for _, cost in left) for name in ("seconds", "flops"))
     board.say(f"{len(left):,} runs to make: {flops:.2e} FLOPs, {show_seconds(seconds)} one after another ({source})")

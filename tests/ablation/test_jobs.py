@@ -10,7 +10,7 @@ from configs import numbers
 from tests.ablation.test_results import HEAD
 from transformer_flax.ablation.estimate import Estimator, assumed_flops
 from transformer_flax.ablation.grid import variants
-from transformer_flax.ablation.jobs import Job, Recipe, folder_name, measure
+from transformer_flax.ablation.jobs import Job, Recipe, Standing, folder_name, measure, share_out
 from transformer_flax.ablation.results import Journal, Result
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.errors import UserError
@@ -45,7 +45,9 @@ def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
 
 def test_one_command_trains_several_seeds(tmp_path):
     made = recipe(tmp_path)
-    job = Job(tuple(made.runs(variants(made.base, "E", axes=["model.max_length=512"]), seeds=3)))
+    runs = made.runs(variants(made.base, "base,E", axes=["model.max_length=512"]), seeds=3)
+    _, job = share_out(runs, together=True)
+    assert [len(job.runs) for job in share_out(runs, together=False)] == [1] * 6
     assert made.command(job)[-2:] == [f"--workdir={tmp_path / 'E,model.max_length=512'}", "--seeds=0,1,2"]
     assert not any(part.startswith("--config.seed") for part in made.command(job))
     assert job.log == tmp_path / "E,model.max_length=512" / "seeds0,1,2.log"
@@ -120,6 +122,20 @@ def test_scores_are_those_of_the_last_step_and_the_best_is_of_any():
     assert measure(lines, 30).scores == {}
     assert measure([evaluated(10, 0.0)], 20).best == ("exact", 0.0)
     assert measure([], 20).best is None
+
+
+def test_damaged_metrics_tell_nothing(tmp_path):
+    made = recipe(tmp_path)
+    run = made.runs(variants(made.base, "base"), seeds=1)[0]
+    run.path.mkdir(parents=True)
+    (run.path / "metrics.jsonl").write_text('{"step": 5, "seconds": 1.0, "train/learning_rate": 0.1}\n')
+    assert run.standing().step == 5
+    (run.path / "metrics.jsonl").write_text("nonsense\n")
+    assert run.standing() == Standing()
+    assert run.result() is None
+    failure = run.failure("it is damaged")
+    assert (failure.status, failure.error, failure.steps) == ("failed", "it is damaged", 0)
+    assert failure.parameters == 700_416
 
 
 def result(run, **values) -> Result:

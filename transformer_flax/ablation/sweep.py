@@ -12,7 +12,7 @@ from typing import IO, Any
 from transformer_flax.ablation import board
 from transformer_flax.ablation.board import Board, Line
 from transformer_flax.ablation.estimate import Estimator
-from transformer_flax.ablation.jobs import Job, Recipe, Run, measured
+from transformer_flax.ablation.jobs import Job, Recipe, Run, measured, share_out
 from transformer_flax.ablation.launch import Launcher, last_of
 from transformer_flax.ablation.results import RESULTS, Journal, Result
 from transformer_flax.errors import UserError
@@ -124,13 +124,16 @@ class _Sweep:
         Raises:
           Interrupted: it was asked to end.
         """
-        with Board() as self._board:
+        with Board() as self._board, contextlib.ExitStack() as stack:
             todo = [run for run in self._runs if not self._is_done(run)]
             done = len(self._runs) - len(todo)
             already = f", of which {done:,} had finished before" if done else ""
             count = f"{len(self._runs):,} run{'s' * (len(self._runs) > 1)}"
             self._board.say(f"{count} in {self._recipe.workdir}{already}")
-            self._launcher.submit(jobs(todo, together=together))
+            jobs = share_out(todo, together=together)
+            self._beside = {run.path: len(job.runs) for job in jobs for run in job.runs}
+            self._launcher.submit(jobs)
+            stack.callback(self._launcher.stop)  # whatever ends this
             while self._launcher.left():
                 for job, problem in self._launcher.poll():
                     self._end(job, problem)
@@ -179,7 +182,7 @@ class _Sweep:
     def _show_end(self, run: Run, result: Result) -> None:
         line = self._lines[run.path]
         line.state, line.note = result.status, result.error
-        line.progress = measured(result)
+        line.standing = measured(result)
 
     def _watch(self) -> None:
         """Shows how far the runs are."""
@@ -187,9 +190,9 @@ class _Sweep:
             for run in job.runs:
                 line = self._lines[run.path]
                 if line.state == board.WAITING:
-                    line.state = board.RUNNING
-                    line.progress = run.progress()
-                    begins = f"goes on from step {line.progress.step:,}" if line.progress.step else "begins"
+                    line.state, line.together = board.RUNNING, len(job.runs)
+                    line.standing = run.standing()
+                    begins = f"goes on from step {line.standing.step:,}" if line.standing.step else "begins"
                     self._board.say(f"{run} {begins}")
                 elif self._board.is_live:
                     self._refresh(run)
@@ -202,8 +205,7 @@ class _Sweep:
         file = Workdir(run.path).metrics_file
         if file.exists() and self._sizes.get(file) != file.stat().st_size:
             self._sizes[file] = file.stat().st_size
-            with contextlib.suppress(UserError):  # damaged, which the run will end of
-                self._lines[run.path].progress = run.progress()
+            self._lines[run.path].standing = run.standing()
 
     def _left(self) -> str:
         """About how long it will take, once a run of the sweep has finished."""
@@ -211,7 +213,10 @@ class _Sweep:
         left = [run for run in self._runs if self._lines[run.path].state in (board.WAITING, board.RUNNING)]
         if not estimator.measured or not left:
             return ""
-        seconds = sum(estimator.seconds(run) * (1 - self._lines[run.path].progress.step / run.steps) for run in left)
+        seconds = sum(
+            estimator.seconds(run) * (1 - self._lines[run.path].standing.step / run.steps) / self._beside[run.path]
+            for run in left
+        )
         return f", about {duration(seconds / min(self._launcher.at_a_time, len(left)))} left"
 
     def _report(self) -> None:
@@ -229,16 +234,6 @@ class _Sweep:
                 rows.append([name, "", counts, results[0].error if results else "", ""])
         columns = ["variant", "parameters", "seeds", "validation data, mean of the seeds", "time"]
         self._board.table(f"{self._recipe.workdir}/{RESULTS}", columns, rows)
-
-
-def jobs(runs: Sequence[Run], *, together: bool) -> list[Job]:
-    """A job for each run; or `together` for all of a variant."""
-    if not together:
-        return [Job((run,)) for run in runs]
-    variants: dict[str, list[Run]] = {}
-    for run in runs:
-        variants.setdefault(run.variant.name, []).append(run)
-    return [Job(tuple(group)) for group in variants.values()]
 
 
 def _scores(results: Sequence[Result]) -> str:
