@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 
 import pytest
 from ml_collections import FieldReference
@@ -9,11 +10,12 @@ from ml_collections import FieldReference
 from configs import numbers
 from tests.ablation.test_results import HEAD
 from transformer_flax.ablation.estimate import Estimator, assumed_flops
-from transformer_flax.ablation.grid import variants
-from transformer_flax.ablation.jobs import Job, Recipe, folder_name, measure
+from transformer_flax.ablation.grid import Variant, variants
+from transformer_flax.ablation.jobs import Job, Recipe, Run, folder_name, measure
 from transformer_flax.ablation.results import Journal, Result
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.errors import UserError
+from transformer_flax.training.workdir import Workdir
 
 
 def recipe(workdir, base=None, **overrides):
@@ -122,6 +124,15 @@ def test_scores_are_those_of_the_last_step_and_the_best_is_of_any():
     assert measure([], 20).best is None
 
 
+def test_seeds_that_are_trained_together_share_their_seconds():
+    together = {"train__seeds_at_once": 4}
+    begun = [line(10, train__learning_rate=0.1, **together), evaluated(20, 30.0)]
+    alone = line(30, train__learning_rate=0.1)
+    assert measure(begun, 30).seconds == 0.25  # of 1 second
+    assert measure([*begun, alone], 30).seconds == 0.5 + 1.0
+    assert [point[1] for point in measure([*begun, alone], 30).curve] == [0.5]
+
+
 def result(run, **values) -> Result:
     fields = {
         "status": "finished",
@@ -177,6 +188,21 @@ def test_a_directory_of_a_sweep_of_another_base_is_refused(tmp_path):
     Journal(made.workdir / "results.jsonl", HEAD)
     with pytest.raises(UserError, match=r"another base:\n  config\.model\.dropout: 0\.1 there, 0\.05 now"):
         sweep([], made, HEAD | {"config": HEAD["config"] | {"model.dropout": 0.05}}, never)
+
+
+def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finished):
+    for name in ("metrics.jsonl", "tokenizer.json"):
+        shutil.copy(finished / name, tmp_path)
+    config = Workdir(finished).load_config()
+    run = Run(Variant("base", "base", {}, config), config.seed, tmp_path)
+    kept = json.loads((finished / "config.json").read_text())
+    del kept["crc32"]
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    assert run.result().steps == 200
+    kept["config"]["steps"] = 400
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    with pytest.raises(UserError, match=r"another config: config\.steps is 400 there and 200 in the sweep"):
+        run.result()
 
 
 def test_a_directory_with_a_run_of_another_config_is_refused(tmp_path, finished):

@@ -9,9 +9,10 @@ import rich.live
 import rich.table
 
 from transformer_flax.ablation.jobs import Progress
+from transformer_flax.ablation.results import FAILED, FINISHED
 from transformer_flax.training.progress import duration
 
-WAITING, RUNNING, FINISHED, FAILED = "waiting", "running", "finished", "failed"
+WAITING, RUNNING = "waiting", "running"  # beside the states of a result
 STYLES = {WAITING: "dim", RUNNING: "bold", FINISHED: "green", FAILED: "red"}
 FIRST_CUT = (FINISHED, WAITING, FAILED, RUNNING)  # where a terminal has not lines enough
 LEFT = ("run", "variant", "state", "")  # columns of words

@@ -12,13 +12,13 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from transformer_flax.ablation.grid import Variant
-from transformer_flax.ablation.results import FAILED, FINISHED, Result
+from transformer_flax.ablation.results import FAILED, FINISHED, FREE_FIELDS, Result
 from transformer_flax.decoding.bleu import score
 from transformer_flax.errors import UserError
 from transformer_flax.model.cost import count_parameters
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.prepare import model_config
-from transformer_flax.training.workdir import FREE_FIELDS, Workdir, flatten
+from transformer_flax.training.workdir import Workdir, flatten
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that are of no variant
 LONGEST = 120  # characters of a folder's name
@@ -30,7 +30,7 @@ class Progress:
     """How far a run is, as its metrics tell."""
 
     step: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of seeds that were trained together, its share
     loss: float | None = None
     best: tuple[str, float] | None = None  # the measure and its best value on the validation data
     rate: float | None = None  # steps a second
@@ -117,9 +117,15 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """What one process trains: a run, or some seeds of a variant at a time."""
+    """What one process trains: a run, or some seeds of a variant at a time.
+
+    Args:
+      runs: of one variant.
+      begun_as: the log of a process that was begun with other seeds too, which have ended.
+    """
 
     runs: tuple[Run, ...]
+    begun_as: pathlib.Path | None = None
 
     def __str__(self) -> str:
         seeds = ",".join(str(run.seed) for run in self.runs)
@@ -128,6 +134,8 @@ class Job:
     @property
     def log(self) -> pathlib.Path:
         """What it prints, beside the directory of the run."""
+        if self.begun_as is not None:
+            return self.begun_as
         first = self.runs[0].path
         if len(self.runs) == 1:
             return first.with_name(f"{first.name}.log")
@@ -193,8 +201,10 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Progress:
     """What the lines of a run's metrics say.
 
     FLOPs are those of the steps that were timed, which all but those that compiled are, as a mean over every interval
-    of the log; an interval without any takes the mean of all.
+    of the log; an interval without any takes the mean of all. Seconds are the run's share of those that passed, where
+    it was trained together with others.
     """
+    lines = _shared(lines)
     trained = [line for line in lines if "train/learning_rate" in line]
     evaluated = [line for line in lines if "valid/bleu" in line]
     made = trained[-1]["step"] if trained else 0
@@ -223,6 +233,19 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Progress:
         flops=flops * made / timed_steps if timed_steps else 0.0,
         scores=scores,
     )
+
+
+def _shared(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines with the run's share of the seconds, which are those of all seeds that are trained together."""
+    shared, before, share = [], 0.0, 0.0
+    at_once = next((line.get("train/seeds_at_once", 1) for line in lines if "train/learning_rate" in line), 1)
+    for line in lines:
+        if "train/learning_rate" in line:  # an evaluation is of the same process as the training before it
+            at_once = line.get("train/seeds_at_once", 1)
+        share += (line["seconds"] - before) / max(1, at_once)
+        before = line["seconds"]
+        shared.append(line | {"seconds": round(share, 2)})
+    return shared
 
 
 def measured(result: Result) -> Progress:
