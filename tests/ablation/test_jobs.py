@@ -12,10 +12,10 @@ from tests.ablation.test_results import HEAD
 from transformer_flax.ablation.estimate import Estimator, assumed_flops
 from transformer_flax.ablation.grid import Variant, variants
 from transformer_flax.ablation.jobs import Job, Recipe, Run, folder_name, measure
-from transformer_flax.ablation.results import Journal, Result
+from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.errors import UserError
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.workdir import Workdir, flatten
 
 
 def recipe(workdir, base=None, **overrides):
@@ -167,6 +167,45 @@ def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
 
 def never(_):
     raise AssertionError("nothing may be trained")
+
+
+class Damaging:
+    """Gets a job nowhere, after the metrics of its first run were spoilt."""
+
+    at_a_time = 1
+
+    def __init__(self, _):
+        self.jobs, self.seen = [], False
+
+    def submit(self, jobs):
+        self.jobs = list(jobs)
+        first = jobs[0].runs[0].path
+        first.mkdir(parents=True)
+        (first / "metrics.jsonl").write_text("nonsense\n")
+
+    def started(self):
+        self.seen = True
+        return self.jobs
+
+    def left(self):
+        return len(self.jobs)
+
+    def poll(self):
+        ended = [(job, "") for job in self.jobs if self.seen]
+        self.jobs = [] if self.seen else self.jobs
+        return ended
+
+
+def test_damaged_metrics_of_a_run_end_nothing_else(tmp_path, capsys):
+    made = recipe(tmp_path / "sweep")
+    runs = made.runs(variants(made.base, "base"), seeds=2)
+    head = HEAD | {"config": flatten(made.base.to_dict())}
+    with pytest.raises(UserError, match="2 of 2 runs failed: base seed 0, base seed 1; the same command tries again"):
+        sweep(runs, made, head, Damaging, together=True)
+    first, second = read(made.workdir / "results.jsonl")[1]
+    assert "metrics.jsonl is damaged after line 0" in first.error
+    assert second.error == "it ended before its last step was evaluated"  # and no more
+    assert f"base seed 1 FAILED: {second.error}\n" in capsys.readouterr().out
 
 
 def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(tmp_path):
