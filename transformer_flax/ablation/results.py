@@ -51,7 +51,7 @@ class Result:
     parameters: int  # of the model
     flops: float  # that training took, as training/loop counts them; 0 where that is not known
     steps: int  # that were made
-    seconds: float  # from its beginning to its last step, evaluations on the way included
+    seconds: float  # from its beginning to its last step, evaluations included; its share of seeds trained together
     scores: dict[str, dict[str, float]]  # of each split at the end
     signature: str  # of the BLEU
     curve: list[list[float]]  # [step, seconds, perplexity, bleu, exact_match] of each evaluation on validation data
