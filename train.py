@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 
 from absl import flags
+from ml_collections import config_flags
 
 from transformer_flax import cli
 from transformer_flax.errors import UserError
@@ -29,6 +30,8 @@ def main() -> None:
     seeds = SEEDS.value or []
     if not all(seed.isdecimal() for seed in seeds):
         raise UserError(f"--seeds={','.join(seeds)}: seeds are whole numbers, such as 0,1,2")
+    if seeds and "seed" in config_flags.get_override_values(flags.FLAGS["config"]):
+        raise UserError("--config.seed does nothing beside --seeds, which names them all: leave one of them out")
     # Not before the flags are checked: JAX takes seconds to load.
     from transformer_flax.training.distributed import joined
     from transformer_flax.training.loop import train, train_seeds

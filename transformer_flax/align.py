@@ -8,7 +8,7 @@ error.
 import contextlib
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from absl import flags
 
@@ -37,7 +37,7 @@ def main() -> None:
         with open_text(pathlib.Path(SOURCE.value)) as stream:
             sources, targets = list(decode_lines(stream, SOURCE.value)), None
     with contextlib.ExitStack() as stack:
-        page = None if PAGE.value is None else stack.enter_context(open(PAGE.value, "a"))  # refused now, if at all
+        page = None if PAGE.value is None else stack.enter_context(_opened(pathlib.Path(PAGE.value)))
         # Not before the flags are checked: JAX takes seconds to load.
         from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh
         from transformer_flax.analysis.page import write_page
@@ -48,6 +48,10 @@ def main() -> None:
             require_as_many(pathlib.Path(SOURCE.value), sources, pathlib.Path(GOLD.value), gold)
         run, settings = RESTORE()
         print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
+        for name, chosen, count in (("layers", layers, "num_layers"), ("heads", heads, "num_heads")):
+            there = run.config.model[count]
+            if not all(-there <= number < there for number in chosen or ()):
+                raise UserError(f"--{name} has {max(chosen or (), key=abs)}; the model has {name} 0 to {there - 1}")
         alignments, shown = [], []
         for number, attention in enumerate(run.attentions(sources, targets, **settings)):
             _require_same_words(number + 1, sources[number], attention.source.words)
@@ -60,6 +64,18 @@ def main() -> None:
             write_page(shown, PAGE.value)
         if gold is not None:
             print(f"alignment error rate: {error_rate(alignments, gold):.4f}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _opened(file: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A context in which a file can be written, which is refused now if at all; it goes if nothing was."""
+    existed = file.exists()
+    file.open("a").close()
+    try:
+        yield file
+    finally:
+        if not existed and not file.stat().st_size:
+            file.unlink()
 
 
 def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:

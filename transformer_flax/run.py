@@ -155,14 +155,10 @@ class Run:
         """
         if self.partners:
             raise UserError("an ensemble has no attention of its own: ask one of its members")
+        decode = {**self.config.decode, **settings}
+        longest = decode["max_input_length"]
         inputs = [[*ids, END_ID] for ids in self.tokenizer.encode(sources)]
-        longest = {**self.config.decode, **settings}["max_input_length"]
-        for number, ids in enumerate(inputs, 1):
-            if len(ids) > longest:
-                raise UserError(
-                    f"line {number:,} has {len(ids):,} tokens and at most {longest:,} are taken; split it, or raise "
-                    "max_input_length"
-                )
+        _require_short("line", inputs, longest, "max_input_length")
         if targets is None:
             found = self.translator(**settings).search(sources)
             outputs = [[token for token in best.tokens if token != END_ID] for best, *_ in found]
@@ -170,7 +166,9 @@ class Run:
             outputs = self.tokenizer.encode(targets)
         if len(inputs) != len(outputs):
             raise UserError(f"there are {len(inputs):,} sources and {len(outputs):,} targets: each needs the other")
-        pairs = list(zip(inputs, ([*ids, END_ID] for ids in outputs), strict=True))
+        outputs = [[*ids, END_ID] for ids in outputs]
+        _require_short("target line", outputs, longest + decode["max_extra_length"], "max_extra_length")
+        pairs = list(zip(inputs, outputs, strict=True))
         return attend(self.model.config, self.params, self.tokenizer, pairs)
 
     def ensemble(self, *others: "Run") -> "Run":
@@ -189,6 +187,18 @@ class Run:
         partners = (*self.partners, *(member for other in others for member in (other, *other.partners)))
         parameters = "; ".join([self.parameters, *(other.parameters for other in others)])
         return dataclasses.replace(self, partners=partners, parameters=parameters)
+
+
+def _require_short(what: str, lines: Sequence[Sequence[int]], longest: int, setting: str) -> None:
+    """Raises:
+    UserError: a line has more tokens than are taken.
+    """
+    for number, ids in enumerate(lines, 1):
+        if len(ids) > longest:
+            raise UserError(
+                f"{what} {number:,} has {len(ids):,} tokens and at most {longest:,} are taken; split it, or raise "
+                f"{setting}"
+            )
 
 
 def restore(

@@ -157,8 +157,9 @@ def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
     """Shows what would be trained."""
     from transformer_flax.ablation.board import Board, show_seconds
     from transformer_flax.ablation.estimate import UTILISATION, Estimator, measured_rate
+    from transformer_flax.ablation.jobs import share_out
     from transformer_flax.ablation.results import RESULTS, read, require_same_base, require_same_variants
-    from transformer_flax.ablation.sweep import changes, finished, jobs
+    from transformer_flax.ablation.sweep import changes, finished
     from transformer_flax.training.progress import counted
     from transformer_flax.training.workdir import flatten
 
@@ -198,7 +199,7 @@ def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
         ],
     )
     left = [(run, cost) for run, cost, done in costs if not done]
-    for job in jobs([run for run, _ in left], together=VECTORIZE.value):
+    for job in share_out([run for run, _ in left], together=VECTORIZE.value):
         board.say(recipe.shown(job))
     seconds, flops = (sum(getattr(cost, name) for _, cost in left) for name in ("seconds", "flops"))
     board.say(

@@ -11,7 +11,7 @@ from configs import numbers
 from tests.ablation.test_results import HEAD
 from transformer_flax.ablation.estimate import Estimator, assumed_flops
 from transformer_flax.ablation.grid import Variant, variants
-from transformer_flax.ablation.jobs import Job, Recipe, Run, folder_name, measure
+from transformer_flax.ablation.jobs import Job, Recipe, Run, Standing, folder_name, measure, share_out
 from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.errors import UserError
@@ -47,7 +47,9 @@ def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
 
 def test_one_command_trains_several_seeds(tmp_path):
     made = recipe(tmp_path)
-    job = Job(tuple(made.runs(variants(made.base, "E", axes=["model.max_length=512"]), seeds=3)))
+    runs = made.runs(variants(made.base, "base,E", axes=["model.max_length=512"]), seeds=3)
+    _, job = share_out(runs, together=True)
+    assert [len(job.runs) for job in share_out(runs, together=False)] == [1] * 6
     assert made.command(job)[-2:] == [f"--workdir={tmp_path / 'E,model.max_length=512'}", "--seeds=0,1,2"]
     assert not any(part.startswith("--config.seed") for part in made.command(job))
     assert job.log == tmp_path / "E,model.max_length=512" / "seeds0,1,2.log"
@@ -133,6 +135,20 @@ def test_seeds_that_are_trained_together_share_their_seconds():
     assert [point[1] for point in measure([*begun, alone], 30).curve] == [0.5]
 
 
+def test_damaged_metrics_tell_nothing(tmp_path):
+    made = recipe(tmp_path)
+    run = made.runs(variants(made.base, "base"), seeds=1)[0]
+    run.path.mkdir(parents=True)
+    (run.path / "metrics.jsonl").write_text('{"step": 5, "seconds": 1.0, "train/learning_rate": 0.1}\n')
+    assert run.standing().step == 5
+    (run.path / "metrics.jsonl").write_text("nonsense\n")
+    assert run.standing() == Standing()
+    assert run.result() is None
+    failure = run.failure("it is damaged")
+    assert (failure.status, failure.error, failure.steps) == ("failed", "it is damaged", 0)
+    assert failure.parameters == 700_416
+
+
 def result(run, **values) -> Result:
     fields = {
         "status": "finished",
@@ -169,8 +185,8 @@ def never(_):
     raise AssertionError("nothing may be trained")
 
 
-class Damaging:
-    """Gets a job nowhere, after the metrics of its first run were spoilt."""
+class Nowhere:
+    """Gets a job nowhere, after its first run has left scores and no config."""
 
     at_a_time = 1
 
@@ -179,9 +195,10 @@ class Damaging:
 
     def submit(self, jobs):
         self.jobs = list(jobs)
-        first = jobs[0].runs[0].path
-        first.mkdir(parents=True)
-        (first / "metrics.jsonl").write_text("nonsense\n")
+        first = jobs[0].runs[0]
+        first.path.mkdir(parents=True)
+        lines = [evaluated(first.steps, 5.0, split) for split in ("valid", "test")]
+        (first.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
     def started(self):
         self.seen = True
@@ -195,15 +212,18 @@ class Damaging:
         self.jobs = [] if self.seen else self.jobs
         return ended
 
+    def stop(self):
+        return "they have ended"
 
-def test_damaged_metrics_of_a_run_end_nothing_else(tmp_path, capsys):
+
+def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys):
     made = recipe(tmp_path / "sweep")
     runs = made.runs(variants(made.base, "base"), seeds=2)
     head = HEAD | {"config": flatten(made.base.to_dict())}
     with pytest.raises(UserError, match="2 of 2 runs failed: base seed 0, base seed 1; the same command tries again"):
-        sweep(runs, made, head, Damaging, together=True)
+        sweep(runs, made, head, Nowhere, together=True)
     first, second = read(made.workdir / "results.jsonl")[1]
-    assert "metrics.jsonl is damaged after line 0" in first.error
+    assert "it has no config.json" in first.error
     assert second.error == "it ended before its last step was evaluated"  # and no more
     assert f"base seed 1 FAILED: {second.error}\n" in capsys.readouterr().out
 

@@ -1,6 +1,7 @@
 """The laws of the whole model. Letters of shapes: B batch, S source, T target, H heads, K hypotheses, V vocabulary."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -221,32 +222,30 @@ OTHERWISE = {  # the same model, computed in another way
 }
 
 
+@functools.cache
+def loss_and_gradient(config, key=None):
+    def loss(params):
+        rngs = None if key is None else {"dropout": jax.random.key(key)}
+        logits = Transformer(config).apply({"params": params}, SOURCE, TARGET, rngs=rngs)
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[..., 5])
+
+    plain = dataclasses.replace(config, scan_layers=False, remat="none")
+    return jax.device_get(jax.jit(jax.value_and_grad(loss))(random_params(plain)))
+
+
 @pytest.mark.parametrize("fields", OTHERWISE.values(), ids=OTHERWISE)
-@pytest.mark.parametrize("pre_norm", [False, True])
-def test_a_model_computed_otherwise_is_the_same(fields, pre_norm):
-    plain = dataclasses.replace(TINY, num_layers=3, pre_norm=pre_norm)
+def test_a_model_computed_otherwise_is_the_same(fields):
+    plain = dataclasses.replace(TINY, pre_norm=True)  # which has parameters behind each stack too
     config = dataclasses.replace(plain, **fields)
-    params = random_params(plain)
     initial = [jax.eval_shape(lambda c=c: init_params(c, jax.random.key(0))) for c in (plain, config)]
     assert jax.tree.structure(initial[0]) == jax.tree.structure(initial[1])
-
-    def loss_and_gradient(config, **rngs):
-        def loss(params):
-            logits = Transformer(config).apply({"params": params}, SOURCE, TARGET, rngs=rngs)
-            return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - logits[..., 5])
-
-        return jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
 
     def assert_same(ours, theirs):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
 
     assert_same(loss_and_gradient(config), loss_and_gradient(plain))
-    keys = [jax.random.key(1), jax.random.key(2)]
-    dropped = [loss_and_gradient(config, dropout=key) for key in keys]
-    if config.scan_layers:  # its layers have other keys
-        assert abs(dropped[0][0] - dropped[1][0]) > 1e-4
-    else:
-        assert_same(dropped[0], loss_and_gradient(plain, dropout=keys[0]))
+    if not config.scan_layers:  # whose layers have other keys
+        assert_same(loss_and_gradient(config, key=1), loss_and_gradient(plain, key=1))
 
 
 def test_scanned_layers_have_masks_of_their_own():

@@ -9,6 +9,7 @@ import pytest
 import transformer_flax
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
+from transformer_flax.training.averaging import saved_steps
 from transformer_flax.training.loop import train, train_seeds
 from transformer_flax.training.metrics import read_lines
 
@@ -63,17 +64,12 @@ def test_each_is_within_float_tolerance_what_it_is_alone(config, together, tmp_p
     assert max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), *between))) > 0.1
 
 
-def test_a_run_that_was_trained_with_others_goes_on_alone(config, together, tmp_path):
-    train(config(seed=3), copy(together / "seed3", tmp_path / "alone", without=["checkpoints/6"]))
-    states = [final_state(path, 6) for path in (tmp_path / "alone", together / "seed3")]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), *states)
-
-
 def test_they_go_on_together_to_the_same_end(config, together, tmp_path, capsys):
     again = copy(together, tmp_path / "again", without=["seed1/checkpoints/6", "seed3/checkpoints/6"])
     train_seeds(config(), [3, 1], again)
     assert "seed 3: resuming from step 3" in capsys.readouterr().out
     assert_same(again, together)
+    assert read_lines(again / "seed1/metrics.jsonl")[0]["train/seeds_at_once"] == 2
 
 
 def test_one_that_is_a_checkpoint_ahead_waits_for_the_others(config, together, tmp_path, capsys):
@@ -85,11 +81,20 @@ def test_one_that_is_a_checkpoint_ahead_waits_for_the_others(config, together, t
     assert_same(ahead, together)
 
 
-def test_runs_that_have_no_step_in_common_are_not_thrown_away(config, together, tmp_path):
-    folder = copy(together, tmp_path / "apart", without=["seed1/checkpoints/3", "seed1/checkpoints/6"])
-    with pytest.raises(UserError, match=r"no checkpoint of the same step .*seed3/?: 3, 6; .*seed1/?: none"):
+@pytest.mark.parametrize("left", [[3, 6], [6]], ids=str)  # 6 alone, as checkpoint.keep=1 leaves a run that has ended
+def test_runs_that_have_no_step_in_common_are_not_thrown_away(config, together, tmp_path, left):
+    gone = [f"seed3/checkpoints/{step}" for step in {3, 6} - set(left)]
+    folder = copy(together, tmp_path / "apart", without=["seed1/checkpoints/3", "seed1/checkpoints/6", *gone])
+    found = ", ".join(map(str, left))
+    with pytest.raises(UserError, match=rf"no checkpoint of the same step .*seed3: {found}; .*seed1: none"):
         train_seeds(config(), [3, 1], folder)
     final_state(folder / "seed3", 6)  # is there still
+
+
+def test_all_seeds_have_their_two_newest_checkpoints(config, tmp_path):
+    # One is written after the other: with one each, a kill in between would leave no step that both have.
+    train_seeds(config(checkpoint__every=2, checkpoint__keep=1, eval__every=0), [0, 1], tmp_path)
+    assert [saved_steps(tmp_path / f"seed{seed}/checkpoints") for seed in (0, 1)] == [[4, 6]] * 2
 
 
 @pytest.mark.parametrize(
@@ -99,6 +104,7 @@ def test_runs_that_have_no_step_in_common_are_not_thrown_away(config, together, 
         ([0, 1], {"parallel__shard_params": True}, r"shard_params True; several seeds"),
         ([2, 2], {}, r"--seeds=2,2: name different seeds"),
         ([], {}, "name different seeds"),
+        ([2**32], {}, r"config\.seed is 4294967296; it must be from 0"),
     ],
 )
 def test_what_cannot_be_together_is_refused(config, tmp_path, seeds, overrides, message):

@@ -8,11 +8,11 @@ import rich.console
 import rich.live
 import rich.table
 
-from transformer_flax.ablation.jobs import Progress
+from transformer_flax.ablation.jobs import Standing
 from transformer_flax.ablation.results import FAILED, FINISHED
 from transformer_flax.training.progress import duration
 
-WAITING, RUNNING = "waiting", "running"  # beside the states of a result
+WAITING, RUNNING = "waiting", "running"  # or as results say
 STYLES = {WAITING: "dim", RUNNING: "bold", FINISHED: "green", FAILED: "red"}
 FIRST_CUT = (FINISHED, WAITING, FAILED, RUNNING)  # where a terminal has not lines enough
 LEFT = ("run", "variant", "state", "")  # columns of words
@@ -26,7 +26,7 @@ class Line:
     name: str
     steps: int
     state: str = WAITING
-    progress: Progress = dataclasses.field(default_factory=Progress)
+    standing: Standing = dataclasses.field(default_factory=Standing)
     note: str = ""
 
 
@@ -88,26 +88,26 @@ def _table(title: str, columns: list[str]) -> rich.table.Table:
 
 
 def _cells(line: Line) -> list[str]:
-    progress = line.progress
+    standing = line.standing
     left = ""
-    if line.state == RUNNING and progress.rate:
-        left = duration((line.steps - progress.step) / progress.rate)
+    if line.state == RUNNING and standing.rate:
+        left = duration((line.steps - standing.step) / standing.rate)
     return [
         line.name,
         line.state,
-        f"{progress.step:,}/{line.steps:,}",
-        "" if progress.loss is None else f"{progress.loss:.3f}",
-        show_best(progress),
+        f"{standing.step:,}/{line.steps:,}",
+        "" if standing.loss is None else f"{standing.loss:.3f}",
+        show_best(standing),
         left,
         line.note,
     ]
 
 
-def show_best(progress: Progress) -> str:
+def show_best(standing: Standing) -> str:
     """The best validation score so far: "BLEU 34.98"."""
-    if progress.best is None:
+    if standing.best is None:
         return ""
-    name, value = progress.best
+    name, value = standing.best
     return f"BLEU {value:.2f}" if name == "BLEU" else f"exact {value:.1%}"
 
 

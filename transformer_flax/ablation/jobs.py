@@ -26,7 +26,7 @@ TRAIN = pathlib.Path(__file__).parents[2] / "train.py"
 
 
 @dataclasses.dataclass(frozen=True)
-class Progress:
+class Standing:
     """How far a run is, as its metrics tell."""
 
     step: int = 0
@@ -54,40 +54,35 @@ class Run:
     def steps(self) -> int:
         return self.variant.config.steps
 
-    def progress(self) -> Progress:
-        """How far it is.
-
-        Raises:
-          UserError: its metrics are damaged.
-        """
+    def standing(self) -> Standing:
+        """How far it is; damaged metrics tell nothing, and training refuses to go on with them."""
         file = Workdir(self.path).metrics_file
-        return measure(read_lines(file), self.steps) if file.exists() else Progress()
+        try:
+            return measure(read_lines(file), self.steps) if file.exists() else Standing()
+        except UserError:
+            return Standing()
 
     def result(self) -> Result | None:
         """What it has found, if it has come to its end.
 
         Raises:
-          UserError: its directory holds another run, or a damaged one.
+          UserError: its directory holds another run, or one whose config or tokenizer is damaged.
         """
-        progress = self.progress()
+        standing = self.standing()
         splits = {"valid", "test"} if self.variant.config.eval.test else {"valid"}
-        if not splits <= progress.scores.keys():
+        if not splits <= standing.scores.keys():
             return None
         place = Workdir(self.path)
         self._require_config(place)
         model = model_config(self.variant.config, place.load_tokenizer().vocab_size)
-        return self._result(FINISHED, "", sum(count_parameters(model).values()), progress)
+        return self._result(FINISHED, "", sum(count_parameters(model).values()), standing)
 
     def failure(self, error: str) -> Result:
         """What it is known by if it has failed."""
         model = model_config(self.variant.config, self.variant.config.data.vocab_size)
-        try:
-            progress = self.progress()
-        except UserError:
-            progress = Progress()  # damaged metrics are a failure of their own, which the run's log tells of
-        return self._result(FAILED, error, sum(count_parameters(model).values()), progress)
+        return self._result(FAILED, error, sum(count_parameters(model).values()), self.standing())
 
-    def _result(self, status: str, error: str, parameters: int, progress: Progress) -> Result:
+    def _result(self, status: str, error: str, parameters: int, standing: Standing) -> Result:
         return Result(
             variant=self.variant.name,
             row=self.variant.row,
@@ -96,12 +91,12 @@ class Run:
             status=status,
             error=error,
             parameters=parameters,
-            flops=progress.flops,
-            steps=progress.step,
-            seconds=progress.seconds,
-            scores=progress.scores,
+            flops=standing.flops,
+            steps=standing.step,
+            seconds=standing.seconds,
+            scores=standing.scores,
             signature=score(["a"], ["a"]).signature,  # which depends on nothing but the version of sacreBLEU
-            curve=[list(point) for point in progress.curve],
+            curve=[list(point) for point in standing.curve],
         )
 
     def _require_config(self, place: Workdir) -> None:
@@ -140,6 +135,16 @@ class Job:
         if len(self.runs) == 1:
             return first.with_name(f"{first.name}.log")
         return first.with_name(f"seeds{','.join(str(run.seed) for run in self.runs)}.log")
+
+
+def share_out(runs: Sequence[Run], *, together: bool) -> list[Job]:
+    """The jobs that train some runs: one for each, or for all seeds of a variant together."""
+    if not together:
+        return [Job((run,)) for run in runs]
+    variants: dict[str, list[Run]] = {}
+    for run in runs:
+        variants.setdefault(run.variant.name, []).append(run)
+    return [Job(tuple(group)) for group in variants.values()]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +202,7 @@ class Recipe:
         return shlex.join(["python", *self.command(job)[1:]])
 
 
-def measure(lines: Sequence[dict[str, Any]], steps: int) -> Progress:
+def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
     """What the lines of a run's metrics say.
 
     FLOPs are those of the steps that were timed, which all but those that compiled are, as a mean over every interval
@@ -223,7 +228,7 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Progress:
             split, slash, measured = name.partition("/")
             if slash and split != "train" and measured != "averaged":
                 scores.setdefault(split, {})[measured] = value
-    return Progress(
+    return Standing(
         step=made,
         seconds=trained[-1]["seconds"] if trained else 0.0,
         loss=trained[-1].get("train/loss") if trained else None,
@@ -248,9 +253,9 @@ def _shared(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return shared
 
 
-def measured(result: Result) -> Progress:
+def measured(result: Result) -> Standing:
     """How far a run was when it ended, as far as its result tells."""
-    return Progress(step=result.steps, seconds=result.seconds, best=_best(result.curve), rate=None)
+    return Standing(step=result.steps, seconds=result.seconds, best=_best(result.curve), rate=None)
 
 
 def _best(curve: Sequence[Sequence[float]]) -> tuple[str, float] | None:

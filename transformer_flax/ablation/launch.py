@@ -1,5 +1,6 @@
 """Processes of this machine that train a sweep's jobs, so many at a time, with the devices shared out among them."""
 
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -118,7 +119,8 @@ class _Process:
                 preexec_fn=_die_with(os.getpid()),
             )
         if slot.cpus and sys.platform == "linux":
-            os.sched_setaffinity(self._process.pid, slot.cpus)  # before Python has come so far as to start threads
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(self._process.pid, slot.cpus)  # before Python has come so far as to start threads
 
     def ended(self) -> bool:
         return self._process.poll() is not None

@@ -12,7 +12,7 @@ from typing import IO, Any
 from transformer_flax.ablation import board
 from transformer_flax.ablation.board import Board, Line
 from transformer_flax.ablation.estimate import Estimator
-from transformer_flax.ablation.jobs import Job, Recipe, Run, measured
+from transformer_flax.ablation.jobs import Job, Recipe, Run, measured, share_out
 from transformer_flax.ablation.launch import Launcher, last_of
 from transformer_flax.ablation.results import RESULTS, Journal, Result, require_same_variants
 from transformer_flax.errors import UserError
@@ -129,14 +129,15 @@ class _Sweep:
         Raises:
           Interrupted: it was asked to end.
         """
-        with Board() as self._board:
+        with Board() as self._board, contextlib.ExitStack() as stack:
             todo = [run for run in self._runs if not self._is_done(run)]
             done = len(self._runs) - len(todo)
             already = f", of which {done:,} had finished before" if done else ""
             self._board.say(f"{counted(len(self._runs), 'run')} in {self._recipe.workdir}{already}")
             if todo:
                 self._journal.begin()
-            self._launcher.submit(jobs(todo, together=together))
+            self._launcher.submit(share_out(todo, together=together))
+            stack.callback(self._launcher.stop)  # whatever ends this
             while self._launcher.left():
                 for job, problem in self._launcher.poll():
                     self._end(job, problem)
@@ -185,7 +186,7 @@ class _Sweep:
     def _show_end(self, run: Run, result: Result) -> None:
         line = self._lines[run.path]
         line.state, line.note = result.status, result.error
-        line.progress = measured(result)
+        line.standing = measured(result)
 
     def _watch(self) -> None:
         """Shows how far the runs are."""
@@ -194,8 +195,8 @@ class _Sweep:
                 line = self._lines[run.path]
                 if line.state == board.WAITING:
                     line.state = board.RUNNING
-                    self._refresh(run)
-                    begins = f"goes on from step {line.progress.step:,}" if line.progress.step else "begins"
+                    line.standing = run.standing()
+                    begins = f"goes on from step {line.standing.step:,}" if line.standing.step else "begins"
                     self._board.say(f"{run} {begins}")
                 elif self._board.is_live:
                     self._refresh(run)
@@ -208,8 +209,7 @@ class _Sweep:
         file = Workdir(run.path).metrics_file
         if file.exists() and self._sizes.get(file) != file.stat().st_size:
             self._sizes[file] = file.stat().st_size
-            with contextlib.suppress(UserError):  # damaged, which the run ends of, and the others do not
-                self._lines[run.path].progress = run.progress()
+            self._lines[run.path].standing = run.standing()
 
     def _left(self) -> str:
         """About how long it will take, once a run of the sweep has finished."""
@@ -218,7 +218,7 @@ class _Sweep:
         at_a_time = min(self._launcher.at_a_time, self._launcher.left())
         if not estimator.measured or not left or not at_a_time:
             return ""
-        seconds = sum(estimator.seconds(run) * (1 - self._lines[run.path].progress.step / run.steps) for run in left)
+        seconds = sum(estimator.seconds(run) * (1 - self._lines[run.path].standing.step / run.steps) for run in left)
         return f", about {duration(seconds / at_a_time)} left"
 
     def _report(self) -> None:
@@ -250,16 +250,6 @@ def finished(run: Run, known: Result | None) -> Result | None:
     """
     # A sweep that was killed has not written down all that its runs have found.
     return known if known is not None and known.finished else run.result()
-
-
-def jobs(runs: Sequence[Run], *, together: bool) -> list[Job]:
-    """A job for each run; or `together` for all of a variant."""
-    if not together:
-        return [Job((run,)) for run in runs]
-    variants: dict[str, list[Run]] = {}
-    for run in runs:
-        variants.setdefault(run.variant.name, []).append(run)
-    return [Job(tuple(group)) for group in variants.values()]
 
 
 def _scores(results: Sequence[Result]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from transformer_flax.analysis.attention import Attention
+from transformer_flax.data.text import decode_lines, open_text
 from transformer_flax.errors import UserError
 
 Links = frozenset[tuple[int, int]]  # (source word, target word), counted from 0
@@ -93,7 +94,9 @@ def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
       UserError: it cannot be read, naming the line.
     """
     gold = []
-    for number, line in enumerate(pathlib.Path(file).read_text(encoding="utf-8").splitlines(), 1):
+    with open_text(pathlib.Path(file)) as stream:
+        lines = list(decode_lines(stream, str(file)))
+    for number, line in enumerate(lines, 1):
         sure, possible = set(), set()
         for link in line.split():
             match = LINK.fullmatch(link)

@@ -71,7 +71,10 @@ def train_seeds(
 
 
 def _train(workdirs: dict[int, pathlib.Path], config: ConfigDict, *, profile: bool) -> list[dict[str, Evaluation]]:
-    check(config)
+    configs = {path: config.copy_and_resolve_references() for path in workdirs.values()}
+    for seed, own in zip(workdirs, configs.values(), strict=True):
+        own.seed = seed
+        check(own)
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
     compiled = keep_compiled(config.data.cache_dir)
@@ -87,11 +90,11 @@ def _train(workdirs: dict[int, pathlib.Path], config: ConfigDict, *, profile: bo
             f"compiled programs are kept in {compiled}"
         )
         records = []
-        for seed, path in workdirs.items():
-            own = config.copy_and_resolve_references()
-            own.seed = seed
+        for path, own in configs.items():
             data = prepare_data(own, Workdir(path), progress)
-            records.append(Record(own, Workdir(path), data, progress, f"seed {seed}: " if seeds else ""))
+            label = f"seed {own.seed}: " if seeds else ""
+            # Two of several, which are written one after the other: an end may come when one run is a checkpoint ahead.
+            records.append(Record(own, Workdir(path), data, progress, label=label, least_kept=2 if seeds else 1))
         return Trainer(records, parallel, progress, profile=profile and is_first()).run()
 
 
@@ -232,11 +235,16 @@ class Trainer:
         """The steps of which all runs have a checkpoint, from the newest.
 
         Raises:
-          UserError: there are none, although a run has come further than its first one.
+          UserError: a run is further ahead of the others than those that are trained together ever are: it was trained
+            otherwise, and what it has learned since is not thrown away.
         """
         steps = [record.checkpoints.steps() for record in self._records]
-        common = set.intersection(*map(set, steps))
-        if not common and any(len(each) > 1 for each in steps):
+        common = sorted(set.intersection(*map(set, steps)), reverse=True)
+        newest = common[0] if common else 0
+        ahead = [[step for step in each if step > newest] for each in steps]
+        every = (self._config.checkpoint.every, self._config.eval.every)
+        first = min(interval for interval in every if interval)  # that is saved of a run
+        if any(len(each) > 1 or (not common and each and each[0] > first) for each in ahead):
             found = "; ".join(
                 f"{record.workdir.path}: {', '.join(map(str, each)) or 'none'}"
                 for record, each in zip(self._records, steps, strict=True)
@@ -245,7 +253,7 @@ class Trainer:
                 f"the seeds have no checkpoint of the same step to go on from together ({found}); train them one by "
                 "one, with --config.seed and --workdir"
             )
-        return sorted(common, reverse=True)
+        return common
 
     def _begin(self, stack: contextlib.ExitStack, record: Record, step: int, totals=None) -> None:
         for later in record.checkpoints.steps():
@@ -338,12 +346,12 @@ class Trainer:
         return self._seeds.split(self._parallel.unreplicate(jax.device_get(metrics)))
 
     def _add_time(self, step: int, seconds: float) -> None:
-        """Notes the time of a step, of which each run has its share."""
+        """Notes the time of a step, which all seeds have taken together, and what each has done in it."""
         for record in self._records:
             lengths = record.data.train.lengths(step - 1)
             tokens = sum(int(side.sum()) for side in lengths.values())
             flops = training_flops(self._model.config, *lengths.values())
-            record.meter.add_time(seconds / self._seeds.count, tokens, flops)
+            record.meter.add_time(seconds, tokens, flops)
 
     def _log(self, step: int, metrics: Metrics) -> str:
         """Writes what was measured since the last time, and the gradient of this step; returns the last in short."""
@@ -355,17 +363,19 @@ class Trainer:
             means, rates = record.meter.means(), record.meter.rates()
             if rates:
                 devices = 1 if jax.default_backend() == "cpu" else self._parallel.num_devices  # which share all cores
-                rates["mfu"] = rates["flops_per_second"] / (devices * peak_flops(self._config.model.dtype))
+                flops_per_second = self._seeds.count * rates["flops_per_second"]  # of all together
+                rates["mfu"] = flops_per_second / (devices * peak_flops(self._config.model.dtype))
+            if self._seeds.count > 1:
+                rates["seeds_at_once"] = self._seeds.count
             record.log(step, {**now, **rates})
             note = f"lr {learning_rate:.2e}"
             if "loss" in means:  # else all since the last time were skipped
                 note = f"loss {means['loss']:.3f}  ppl {means['perplexity']:.2f}  {note}"
             left = ""
-            if rates:
+            if "mfu" in rates:
                 note += f"  {rates['steps_per_second']:.2f} steps/s  {rates['tokens_per_second']:,.0f} tokens/s"
                 note += f"  MFU {rates['mfu']:.0%}"
-                seconds = self._seeds.count * (self._config.steps - step) / rates["steps_per_second"]
-                left = f"  {duration(seconds)} left"
+                left = f"  {duration((self._config.steps - step) / rates['steps_per_second'])} left"
             record.say(f"step {step:>7,}/{self._config.steps:,}  {note}{left}")
         return note
 

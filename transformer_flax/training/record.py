@@ -28,11 +28,21 @@ class Record:
       data: as `prepare_data` gives them.
       progress: told what is written.
       label: goes before whatever is told, where there are several runs.
+      least_kept: regular checkpoints, whatever config.checkpoint.keep says.
     """
 
-    def __init__(self, config: ConfigDict, workdir: Workdir, data: Data, progress: Progress, label: str = ""):
+    def __init__(
+        self,
+        config: ConfigDict,
+        workdir: Workdir,
+        data: Data,
+        progress: Progress,
+        *,
+        label: str = "",
+        least_kept: int = 1,
+    ):
         self.config, self.workdir, self.data = config, workdir, data
-        self._progress, self._label = progress, label
+        self._progress, self._label, self._least_kept = progress, label, least_kept
         self.meter = Meter()  # of the steps since the last log
 
     def say(self, text: str) -> None:
@@ -46,7 +56,7 @@ class Record:
         """
         stack.enter_context(self.workdir.lock())
         self._scores: dict[int, float] = {}
-        every, keep = self.config.checkpoint.every, self.config.checkpoint.keep
+        every, keep = self.config.checkpoint.every, max(self.config.checkpoint.keep, self._least_kept)
         self.checkpoints = Checkpoints(self.workdir.checkpoints, every=every, keep=keep, scores=self._scores)
         stack.callback(self.checkpoints.close)
 

@@ -1,0 +1,91 @@
+"""Kills a sweep over and over: python -m tests.faults.sweeps --kills=30.
+
+It is killed with SIGKILL at random instants, and started again at once, while the runs that it leaves behind save their
+step; at times half a line is left in its results. It must go on each time, and end with the very results of a sweep
+that nobody has touched.
+"""
+
+import collections
+import json
+import operator
+import pathlib
+import random
+import sys
+import tempfile
+import time
+
+from absl import app, flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))  # for configs/, which is not part of the package
+
+from tests.ablation.test_sweep import CONFIG, run, sweeping, timeless
+from tests.training.small import write_text
+from transformer_flax.ablation.results import Result, read
+
+ARGUMENTS = ("--rows=base,D-drop0.0", "--seeds=2", "--jobs=2")
+HALF_A_LINE = b'{"variant": "D-dr'
+
+
+def results(workdir: pathlib.Path) -> list[Result]:
+    """Those of all runs, whichever ended first."""
+    found = read(workdir / "results.jsonl")[1]
+    return sorted(map(timeless, found), key=operator.attrgetter("variant", "seed"))
+
+
+def kill_and_go_on(config: pathlib.Path, workdir: pathlib.Path, rng: random.Random, seconds: float) -> dict[str, int]:
+    """Starts a sweep until it ends by itself; counts what happened.
+
+    Args:
+      config: what is swept.
+      workdir: where.
+      rng: rules when it is killed.
+      seconds: that it may run at a time, at most.
+
+    Raises:
+      AssertionError: it did not go on.
+    """
+    counts: collections.Counter[str] = collections.Counter()
+    while True:
+        with sweeping(config, workdir, *ARGUMENTS) as process:
+            until = time.monotonic() + rng.uniform(0, seconds)
+            while process.poll() is None and time.monotonic() < until:
+                time.sleep(0.05)
+            if process.returncode is not None:
+                assert process.returncode == 0, process.stdout.read()
+                return dict(counts)
+            process.kill()
+            said, _ = process.communicate()
+        counts["kills"] += 1
+        counts["waited for runs left behind"] += "waiting for the runs of an earlier sweep" in said
+        file = workdir / "results.jsonl"
+        if file.exists() and rng.random() < 0.3:
+            with file.open("ab") as stream:
+                stream.write(HALF_A_LINE)
+            counts["half a line left"] += 1
+
+
+def main(_) -> None:
+    rng = random.Random(SEED.value)
+    counts: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as place:
+        folder = pathlib.Path(place)
+        (folder / "text").mkdir()
+        config = folder / "config.py"
+        config.write_text(CONFIG.format(text=str(write_text(folder / "text")), cache=str(folder / "cache")))
+        started = time.monotonic()
+        status, said = run(config, folder / "untouched", *ARGUMENTS)
+        assert status == 0, said
+        seconds = time.monotonic() - started
+        expected = results(folder / "untouched")
+        while counts["kills"] < KILLS.value:
+            workdir = folder / f"sweep{counts['sweeps']}"
+            counts.update(kill_and_go_on(config, workdir, rng, seconds * 2 / 3))
+            assert results(workdir) == expected, f"{results(workdir)}\nnot {expected}"
+            counts["sweeps"] += 1
+    print(json.dumps(counts, indent=2))
+
+
+if __name__ == "__main__":
+    KILLS = flags.DEFINE_integer("kills", 30, "how many at least")
+    SEED = flags.DEFINE_integer("seed", 0, "rules when")
+    app.run(main)
