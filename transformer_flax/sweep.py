@@ -158,13 +158,22 @@ def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
     from transformer_flax.ablation.board import Board, show_seconds
     from transformer_flax.ablation.estimate import UTILISATION, Estimator, measured_rate
     from transformer_flax.ablation.jobs import share_out
-    from transformer_flax.ablation.results import RESULTS, read
+    from transformer_flax.ablation.results import RESULTS, read, require_same_base, require_same_variants
+    from transformer_flax.ablation.sweep import changes, finished
+    from transformer_flax.training.progress import counted
+    from transformer_flax.training.workdir import flatten
 
     file = recipe.workdir / RESULTS
-    results = read(file)[1] if file.exists() else []
+    head, results = read(file) if file.exists() else ({}, [])
+    if head:
+        require_same_base(head["config"], flatten(recipe.base.to_dict()), file)
+        require_same_variants(results, changes(runs), file)
+    known = {(result.variant, result.seed): result for result in results}
+    found = {run.path: finished(run, known.get((run.variant.name, run.seed))) for run in runs}
+    results = [result for result in found.values() if result]
     estimator = Estimator(runs, results)
     if estimator.measured:
-        source = f"time and FLOPs as in the {estimator.measured:,} runs that have finished"
+        source = f"time and FLOPs as in {counted(estimator.measured, 'run')} that finished"
     else:
         rate = measured_rate(recipe.base.model.dtype)
         estimator = Estimator(runs, results, rate)
@@ -172,11 +181,10 @@ def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
             f"FLOPs of full batches; time without evaluations, and at {UTILISATION:.0%}, which is assumed, of the "
             f"{rate / 1e9:,.1f} GFLOP/s that a large matrix product reaches here"
         )
-    finished = {(result.variant, result.seed) for result in results if result.finished}
-    costs = [(run, estimator.cost(run), (run.variant.name, run.seed) in finished) for run in runs]
+    costs = [(run, estimator.cost(run), found[run.path] is not None) for run in runs]
     board = Board()
     board.table(
-        f"{len(runs):,} runs in {recipe.workdir}",
+        f"{counted(len(runs), 'run')} in {recipe.workdir}",
         ["run", "state", "parameters", "steps", "FLOPs", "time"],
         [
             [
@@ -194,7 +202,9 @@ def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
     for job in share_out([run for run, _ in left], together=VECTORIZE.value):
         board.say(recipe.shown(job))
     seconds, flops = (sum(getattr(cost, name) for _, cost in left) for name in ("seconds", "flops"))
-    board.say(f"{len(left):,} runs to make: {flops:.2e} FLOPs, {show_seconds(seconds)} one after another ({source})")
+    board.say(
+        f"{counted(len(left), 'run')} to make: {flops:.2e} FLOPs, {show_seconds(seconds)} one after another ({source})"
+    )
 
 
 if __name__ == "__main__":

@@ -4,18 +4,22 @@ import math
 
 import numpy as np
 
-from transformer_flax.ablation import table3
+from transformer_flax.ablation import comparison, table3
 from transformer_flax.ablation.results import Result
 
 CONFIG = {**table3.PAPER_BASE, "steps": 3_000, "model.d_model": 192, "data.source": "folder", "data.path": "a|b `c`"}
-BASE = {
-    "name": "multi30k",
-    "config": CONFIG,
+SESSION = {
     "command": "python -m transformer_flax.sweep --config=configs/table3_small.py --rows=all --seeds=3",
     "versions": {"jax": "0.10.2", "flax": "0.12.8"},
     "hardware": "2 cores",
     "commit": "0123abc",
 }
+BASE = {"name": "multi30k", "config": CONFIG, "sessions": [SESSION]}
+
+
+def compare(results, **fields) -> comparison.Comparison:
+    """On the paper's base, but for fields with dots as double underscores."""
+    return comparison.compare(results, CONFIG | {name.replace("__", "."): value for name, value in fields.items()})
 
 
 def result(

@@ -6,8 +6,9 @@ import random
 import pytest
 
 from tests.ablation import made
+from tests.ablation.made import compare
 from transformer_flax.ablation import statistics, table3
-from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY, agreement, compare
+from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY, agreement
 from transformer_flax.errors import UserError
 
 
@@ -124,6 +125,30 @@ def test_effects_that_are_the_papers_agree_and_their_opposites_do_not(effect, sa
         found = agreement(compare(results), measure)
         assert (found.rows, found.same_sign, found.tested, found.significant) == (18, same, 0, 0)  # A-h16, E: none
         assert (found.ranked, found.correlation.value) == (19, pytest.approx(rho))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "other"),
+    [
+        ("model__dropout", 0.2, ["D-drop0.2"]),  # no change
+        ("model__dropout", 0.3, ["D-drop0.2", "big"]),  # less of it, and none
+        ("model__dropout", 0.0, ["D-drop0.0"]),
+        ("label_smoothing", 0.3, ["D-ls0.2"]),
+        ("model__positions", "learned", ["E"]),
+        ("model__dropout", 0.15, []),
+    ],
+)
+def test_a_row_that_is_not_the_papers_change_on_this_base_is_not_held_against_it(field, value, other):
+    comparison = compare(made.sweep(), **{field: value})
+    assert comparison.other_changes == other
+    assert [e.variant for e in comparison.rows if e.effects and e.effects[BLEU].paper is None] == other
+    assert agreement(comparison, BLEU).ranked == 19 - len(other)
+    assert agreement(comparison, BLEU).rows == 18 - len(other)
+
+
+def test_a_row_that_changes_nothing_is_not_what_others_are_compared_with():
+    rows = [made.result("D-drop0.2", changes={}), made.result("A-h1")]
+    assert compare(rows, model__dropout=0.2).base is None
 
 
 def test_agreement_counts_what_is_significant():

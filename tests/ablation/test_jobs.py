@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 
 import pytest
 from ml_collections import FieldReference
@@ -9,11 +10,12 @@ from ml_collections import FieldReference
 from configs import numbers
 from tests.ablation.test_results import HEAD
 from transformer_flax.ablation.estimate import Estimator, assumed_flops
-from transformer_flax.ablation.grid import variants
-from transformer_flax.ablation.jobs import Job, Recipe, Standing, folder_name, measure, share_out
-from transformer_flax.ablation.results import Journal, Result
+from transformer_flax.ablation.grid import Variant, variants
+from transformer_flax.ablation.jobs import Job, Recipe, Run, Standing, folder_name, measure, share_out
+from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.errors import UserError
+from transformer_flax.training.workdir import Workdir, flatten
 
 
 def recipe(workdir, base=None, **overrides):
@@ -124,6 +126,15 @@ def test_scores_are_those_of_the_last_step_and_the_best_is_of_any():
     assert measure([], 20).best is None
 
 
+def test_seeds_that_are_trained_together_share_their_seconds():
+    together = {"train__seeds_at_once": 4}
+    begun = [line(10, train__learning_rate=0.1, **together), evaluated(20, 30.0)]
+    alone = line(30, train__learning_rate=0.1)
+    assert measure(begun, 30).seconds == 0.25  # of 1 second
+    assert measure([*begun, alone], 30).seconds == 0.5 + 1.0
+    assert [point[1] for point in measure([*begun, alone], 30).curve] == [0.5]
+
+
 def test_damaged_metrics_tell_nothing(tmp_path):
     made = recipe(tmp_path)
     run = made.runs(variants(made.base, "base"), seeds=1)[0]
@@ -174,6 +185,49 @@ def never(_):
     raise AssertionError("nothing may be trained")
 
 
+class Nowhere:
+    """Gets a job nowhere, after its first run has left scores and no config."""
+
+    at_a_time = 1
+
+    def __init__(self, _):
+        self.jobs, self.seen = [], False
+
+    def submit(self, jobs):
+        self.jobs = list(jobs)
+        first = jobs[0].runs[0]
+        first.path.mkdir(parents=True)
+        lines = [evaluated(first.steps, 5.0, split) for split in ("valid", "test")]
+        (first.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def started(self):
+        self.seen = True
+        return self.jobs
+
+    def left(self):
+        return len(self.jobs)
+
+    def poll(self):
+        ended = [(job, "") for job in self.jobs if self.seen]
+        self.jobs = [] if self.seen else self.jobs
+        return ended
+
+    def stop(self):
+        return "they have ended"
+
+
+def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys):
+    made = recipe(tmp_path / "sweep")
+    runs = made.runs(variants(made.base, "base"), seeds=2)
+    head = HEAD | {"config": flatten(made.base.to_dict())}
+    with pytest.raises(UserError, match="2 of 2 runs failed: base seed 0, base seed 1; the same command tries again"):
+        sweep(runs, made, head, Nowhere, together=True)
+    first, second = read(made.workdir / "results.jsonl")[1]
+    assert "it has no config.json" in first.error
+    assert second.error == "it ended before its last step was evaluated"  # and no more
+    assert f"base seed 1 FAILED: {second.error}\n" in capsys.readouterr().out
+
+
 def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(tmp_path):
     made = recipe(tmp_path / "sweep")
     runs = made.runs(variants(made.base, "base"), seeds=1)
@@ -193,6 +247,21 @@ def test_a_directory_of_a_sweep_of_another_base_is_refused(tmp_path):
     Journal(made.workdir / "results.jsonl", HEAD)
     with pytest.raises(UserError, match=r"another base:\n  config\.model\.dropout: 0\.1 there, 0\.05 now"):
         sweep([], made, HEAD | {"config": HEAD["config"] | {"model.dropout": 0.05}}, never)
+
+
+def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finished):
+    for name in ("metrics.jsonl", "tokenizer.json"):
+        shutil.copy(finished / name, tmp_path)
+    config = Workdir(finished).load_config()
+    run = Run(Variant("base", "base", {}, config), config.seed, tmp_path)
+    kept = json.loads((finished / "config.json").read_text())
+    del kept["crc32"]
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    assert run.result().steps == 200
+    kept["config"]["steps"] = 400
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    with pytest.raises(UserError, match=r"another config: config\.steps is 400 there and 200 in the sweep"):
+        run.result()
 
 
 def test_a_directory_with_a_run_of_another_config_is_refused(tmp_path, finished):

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from tests.ablation.test_sweep import PATIENCE, config, run, sweeping, timeless  # noqa: F401  (a fixture)
-from transformer_flax.ablation.launch import explain, slots
+from transformer_flax.ablation.launch import explain, last_of, slots
 from transformer_flax.ablation.results import read
 from transformer_flax.ablation.slurm import require_slurm
 from transformer_flax.errors import UserError
@@ -98,6 +98,13 @@ def test_a_machine_without_gpus_is_one_of_cores(gpus):
 )
 def test_why_a_process_has_ended_is_told_in_a_line(status, said, why):
     assert explain(status, said) == why
+
+
+def test_the_last_of_a_log_is_that_of_the_last_process(tmp_path):
+    log = tmp_path / "seed0.log"
+    assert last_of(log) == ""  # a job that was cancelled before it began
+    log.write_text("before\nnow\n")
+    assert last_of(log, len("before\n")) == "now\n"
 
 
 def test_slurm_is_asked_for_where_there_is_none(tmp_path, monkeypatch):

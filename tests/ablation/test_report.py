@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.ablation import made
+from tests.ablation.made import compare
 from transformer_flax.ablation import figures, report, table3
-from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY, compare
+from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY
 
 PICTURES = {f"{name}.png" for name in report.PICTURES}
 
@@ -131,7 +132,7 @@ def test_what_is_missing_is_told_with_the_command_that_finishes_it(written):
         "- A-h32: no seed 1",
         "- D-ls0.2: no seed 1 or 2",
         "- of table 3, not run: C-d256",
-        made.BASE["command"],
+        made.SESSION["command"],
     ):
         assert line in section.split("\n")
 
@@ -140,12 +141,12 @@ def test_the_summary_counts_signs_and_ranks(written):
     first = (written / "report.md").read_text().split("\n## ")[0]
     assert "51 finished runs: 18 rows of the paper's table 3, 1 to 3 seeds each" in first
     assert re.search(
-        r"\*\*BLEU\*\*: of the 16 rows in which the paper sees an effect, \*\*\d+\*\* have its sign here\. "
-        r"In \d+ of the 15 that have several seeds the effect is significant, in \d+ of these with the paper's sign\. "
+        r"\*\*BLEU\*\*: of 16 rows in which the paper sees an effect, \*\*\d+\*\* have its sign here\. "
+        r"In \d+ of the 15 that can be tested the effect is significant, in \d+ of these with the paper's sign\. "
         r"Rank correlation of our effects and the paper's, over 17 rows: \*\*0\.\d\d\*\* \[0\.\d\d, \d\.\d\d\]",
         first,
     )
-    assert "**Log-perplexity**: of the 16 rows" in first
+    assert "**Log-perplexity**: of 16 rows" in first
 
 
 def test_the_page_needs_no_other_file_and_says_the_same(written):
@@ -181,7 +182,7 @@ def test_number_words_are_scored_by_exact_matches(tmp_path):
     results = made.sweep(["base", "A-h1", "A-h4", "B-dk16", "C-N2"], range(2), words=True, curve=[])
     text = report.write(results, made.BASE, tmp_path).read_text()
     assert cells(text, "row")[0][4:7] == ["exact match, % of sentences", "paper's BLEU", "p (corrected)"]
-    assert "**Exact match**, beside the paper's BLEU: of the 4 rows" in text
+    assert "**Exact match**, beside the paper's BLEU: of 4 rows" in text
     assert "as BLEU, which counts four words in a row, is 0 in all runs" in text
     assert "nrefs" not in text
 
@@ -193,7 +194,7 @@ def test_variants_of_ones_own_have_a_table_of_their_own(tmp_path):
     assert not any("paper" in name for name in head)
     assert row[0] == "base model.dropout=0.3"
     assert "base model.dropout=0.3" not in [row[0] for row in cells(text, "row")]
-    assert "3 rows of the paper's table 3 and 1 variants of other fields" in text
+    assert "3 rows of the paper's table 3 and 1 variant of other fields" in text
 
 
 def test_a_grid_alone_is_not_held_against_the_paper(tmp_path):
@@ -201,7 +202,7 @@ def test_a_grid_alone_is_not_held_against_the_paper(tmp_path):
         made.result(f"base model.dropout={rate}", row="base", changes={"model.dropout": rate} if rate else {}, curve=[])
         for rate in (0.0, 0.1)
     ]
-    path = report.write(grid, made.BASE | {"commit": ""}, tmp_path)
+    path = report.write(grid, made.BASE | {"sessions": [made.SESSION | {"commit": ""}]}, tmp_path)
     text = path.read_text().split("## What was swept")[0]
     assert text.startswith("# A sweep on multi30k\n\n2 finished runs: 2 variants of other fields, one seed each.")
     assert cells(text, "variant")[1][0] == "base model.dropout=0.1"
@@ -226,6 +227,38 @@ def test_without_base_there_are_scores_but_no_effects(tmp_path):
     assert {file.name for file in tmp_path.glob("*.png")} == {"scores.png"}  # those of the former report are gone
 
 
+def test_all_commands_machines_and_versions_are_named_once(tmp_path):
+    there = {"hardware": "1 x H100", "versions": {"jax": "0.11.2"}, "commit": "89ab"}
+    sessions = [made.SESSION, made.SESSION | there, made.SESSION | {"command": "python -m transformer_flax.sweep"}]
+    results = [made.result("base", curve=[]), made.failed("base", 1, "killed")]
+    text = report.write(results, made.BASE | {"sessions": sessions}, tmp_path).read_text()
+    section = text[text.index("## What was swept") :].split("The base,")[0]
+    assert section.count(made.SESSION["command"]) == 1
+    assert section.count("\npython -m transformer_flax.sweep\n") == 1
+    assert (
+        "- Commit 0123abc, on 2 cores, with flax 0.12.8, jax 0.10.2.\n- Commit 89ab, on 1 x H100, with jax" in section
+    )
+    assert section.count("- ") == 2
+    missing = text[text.index("## What is missing") : text.index("## Scores")]
+    assert "```\npython -m transformer_flax.sweep\n```" in missing  # the newest
+
+
+def test_a_row_that_is_no_change_is_told(tmp_path):
+    base = made.BASE | {"config": made.CONFIG | {"model.dropout": 0.2}}
+    results = [made.result(name, changes={}, curve=[]) for name in ("base", "D-drop0.2")]
+    text = report.write(results, base, tmp_path).read_text()
+    assert "as on this base the change is none, or the opposite one: D-drop0.2." in text
+    assert cells(text, "row")[1][2] == "—"
+    assert "of 0 rows" in text
+
+
+def test_seeds_that_all_find_the_same_cannot_be_tested(tmp_path):
+    scores = {"base": (30.0, 30.0), "A-h1": (29.0, 29.0), "C-N2": (20.0, 21.0)}
+    results = [made.result(name, seed, bleu=scores[name][seed], curve=[]) for name in scores for seed in range(2)]
+    text = report.write(results, made.BASE, tmp_path).read_text()
+    assert re.search(r"BLEU\*\*: of 2 rows .* have its sign here\. In [01] of the 1 that can be tested", text)
+
+
 def test_a_sweep_in_which_every_run_failed_is_told(tmp_path):
     text = report.write([made.failed("base", 0, "out of memory")], made.BASE, tmp_path).read_text()
     assert "No run has finished." in text
@@ -235,7 +268,7 @@ def test_a_sweep_in_which_every_run_failed_is_told(tmp_path):
 def test_what_others_wrote_is_shown_and_not_obeyed(tmp_path):
     evil = "<script>alert(1)</script> | ![x](http://evil/x.png) [y](javascript:z) `*_b_*"
     bad = [made.failed("base", 9, f"{evil}\n# no title"), made.result(f"own {evil}", row="base", curve=[])]
-    base = made.BASE | {"hardware": evil, "name": evil}
+    base = made.BASE | {"sessions": [made.SESSION | {"hardware": evil}], "name": evil}
     path = report.write([*made.sweep(["base", "A-h1"], range(2), curve=[]), *bad], base, tmp_path)
     page = Page((tmp_path / "index.html").read_text())
     assert page.tags.count("script") == 1
@@ -306,6 +339,18 @@ def test_a_curve_is_the_mean_of_its_seeds_where_all_have_a_point():
         assert lines["base"] == [[100, pytest.approx(mean)]]
         assert lines["E"] == [[100, pytest.approx(first)], [200, pytest.approx(last)]]
         assert len(axes.lines) == 2 + 2  # and the two seeds of base
+
+
+def test_variants_have_any_name(tmp_path):
+    names = ["$x", "$a$ $b$", "_hidden", "$\\bad{$"]
+    own = [made.result(name, row="base", changes={"model.d_ff": 1}) for name in names]
+    comparison = compare([*made.sweep(["base", "E"], range(2)), *own])
+    figures.draw(comparison)
+    with matplotlib.rc_context(figures.STYLE):
+        *_, axes = [axes for axes in figures.curves(comparison, BLEU).axes if axes.get_visible()]
+        assert {text.get_text() for text in axes.get_legend().get_texts()} == {"base", *names}
+        (texts,) = {tuple(text.get_text() for text in axes.texts) for axes in figures.scores(comparison).axes[:1]}
+        assert {*names} <= {*texts}
 
 
 @pytest.mark.usefixtures("style")

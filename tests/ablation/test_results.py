@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from transformer_flax.ablation.results import FAILED, FINISHED, Journal, Result, read
+from transformer_flax.ablation.results import FAILED, FINISHED, Journal, Result, read, require_same_variants
 from transformer_flax.errors import UserError
 
 HEAD = {
@@ -15,6 +15,7 @@ HEAD = {
     "hardware": "2 x a processor",
     "commit": "abc",
 }
+SESSION = {name: HEAD[name] for name in ("command", "versions", "hardware", "commit")}
 RESULT = Result(
     variant="A-h1 model.dropout=0.2",
     row="A-h1",
@@ -42,7 +43,7 @@ def test_what_is_written_is_read(file):
     failed = dataclasses.replace(RESULT, seed=4, status=FAILED, error="out of memory", scores={}, curve=[])
     for result in (RESULT, failed):
         journal.append(result)
-    assert read(file) == (HEAD, [RESULT, failed])
+    assert read(file) == (HEAD | {"sessions": [SESSION]}, [RESULT, failed])
     assert Journal(file, HEAD).results == journal.results == [RESULT, failed]
     assert journal.find("A-h1 model.dropout=0.2", 4) == failed
     assert journal.find("A-h1", 4) is None
@@ -86,15 +87,28 @@ def test_results_of_another_base_are_refused_with_the_fields_that_differ(file):
 def test_the_same_base_elsewhere_or_by_another_command_goes_on_with_the_head_that_is_there(file):
     Journal(file, HEAD)
     config = HEAD["config"] | {"name": "other", "data.path": "/there"}
-    assert Journal(file, HEAD | {"config": config, "command": "another", "hardware": "a GPU"}).head == HEAD
+    again = Journal(file, HEAD | {"config": config, "command": "another", "hardware": "a GPU"})
+    assert again.head == HEAD | {"sessions": [SESSION]}
+
+
+def test_each_way_in_which_a_sweep_goes_on_is_told_once(file):
+    elsewhere = HEAD | {"hardware": "a GPU", "commit": "def"}
+    for head in (HEAD, elsewhere, HEAD, elsewhere):
+        journal = Journal(file, head)
+        journal.begin()
+        journal.append(RESULT)
+    sessions = [SESSION, SESSION | {"hardware": "a GPU", "commit": "def"}]
+    assert read(file) == (HEAD | {"sessions": sessions}, [RESULT])
+    assert journal.head["sessions"] == sessions
+    assert len(file.read_text().splitlines()) == 1 + 1 + 4
 
 
 def test_a_name_that_means_something_else_now_is_refused(file):
     journal = Journal(file, HEAD)
     journal.append(dataclasses.replace(RESULT, variant="wide", changes={"model.d_ff": 512}))
-    journal.require_same_variants({"wide": {"model.d_ff": 512}, "other": {}})
+    require_same_variants(journal.results, {"wide": {"model.d_ff": 512}, "other": {}}, file)
     with pytest.raises(UserError, match=r"results of 'wide' with the overrides model\.d_ff=512; now they are none"):
-        journal.require_same_variants({"wide": {}})
+        require_same_variants(journal.results, {"wide": {}}, file)
 
 
 def spoilt(line: bytes) -> dict[str, bytes]:
@@ -148,7 +162,7 @@ def test_a_file_that_does_not_say_what_was_swept_is_refused(file):
     with pytest.raises(UserError, match="no sweep has been started there"):
         read(file)
     file.write_text('{"variant": "A-h1"}\n')
-    with pytest.raises(UserError, match="damaged in line 1: it does not begin with what was swept"):
+    with pytest.raises(UserError, match="damaged in line 1: it does not say what was swept"):
         Journal(file, HEAD)
     file.write_text("")
     with pytest.raises(UserError, match="damaged in line 1"):

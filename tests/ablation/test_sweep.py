@@ -187,5 +187,8 @@ def test_what_has_finished_is_not_to_be_made(swept, config):
     status, said = run(config, swept.workdir, SMALL, "--dry_run")
     assert status == 0
     assert "0 runs to make" in said
-    assert "as in the 1 runs that have finished" in said
+    assert "as in 1 run that finished" in said
+    status, said = run(config, swept.workdir, SMALL, "--config.model.dropout=0.4", "--dry_run")
+    assert status == 2
+    assert "is of a sweep of another base:\n  config.model.dropout: 0.2 there, 0.4 now" in said
     assert (swept.workdir / "results.jsonl").read_text() == before

@@ -28,7 +28,6 @@ class Line:
     state: str = WAITING
     standing: Standing = dataclasses.field(default_factory=Standing)
     note: str = ""
-    together: int = 1  # runs of one program, each of which counts its share of the time
 
 
 class Board:
@@ -92,7 +91,7 @@ def _cells(line: Line) -> list[str]:
     standing = line.standing
     left = ""
     if line.state == RUNNING and standing.rate:
-        left = duration((line.steps - standing.step) * line.together / standing.rate)
+        left = duration((line.steps - standing.step) / standing.rate)
     return [
         line.name,
         line.state,

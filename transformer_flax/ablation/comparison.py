@@ -3,10 +3,11 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from transformer_flax.ablation import statistics, table3
-from transformer_flax.ablation.results import Result
+from transformer_flax.ablation.results import FAILED, Result
 from transformer_flax.ablation.statistics import Difference, Estimate
 from transformer_flax.errors import UserError
 
@@ -71,7 +72,7 @@ class Effect:
 
     ours: Difference
     p: float | None  # corrected for the number of variants compared
-    paper: float | None  # None: not a row of the paper's
+    paper: float | None  # None: not a row of the paper's, or on this base not the paper's change
 
     @property
     def significant(self) -> bool:
@@ -79,7 +80,7 @@ class Effect:
 
     @property
     def has_papers_sign(self) -> bool | None:
-        """None where the paper has no row, or sees no difference."""
+        """None where the paper has no such change, or sees no difference."""
         return self.ours.value * self.paper > 0 if self.paper else None
 
 
@@ -102,6 +103,7 @@ class Comparison:
     score: Measure
     base: Entry | None  # that the others are compared with
     failed: list[Result]
+    other_changes: list[str]  # rows that change the base in another direction than in the paper, or not at all
     missing_rows: list[str]  # of table 3, if any of it was run
     missing_seeds: dict[str, list[int]]  # by variant: those that other variants have
 
@@ -131,12 +133,16 @@ class Agreement:
     correlation: Estimate | None  # of the ranks of all effects
 
 
-def compare(results: Iterable[Result]) -> Comparison:
+def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
     """Compares every variant with base.
 
     The score is BLEU, unless that is 0 for all runs, as on single words: then it is exact match. Base is the row of
     that name, or else a variant of a grid that changes nothing. Of several results of one run the last counts. A run
     that ended with a perplexity that is not finite has failed.
+
+    Args:
+      results: in any order.
+      config: of the sweep's base, flat.
 
     Raises:
       UserError: there are no results.
@@ -150,9 +156,10 @@ def compare(results: Iterable[Result]) -> Comparison:
     runs: dict[str, list[Result]] = {}
     for result in finished:
         runs.setdefault(result.variant, []).append(result)
-    unchanged = [variant for variant, of_variant in runs.items() if not of_variant[0].changes]
+    unchanged = [v for v, of_variant in runs.items() if of_variant[0].row == "base" and not of_variant[0].changes]
     base = "base" if "base" in runs else next(iter(unchanged), None)
-    entries = _entries(runs, base, (LOG_PERPLEXITY, score))
+    other = [v for v in runs if v in table3.ROWS and not table3.is_papers_change(table3.ROWS[v], config)]
+    entries = _entries(runs, base, (LOG_PERPLEXITY, score), other)
     seeds = {result.seed for result in kept}
     variants = {result.variant: None for result in kept}  # in their order
     tried = set(last)
@@ -162,6 +169,7 @@ def compare(results: Iterable[Result]) -> Comparison:
         score,
         next((entry for entry in entries if entry.variant == base), None),
         [result for result in kept if not result.finished],
+        other,
         [name for name in table3.ROWS if name not in variants] if variants.keys() & table3.ROWS.keys() else [],
         {variant: missing for variant, missing in missing_seeds.items() if missing},
     )
@@ -170,6 +178,7 @@ def compare(results: Iterable[Result]) -> Comparison:
 def agreement(comparison: Comparison, measure: Measure) -> Agreement:
     """How far the effects of table 3's rows are the paper's."""
     effects = [entry.effects[measure] for entry in comparison.rows if entry.effects]
+    effects = [effect for effect in effects if effect.paper is not None]
     with_sign = [effect for effect in effects if effect.paper]
     significant = [effect for effect in with_sign if effect.significant]
     return Agreement(
@@ -188,7 +197,7 @@ def agreement(comparison: Comparison, measure: Measure) -> Agreement:
 def _judged(result: Result) -> Result:
     if not result.finished or math.isfinite(reached := result.scores["valid"]["perplexity"]):
         return result
-    return dataclasses.replace(result, status="failed", error=f"diverged: its perplexity is {reached}")
+    return dataclasses.replace(result, status=FAILED, error=f"diverged: its perplexity is {reached}")
 
 
 def _order(result: Result) -> tuple:
@@ -199,12 +208,14 @@ def _order(result: Result) -> tuple:
     return result.variant not in table3.ROWS, place, [float(p) if i % 2 else p for i, p in enumerate(parts)]
 
 
-def _entries(runs: Mapping[str, Sequence[Result]], base: str | None, measures: Sequence[Measure]) -> list[Entry]:
+def _entries(
+    runs: Mapping[str, Sequence[Result]], base: str | None, measures: Sequence[Measure], other: Collection[str]
+) -> list[Entry]:
     values = {
         measure: {variant: [measure.of(run.scores["valid"]) for run in runs[variant]] for variant in runs}
         for measure in measures
     }
-    effects = {measure: _effects(measure, values[measure], base) for measure in measures}
+    effects = {measure: _effects(measure, values[measure], base, other) for measure in measures}
     return [
         Entry(
             variant,
@@ -217,7 +228,9 @@ def _entries(runs: Mapping[str, Sequence[Result]], base: str | None, measures: S
     ]
 
 
-def _effects(measure: Measure, values: Mapping[str, Sequence[float]], base: str | None) -> dict[str, Effect]:
+def _effects(
+    measure: Measure, values: Mapping[str, Sequence[float]], base: str | None, other: Collection[str]
+) -> dict[str, Effect]:
     """By variant; all of a measure are one family, whose p-values are corrected together."""
     if base is None:
         return {}
@@ -225,7 +238,9 @@ def _effects(measure: Measure, values: Mapping[str, Sequence[float]], base: str 
     ps = {variant: difference.p for variant, difference in ours.items() if difference.p is not None}
     corrected = dict(zip(ps, statistics.holm(list(ps.values())), strict=True))
     return {
-        variant: Effect(difference, corrected.get(variant), _papers_effect(measure, variant))
+        variant: Effect(
+            difference, corrected.get(variant), None if variant in other else _papers_effect(measure, variant)
+        )
         for variant, difference in ours.items()
     }
 

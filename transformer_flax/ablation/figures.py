@@ -56,6 +56,7 @@ STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 8,
     "figure.constrained_layout.use": True,
+    "text.parse_math": False,  # a variant may be called anything, dollars included
     "svg.hashsalt": "transformer_flax",  # parts of an SVG are named by it; at random without it
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
 }
@@ -161,14 +162,12 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
         for first in range(0, len(entries), len(COLOURS))
     ] or [("base", [])]
     columns = min(3, len(panels))
-    lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(3 * max(columns, 2), 0.4 + 2.3 * lines))
-    all_axes = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
+    storeys = -(-len(panels) // columns)
+    figure = Figure(figsize=(3 * max(columns, 2), 0.4 + 2.3 * storeys))
+    all_axes = figure.subplots(storeys, columns, squeeze=False, sharey=True).ravel()
     for place, (axes, (family, entries)) in enumerate(zip(all_axes, panels, strict=False)):
-        if comparison.base in drawn:
-            _curve(axes, comparison.base, measure, BASE_COLOUR)
-        for entry, colour in zip(entries, COLOURS, strict=False):
-            _curve(axes, entry, measure, colour)
+        lines = [_curve(axes, comparison.base, measure, BASE_COLOUR)] if comparison.base in drawn else []
+        lines += [_curve(axes, entry, measure, colour) for entry, colour in zip(entries, COLOURS, strict=False)]
         if not measure.more_is_better:
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
@@ -179,7 +178,8 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
             xlabel="step" if place + columns >= len(panels) else "",
             ylabel="" if place % columns else measure.level_name,
         )
-        axes.legend(handlelength=1.2)
+        # Of its own accord matplotlib leaves out names that begin with an underscore.
+        axes.legend(lines, [line.get_label() for line in lines], handlelength=1.2)
     for axes in all_axes[len(panels) :]:
         axes.set_visible(False)
     _cut_the_beginning(all_axes[0], measure, [_points(run, measure) for entry in drawn for run in entry.runs])
@@ -203,14 +203,15 @@ def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:
     return 1 if measure.name == measure.paper_name or not ours or not paper else paper / ours
 
 
-def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> None:
-    """The mean over seeds, where all have a point, above a faint line for each seed."""
+def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:
+    """The mean over seeds, where all have a point, above a faint line for each seed; returns the mean's."""
     by_seed = [_points(run, measure) for run in entry.runs]
     for points in by_seed if len(by_seed) > 1 else []:
         axes.plot(list(points), [measure.level(value) for value in points.values()], color=colour, lw=0.6, alpha=0.4)
     steps = [step for step in by_seed[0] if all(step in points for points in by_seed)]
     means = [measure.level(float(np.mean([points[step] for points in by_seed]))) for step in steps]
-    axes.plot(steps, means, color=colour, linewidth=1.6, label=entry.variant)
+    (line,) = axes.plot(steps, means, color=colour, linewidth=1.6, label=entry.variant)
+    return line
 
 
 def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[float, float]]) -> None:

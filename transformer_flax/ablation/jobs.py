@@ -30,7 +30,7 @@ class Standing:
     """How far a run is, as its metrics tell."""
 
     step: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of seeds that were trained together, its share
     loss: float | None = None
     best: tuple[str, float] | None = None  # the measure and its best value on the validation data
     rate: float | None = None  # steps a second
@@ -112,9 +112,15 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """What one process trains: a run, or some seeds of a variant at a time."""
+    """What one process trains: a run, or some seeds of a variant at a time.
+
+    Args:
+      runs: of one variant.
+      begun_as: the log of a process that was begun with other seeds too, which have ended.
+    """
 
     runs: tuple[Run, ...]
+    begun_as: pathlib.Path | None = None
 
     def __str__(self) -> str:
         seeds = ",".join(str(run.seed) for run in self.runs)
@@ -123,6 +129,8 @@ class Job:
     @property
     def log(self) -> pathlib.Path:
         """What it prints, beside the directory of the run."""
+        if self.begun_as is not None:
+            return self.begun_as
         first = self.runs[0].path
         if len(self.runs) == 1:
             return first.with_name(f"{first.name}.log")
@@ -198,8 +206,10 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
     """What the lines of a run's metrics say.
 
     FLOPs are those of the steps that were timed, which all but those that compiled are, as a mean over every interval
-    of the log; an interval without any takes the mean of all.
+    of the log; an interval without any takes the mean of all. Seconds are the run's share of those that passed, where
+    it was trained together with others.
     """
+    lines = _shared(lines)
     trained = [line for line in lines if "train/learning_rate" in line]
     evaluated = [line for line in lines if "valid/bleu" in line]
     made = trained[-1]["step"] if trained else 0
@@ -228,6 +238,19 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
         flops=flops * made / timed_steps if timed_steps else 0.0,
         scores=scores,
     )
+
+
+def _shared(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines with the run's share of the seconds, which are those of all seeds that are trained together."""
+    shared, before, share = [], 0.0, 0.0
+    at_once = next((line.get("train/seeds_at_once", 1) for line in lines if "train/learning_rate" in line), 1)
+    for line in lines:
+        if "train/learning_rate" in line:  # an evaluation is of the same process as the training before it
+            at_once = line.get("train/seeds_at_once", 1)
+        share += (line["seconds"] - before) / max(1, at_once)
+        before = line["seconds"]
+        shared.append(line | {"seconds": round(share, 2)})
+    return shared
 
 
 def measured(result: Result) -> Standing:

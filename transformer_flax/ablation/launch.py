@@ -116,7 +116,7 @@ class _Process:
                 env=os.environ | slot.environment,
                 pass_fds=[inherited.fileno()],
                 process_group=0,  # Ctrl-C is for the sweep, which tells its processes once
-                preexec_fn=_die_with(os.getpid()),  # allowed, as this process has no threads
+                preexec_fn=_die_with(os.getpid()),
             )
         if slot.cpus and sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):  # it has ended
@@ -137,7 +137,12 @@ class _Process:
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """Has the kernel send SIGTERM to a new process when this one ends, where the kernel is Linux."""
+    """Has the kernel send SIGTERM to a new process when this one ends, where the kernel is Linux.
+
+    It is called between fork and exec, when the locks that other threads of this process held (those of the terminal's
+    table, of numpy, of JAX) stay locked for ever. So it takes none: prctl is found beforehand, and nothing is imported,
+    logged or printed.
+    """
     if sys.platform != "linux":
         return lambda: None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -151,7 +156,9 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 
 def last_of(log: pathlib.Path, start: int = 0) -> str:
-    """The last part of a log, from `start` on."""
+    """The last part of a log, from `start` on; empty where nothing was begun."""
+    if not log.exists():
+        return ""
     with log.open("rb") as file:
         file.seek(max(start, file.seek(0, os.SEEK_END) - LAST))
         return file.read().decode(errors="replace")

@@ -19,6 +19,7 @@ from transformer_flax.ablation.comparison import (
 from transformer_flax.ablation.page import page
 from transformer_flax.ablation.results import Result
 from transformer_flax.ablation.tables import as_text, effects_table, levels_table, table
+from transformer_flax.training.progress import counted
 
 PICTURES = {  # by the name that `figures.draw` gives them
     "differences": "Difference of each variant from base",
@@ -35,7 +36,8 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
 
     Args:
       results: of all runs, finished or failed; of several of one run the last counts.
-      base: what was swept: "name", "config" (its base config, flat), "command", "versions", "hardware", "commit".
+      base: what was swept: "name", "config" (its base config, flat), and its "sessions", each with its "command",
+        "versions", "hardware" and "commit".
       folder: made if it is not there; pictures of a former report that have no data any more are removed.
 
     Returns:
@@ -44,7 +46,7 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
     Raises:
       UserError: there are no results.
     """
-    comparison = compare(results)
+    comparison = compare(results, base["config"])
     pictures = figures.draw(comparison)
     title = f"Table 3 on {base['name']}" if comparison.rows else f"A sweep on {base['name']}"
     markdown = "\n\n".join([f"# {as_text(title)}", *_blocks(comparison, base, pictures.keys())]) + "\n"
@@ -74,9 +76,10 @@ def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collectio
     if parts:
         blocks += ["## Scores", *shown("scores"), *(levels_table(entries, comparison) for entries in parts)]
         blocks += [
-            "Means over seeds, of perplexity the geometric one, with 95 % intervals where seeds differ. Minutes are of "
-            "training, on a machine that may have had other work; FLOPs are those of the model's matrix products over "
-            "the whole training."
+            "Means over seeds, of perplexity the geometric one, with 95 % intervals where seeds differ. Minutes are "
+            "from a run's beginning to its last step, evaluations on the way included, on a machine that may have had "
+            "other work; of seeds that were trained together each has its share. FLOPs are those of the model's matrix "
+            "products over the whole training."
         ]
     if "curves_score" in pictures:
         blocks += ["## Curves", "On the validation split: the mean over seeds, and each seed as a faint line."]
@@ -89,10 +92,11 @@ def _summary(comparison: Comparison) -> list[str]:
     if not counts:
         return ["No run has finished."]
     seeds = "one seed" if counts == [1] else f"{' to '.join(str(n) for n in sorted({counts[0], counts[-1]}))} seeds"
-    of = [f"{len(comparison.rows)} rows of the paper's table 3"] if comparison.rows else []
-    of += [f"{len(comparison.own)} variants of other fields"] if comparison.own else []
+    of = [f"{counted(len(comparison.rows), 'row')} of the paper's table 3"] if comparison.rows else []
+    of += [f"{counted(len(comparison.own), 'variant')} of other fields"] if comparison.own else []
+    runs = counted(sum(len(entry.runs) for entry in comparison.entries), "finished run")
     blocks = [
-        f"{sum(len(entry.runs) for entry in comparison.entries)} finished runs: {' and '.join(of)}, {seeds} each. "
+        f"{runs}: {' and '.join(of)}, {seeds} each. "
         "Every score is of the validation split, as the paper's table 3 is of newstest2013, at the end of training."
     ]
     if counts == [1]:
@@ -108,18 +112,18 @@ def _summary(comparison: Comparison) -> list[str]:
 def _agreement(measure: Measure, found: Agreement) -> str:
     beside = f", beside the paper's {measure.paper_name}" if measure.name != measure.paper_name else ""
     text = (
-        f"- **{measure.name[0].upper()}{measure.name[1:]}**{beside}: of the {found.rows} rows in which the paper sees "
-        f"an effect, **{found.same_sign}** have its sign here."
+        f"- **{measure.name[0].upper()}{measure.name[1:]}**{beside}: of {counted(found.rows, 'row')} in which the "
+        f"paper sees an effect, **{found.same_sign}** {'has' if found.same_sign == 1 else 'have'} its sign here."
     )
     if found.tested:
-        of = f" of the {found.tested} that have several seeds" if found.tested < found.rows else ""
+        of = f" of the {found.tested} that can be tested" if found.tested < found.rows else ""
         text += f" In {found.significant}{of} the effect is significant, "
         text += f"in {found.significant_same_sign} of these with the paper's sign."
     if found.correlation is None:
         return f"{text} They are too few, or too alike, for a rank correlation."
     rho = found.correlation
     interval = f" [{rho.interval[0]:.2f}, {rho.interval[1]:.2f}]" if rho.interval else ""
-    text += f" Rank correlation of our effects and the paper's, over {found.ranked} rows: "
+    text += f" Rank correlation of our effects and the paper's, over {counted(found.ranked, 'row')}: "
     return f"{text}**{rho.value:.2f}**{interval}."
 
 
@@ -139,7 +143,7 @@ def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
         "\n".join(lines),
         "This goes on with the sweep, and runs what has not finished; rows and seeds that it does not name have to be "
         "added to it:",
-        _code(base["command"]),
+        _code(base["sessions"][-1]["command"]),
     ]
 
 
@@ -149,7 +153,14 @@ def _legend(comparison: Comparison) -> str:
         f"Differences from {as_text(comparison.base.variant)}, with 95 % intervals. Bold: significant, which is a "
         f"corrected p below {SIGNIFICANT:.2g}; before it stands p as it was."
     )
-    return f"{text} ✓ and ✗: ours has the paper's sign, or has not." if comparison.rows else text
+    if comparison.rows:
+        text += " ✓ and ✗: ours has the paper's sign, or has not."
+    if comparison.other_changes:
+        text += (
+            " Not held against the paper, as on this base the change is none, or the opposite one: "
+            f"{', '.join(comparison.other_changes)}."
+        )
+    return text
 
 
 def _methods(comparison: Comparison) -> str:
@@ -185,15 +196,27 @@ def _methods(comparison: Comparison) -> str:
 def _swept(base: Mapping[str, Any]) -> list[str]:
     config = base["config"]
     sizes = [[f"`{field}`", f"{config[field]:,}", f"{paper:,}"] for field, paper in table3.PAPER_BASE.items()]
-    commit = f"Commit {as_text(base['commit'])}, " if base["commit"] else "Run "
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(base["versions"].items()))
+    sessions = base["sessions"]
+    commands = dict.fromkeys(session["command"] for session in sessions)
+    made = list(dict.fromkeys(map(_made, sessions)))
+    if len(made) > 1:
+        blocks = ["Its runs were made in several places, or at several times:", "\n".join(f"- {how}" for how in made)]
+    else:
+        blocks = made
     return [
-        _code(base["command"]),
-        f"{commit}on {as_text(base['hardware'])}, with {as_text(versions)}. The base, beside the paper's:",
+        _code("\n".join(commands)),
+        *blocks,
+        "The base, beside the paper's:",
         table(["field", "here", "the paper"], sizes),
         "All of its config:",
         _code("\n".join(f"{field} = {json.dumps(value, ensure_ascii=False)}" for field, value in config.items())),
     ]
+
+
+def _made(session: Mapping[str, Any]) -> str:
+    commit = f"Commit {as_text(session['commit'])}, " if session["commit"] else "Run "
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(session["versions"].items()))
+    return f"{commit}on {as_text(session['hardware'])}, with {as_text(versions)}."
 
 
 def _code(text: str) -> str:

@@ -1,7 +1,8 @@
 """`results.jsonl`: what a sweep has found, a line for each run that has ended, small enough to be committed.
 
-The first line says what was swept; a report needs no other file. Lines are there whole or not at all, each with a
-checksum. Of several about a run, as of one that failed and was tried again, the last holds.
+The first line says what was swept; a report needs no other file. Where it was gone on with by another command, on
+another machine or with other versions, a line among the results says so. Lines are there whole or not at all, each with
+a checksum. Of several about a run, as of one that failed and was tried again, the last holds.
 """
 
 import dataclasses
@@ -9,7 +10,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformer_flax.data.strict_json import checked, parse_json, require_plain, signed
@@ -17,7 +18,8 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.workdir import write_whole
 
 RESULTS = "results.jsonl"
-HEAD = {"config": dict, "name": str, "command": str, "versions": dict, "hardware": str, "commit": str}
+SESSION = {"command": str, "versions": dict, "hardware": str, "commit": str}  # of the time when a sweep went on
+HEAD = {"config": dict, "name": str} | SESSION
 MEASURES = {"perplexity", "bleu", "exact_match"}
 FINISHED, FAILED = "finished", "failed"
 # Where these differ, results are comparable: seeds belong to the runs, the others change nothing that is learned.
@@ -49,7 +51,7 @@ class Result:
     parameters: int  # of the model
     flops: float  # that training took, as training/loop counts them; 0 where that is not known
     steps: int  # that were made
-    seconds: float  # from its beginning to its last step, evaluations on the way included
+    seconds: float  # from its beginning to its last step, evaluations included; its share of seeds trained together
     scores: dict[str, dict[str, float]]  # of each split at the end
     signature: str  # of the BLEU
     curve: list[list[float]]  # [step, seconds, perplexity, bleu, exact_match] of each evaluation on validation data
@@ -62,7 +64,8 @@ class Result:
 def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
     """What was swept, and the last result of each run, in the order of the file.
 
-    A last line that was cut short by a kill is left out.
+    What was swept has an entry "sessions" too: the different commands, versions, machines and commits that it was made
+    with, the first ones first. A last line that was cut short by a kill is left out.
 
     Raises:
       UserError: there is none, or it is not what was written.
@@ -71,16 +74,21 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
     try:
         require_plain(file)
         first, *lines = file.read_bytes().split(b"\n")[:-1] or [b""]
-        head = _head(first.decode())
+        head = _plain(checked(parse_json(first.decode())), HEAD)
+        sessions = [_session(head)]
         results: dict[tuple[str, int], Result] = {}
         for done, line in enumerate(lines, 1):  # noqa: B007 (the message tells it)
-            result = _result(line.decode())
+            values = checked(parse_json(line.decode()))
+            if values.keys() == SESSION.keys():
+                sessions.append(_plain(values, SESSION))
+                continue
+            result = _result(values)
             results[result.variant, result.seed] = result
     except FileNotFoundError as error:
         raise UserError(f"there is no {file}: no sweep has been started there") from error
     except (OSError, ValueError) as error:  # ValueError: neither JSON nor UTF-8
         raise UserError(f"{file} is damaged in line {done + 1:,}: {error}; mend it or move the file away") from error
-    return head, list(results.values())
+    return head | {"sessions": sessions}, list(results.values())
 
 
 class Journal:
@@ -95,19 +103,33 @@ class Journal:
     """
 
     def __init__(self, file: pathlib.Path, head: dict[str, Any]):
-        self._file = file
-        self.head, self.results = head, []
+        self._file, self._session = file, _session(head)
+        self.head, self.results = head | {"sessions": [self._session]}, []
         if file.exists():
             self.head, self.results = read(file)
-            _require_same(self.head["config"], head["config"], file)
+            require_same_base(self.head["config"], head["config"], file)
             whole = file.read_bytes().split(b"\n")[:-1]
         else:
             whole = [_line(head).encode()]
         write_whole(file, "".join(f"{line.decode()}\n" for line in whole))
 
+    def begin(self) -> None:
+        """Notes by what the runs that follow are made, unless it is there."""
+        if self._session not in self.head["sessions"]:
+            self._write(self._session)
+            self.head["sessions"].append(self._session)
+
     def append(self, result: Result) -> None:
         """Adds a result, which takes the place of an earlier one of the same run."""
-        data = f"{_line(dataclasses.asdict(result))}\n".encode()
+        self._write(dataclasses.asdict(result))
+        self.results = [r for r in self.results if (r.variant, r.seed) != (result.variant, result.seed)] + [result]
+
+    def find(self, variant: str, seed: int) -> Result | None:
+        """The result of a run, if it has ended."""
+        return next((r for r in self.results if (r.variant, r.seed) == (variant, seed)), None)
+
+    def _write(self, content: dict[str, Any]) -> None:
+        data = f"{_line(content)}\n".encode()
         with self._file.open("ab", buffering=0) as stream:
             length = stream.seek(0, os.SEEK_END)
             try:
@@ -116,28 +138,40 @@ class Journal:
             except OSError as error:
                 stream.truncate(length)
                 raise UserError(f"{self._file} cannot be written: {error}; mend that and run it again") from error
-        self.results = [r for r in self.results if (r.variant, r.seed) != (result.variant, result.seed)] + [result]
-
-    def find(self, variant: str, seed: int) -> Result | None:
-        """The result of a run, if it has ended."""
-        return next((r for r in self.results if (r.variant, r.seed) == (variant, seed)), None)
-
-    def require_same_variants(self, changes: dict[str, dict[str, Any]]) -> None:
-        """Refuses names that mean something else in the file, as those of a --variants file may.
-
-        Args:
-          changes: of each variant, by its name.
-        """
-        for result in self.results:
-            now = changes.get(result.variant, result.changes)
-            if now != result.changes:
-                raise UserError(
-                    f"{self._file} has results of {result.variant!r} with the overrides {_show(result.changes)}; now "
-                    f"they are {_show(now)}: call it otherwise, or choose another --workdir"
-                )
 
 
-def _require_same(theirs: dict[str, Any], ours: dict[str, Any], file: pathlib.Path) -> None:
+def require_same_variants(
+    results: Sequence[Result], changes: Mapping[str, Mapping[str, Any]], file: pathlib.Path
+) -> None:
+    """Refuses names that mean something else in a file, as those of a --variants file may.
+
+    Args:
+      results: in the file.
+      changes: of each variant, by its name.
+      file: the results'.
+
+    Raises:
+      UserError: one does.
+    """
+    for result in results:
+        now = changes.get(result.variant, result.changes)
+        if now != result.changes:
+            raise UserError(
+                f"{file} has results of {result.variant!r} with the overrides {_show(result.changes)}; now they are "
+                f"{_show(now)}: call it otherwise, or choose another --workdir"
+            )
+
+
+def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: pathlib.Path) -> None:
+    """Refuses to mix results of different bases.
+
+    Args:
+      theirs, ours: flat configs.
+      file: the results', for the message.
+
+    Raises:
+      UserError: they differ in a field that results depend on, naming each.
+    """
     different = [
         f"  config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
         for name in sorted(theirs.keys() | ours.keys())
@@ -147,7 +181,7 @@ def _require_same(theirs: dict[str, Any], ours: dict[str, Any], file: pathlib.Pa
         raise UserError("\n".join([f"{file} is of a sweep of another base:", *different, "choose another --workdir"]))
 
 
-def _show(changes: dict[str, Any]) -> str:
+def _show(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{field}={value}" for field, value in changes.items()) or "none"
 
 
@@ -155,16 +189,18 @@ def _line(content: dict[str, Any]) -> str:
     return json.dumps(signed(content), ensure_ascii=False)
 
 
-def _head(line: str) -> dict[str, Any]:
-    head = checked(parse_json(line))
-    for name, kind in HEAD.items():
-        if type(head.get(name)) is not kind:
-            raise ValueError(f"it does not begin with what was swept: its {name} is {head.get(name)!r}")
-    return {name: head[name] for name in HEAD}
+def _plain(values: dict[str, Any], kinds: dict[str, type]) -> dict[str, Any]:
+    for name, kind in kinds.items():
+        if type(values.get(name)) is not kind:
+            raise ValueError(f"it does not say what was swept: its {name} is {values.get(name)!r}")
+    return {name: values[name] for name in kinds}
 
 
-def _result(line: str) -> Result:
-    values = checked(parse_json(line))
+def _session(head: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: head[name] for name in SESSION}
+
+
+def _result(values: dict[str, Any]) -> Result:
     kinds = {field.name: field.type for field in dataclasses.fields(Result)}
     if values.keys() != kinds.keys():
         raise ValueError(f"it has {', '.join(sorted(values.keys() ^ kinds.keys()))} too much or too little")

@@ -1,7 +1,7 @@
 """A sweep's jobs on a cluster with Slurm: an array of them, through submitit.
 
-submitit pickles what its jobs call and what comes of it, in a folder of its own, <workdir>/slurm. That is a command of
-train.py and its exit status; the directories of runs hold no pickles.
+submitit pickles what its jobs call, in a folder of its own, <workdir>/slurm; only the jobs read that. What becomes of a
+job it writes there as JSON, beside it. The directories of runs hold no pickles, and the sweep reads none.
 """
 
 import contextlib
@@ -10,28 +10,31 @@ import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from transformer_flax.ablation.jobs import Job
+from transformer_flax.ablation.jobs import Job, Run
 from transformer_flax.ablation.launch import explain, last_of
 from transformer_flax.data.strict_json import read_json
 from transformer_flax.errors import UserError
 from transformer_flax.training.workdir import write_whole
 
 FOLDER = "slurm"
-JOBS = "jobs.json"  # Slurm's number of each job, for a sweep that is started again while they go on
+JOBS = "jobs.json"  # Slurm's number for each run, and the log, for a sweep that is started again while they go on
 POLL = 5  # seconds
 MOST_AT_A_TIME = 256
 REQUEUES = 1_000  # after a time limit: a run may take as many of them as it needs
 WARNING = 90  # seconds before the time limit, in which a run saves its step
 PATIENCE = 600  # seconds, after which a job whose run was ended from outside ends too
 FROM_OUTSIDE = (signal.SIGTERM, signal.SIGUSR2)  # what Slurm sends before it kills
+OWN_OPTIONS = ("job-name", "J")  # by its name a job is known as the sweep's
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ class Slurm:
       options: others of sbatch, by their names; True for one without a value.
 
     Raises:
-      UserError: there is no Slurm, or no submitit.
+      UserError: there is no Slurm, or no submitit; or an option is the sweep's own.
     """
 
     def __init__(
@@ -69,12 +72,17 @@ class Slurm:
         require_slurm()
         import submitit
 
+        if own := sorted({name.replace("_", "-") for name in options or {}} & set(OWN_OPTIONS)):
+            raise UserError(f"--sbatch={own[0]} is not free: by their name the sweep knows its jobs; leave it out")
         self.at_a_time, self._command = at_a_time, command
-        self._folder = (workdir / FOLDER).resolve()
+        self._workdir, self._folder = workdir, (workdir / FOLDER).resolve()
         self._file = self._folder / JOBS
+        # Slurm counts anew at times, and a directory may be copied: a number alone does not say whose job it is.
+        name = re.sub(r"[^\w.-]", "_", self._folder.parent.name, flags=re.ASCII)
+        self._name = f"{name}-{zlib.crc32(str(self._folder).encode()):08x}"
         self._executor = submitit.SlurmExecutor(self._folder, max_num_timeout=REQUEUES)
         parameters: dict[str, Any] = {
-            "job_name": workdir.name,
+            "job_name": self._name,
             "time": minutes,
             "array_parallelism": at_a_time,
             "signal_delay_s": WARNING,
@@ -93,21 +101,40 @@ class Slurm:
     def submit(self, jobs: Sequence[Job]) -> None:
         import submitit
 
-        known = read_json(self._file) if self._file.exists() else {}
-        alive = self._ask()
+        known = self._known()
+        alive = self._ask() if known else {}
+        if alive is None:
+            raise UserError(
+                "squeue does not answer, so jobs that go on cannot be told from new ones; try again when it does"
+            )
+        self._states = alive
+        going_on: dict[tuple[str, str], list[Run]] = {}
+        new = []
+        for job in jobs:
+            left = []
+            for run in job.runs:
+                number, log = known.get(self._key(run), ("", ""))
+                going_on.setdefault((number, log), []).append(run) if number in alive else left.append(run)
+            if left:
+                new.append(job if len(left) == len(job.runs) else Job(tuple(left)))
         self._queued = {
-            job: submitit.SlurmJob(self._folder, known[str(job)]) for job in jobs if known.get(str(job)) in alive
+            Job(tuple(runs), self._workdir / log): submitit.SlurmJob(self._folder, number)
+            for (number, log), runs in going_on.items()
         }
-        new = [job for job in jobs if job not in self._queued]
         if not new:
             return
         try:
             with self._executor.batch():
-                submitted = [self._executor.submit(Training(self._command(job), str(job.log))) for job in new]
+                submitted = [
+                    self._executor.submit(Training(self._command(job), str(job.log), str(self._folder))) for job in new
+                ]
         except submitit.core.utils.FailedJobError as error:  # what sbatch says
             raise UserError(f"Slurm does not take the jobs: {' '.join(str(error).split())}") from error
         self._queued |= dict(zip(new, submitted, strict=True))
-        write_whole(self._file, json.dumps(known | {str(job): s.job_id for job, s in self._queued.items()}, indent=1))
+        for job, each in self._queued.items():
+            log = str(job.log.relative_to(self._workdir))
+            known |= {self._key(run): (each.job_id, log) for run in job.runs}
+        write_whole(self._file, json.dumps(known, indent=1))
 
     def started(self) -> list[Job]:
         return [job for job, submitted in self._queued.items() if self._states.get(submitted.job_id) == "RUNNING"]
@@ -119,26 +146,75 @@ class Slurm:
         if time.monotonic() - self._asked < POLL:
             return []
         self._asked = time.monotonic()
-        self._states = self._ask()
+        states = self._ask()
+        if states is None:
+            return []
+        self._states = states
         missing = {job for job, submitted in self._queued.items() if submitted.job_id not in self._states}
-        # One that is queued anew may be out of sight for a moment; the result of one that has ended, too.
-        ended = [job for job in missing if job in self._missing or self._queued[job].paths.result_pickle.exists()]
+        # One that is queued anew may be out of sight for a moment; the status of one that has ended, too.
+        ended = [job for job in missing if job in self._missing or self._attempt(job).status is not None]
         self._missing = missing
-        return [(job, _problem(job, self._queued.pop(job))) for job in ended]
+        problems = [(job, _problem(job, self._attempt(job), self._queued[job].stderr() or "")) for job in ended]
+        for job in ended:
+            del self._queued[job]
+        return problems
 
     def stop(self) -> str:
         numbers = sorted({submitted.job_id.split("_")[0] for submitted in self._queued.values()})
         return f"they go on in Slurm, and the same command watches them; scancel {' '.join(numbers)} ends them"
 
-    def _ask(self) -> dict[str, str]:
-        """The states of this user's jobs, by their numbers; as before, if Slurm does not answer."""
-        command = ["squeue", "--noheader", "--array", "--me", "--format=%i %T"]
+    def _ask(self) -> dict[str, str] | None:
+        """The states of the sweep's jobs, by their numbers; None if Slurm does not answer."""
+        command = ["squeue", "--noheader", "--array", "--me", "--format=%i %T %j"]
         try:
             lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
         except subprocess.CalledProcessError as error:
             logger.warning("squeue fails: %s", error.stderr.strip())
-            return self._states
-        return dict(line.split() for line in lines)
+            return None
+        jobs = [line.split(maxsplit=2) for line in lines]
+        return {number: state for number, state, *name in jobs if name == [self._name]}
+
+    def _known(self) -> dict[str, tuple[str, str]]:
+        """The number and the log of the job of each run that was ever submitted."""
+        if not self._file.exists():
+            return {}
+        try:
+            return {str(run): (str(number), str(log)) for run, (number, log) in read_json(self._file).items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{self._file} is damaged: {error}; move it away, once no job of the sweep goes on (squeue --me)"
+            ) from error
+
+    def _key(self, run: Run) -> str:
+        return str(run.path.relative_to(self._workdir))
+
+    def _attempt(self, job: Job) -> "Attempt":
+        return Attempt.read(_attempt_file(self._folder, self._queued[job].job_id))
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """What is known of the last time that a job was begun: plain JSON, which the job writes."""
+
+    start: int | None = None  # where its part of the log begins; None: it was never begun
+    status: int | None = None  # of train.py, once it has ended
+
+    @classmethod
+    def read(cls, file: pathlib.Path) -> "Attempt":
+        """That of a job; of one that was never begun, or whose file is damaged, nothing is known."""
+        try:
+            found = read_json(file)
+            start, status = found["start"], found["status"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return cls()
+        return cls(*(value if type(value) is int else None for value in (start, status)))
+
+    def write(self, file: pathlib.Path) -> None:
+        write_whole(file, json.dumps(dataclasses.asdict(self)))
+
+
+def _attempt_file(folder: pathlib.Path, number: str) -> pathlib.Path:
+    return folder / f"{number}_attempt.json"
 
 
 def require_slurm() -> None:
@@ -155,17 +231,20 @@ def require_slurm() -> None:
         raise UserError('--launcher=slurm needs submitit: pip install -e ".[slurm]"') from error
 
 
-def _problem(job: Job, submitted: Any) -> str:
-    """Why a job has ended, in one line; empty if it ended well."""
-    said = last_of(job.log) if job.log.exists() else ""
-    if submitted.paths.result_pickle.exists():
-        with contextlib.suppress(Exception):
-            return explain(submitted.result(), said)
-    slurms = submitted.stderr() or ""
-    if "oom" in slurms.lower():
+def _problem(job: Job, attempt: Attempt, slurms: str) -> str:
+    """Why a job has ended, in one line; empty if it ended well.
+
+    Args:
+      job: that has ended.
+      attempt: the last.
+      slurms: what Slurm and submitit have said.
+    """
+    if attempt.status is not None:
+        return explain(attempt.status, last_of(job.log, attempt.start or 0))
+    if re.search(r"\boom[-_ ]?kill", slurms, re.IGNORECASE):
         return "out of memory (killed by Slurm)"
     ends = [line for line in slurms.splitlines() if "CANCELLED" in line]  # it says by what
-    errors = [line for line in slurms.splitlines() if "error" in line]
+    errors = [line for line in slurms.splitlines() if "error" in line.lower()]
     return next(iter([*ends[-1:], *errors[-1:], "ended by Slurm"]))
 
 
@@ -179,13 +258,19 @@ class Training:
 
     command: list[str]
     log: str
+    folder: str  # where it writes down what becomes of it
     _pid = 0  # of train.py
     _told = False
 
     def __call__(self) -> int:
-        """Trains; returns the exit status."""
+        """Trains; writes down the exit status and returns it."""
+        import submitit
+
         log = pathlib.Path(self.log)
         log.parent.mkdir(parents=True, exist_ok=True)
+        file = _attempt_file(pathlib.Path(self.folder), submitit.JobEnvironment().job_id)
+        attempt = Attempt(start=log.stat().st_size if log.exists() else 0)
+        attempt.write(file)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_OUTSIDE)
         with log.open("ab") as output:
             process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -197,6 +282,7 @@ class Training:
         until = time.monotonic() + PATIENCE
         while self._told and status and time.monotonic() < until:
             time.sleep(1)  # what Slurm has announced, it does: it kills, or queues the job again
+        dataclasses.replace(attempt, status=status).write(file)
         return status
 
     def checkpoint(self) -> Any:
@@ -207,7 +293,7 @@ class Training:
             self._tell()
             with contextlib.suppress(ChildProcessError):  # it has ended, and __call__ knows
                 os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
-        return submitit.helpers.DelayedSubmission(Training(self.command, self.log))
+        return submitit.helpers.DelayedSubmission(Training(self.command, self.log, self.folder))
 
     def _tell(self, number: int = 0, frame: FrameType | None = None) -> None:
         del number, frame

@@ -14,10 +14,10 @@ from transformer_flax.ablation.board import Board, Line
 from transformer_flax.ablation.estimate import Estimator
 from transformer_flax.ablation.jobs import Job, Recipe, Run, measured, share_out
 from transformer_flax.ablation.launch import Launcher, last_of
-from transformer_flax.ablation.results import RESULTS, Journal, Result
+from transformer_flax.ablation.results import RESULTS, Journal, Result, require_same_variants
 from transformer_flax.errors import UserError
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.progress import duration
+from transformer_flax.training.progress import counted, duration
 from transformer_flax.training.workdir import Workdir
 
 REPORT = "report"  # a folder
@@ -57,13 +57,18 @@ def sweep(
         interruption = stack.enter_context(Interruption())
         inherited = stack.enter_context(_claim(recipe.workdir, interruption))
         journal = Journal(recipe.workdir / RESULTS, head)
-        journal.require_same_variants({run.variant.name: run.variant.changes for run in runs})
+        require_same_variants(journal.results, changes(runs), recipe.workdir / RESULTS)
         failed = _Sweep(runs, recipe, journal, make_launcher(inherited), interruption).run(together=together)
         print(f"report: {write_report(recipe.workdir, journal.head, journal.results)}")
     if failed:
         many = f"{len(failed)} of {len(runs)} runs failed" if len(failed) > 1 else f"a run of {len(runs)} failed"
         raise UserError(f"{many}: {', '.join(map(str, failed))}; the same command tries again")
     return journal.results
+
+
+def changes(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """What each variant changes, by its name."""
+    return {run.variant.name: run.variant.changes for run in runs}
 
 
 def write_report(workdir: pathlib.Path, head: dict[str, Any], results: Sequence[Result]) -> pathlib.Path:
@@ -128,11 +133,10 @@ class _Sweep:
             todo = [run for run in self._runs if not self._is_done(run)]
             done = len(self._runs) - len(todo)
             already = f", of which {done:,} had finished before" if done else ""
-            count = f"{len(self._runs):,} run{'s' * (len(self._runs) > 1)}"
-            self._board.say(f"{count} in {self._recipe.workdir}{already}")
-            jobs = share_out(todo, together=together)
-            self._beside = {run.path: len(job.runs) for job in jobs for run in job.runs}
-            self._launcher.submit(jobs)
+            self._board.say(f"{counted(len(self._runs), 'run')} in {self._recipe.workdir}{already}")
+            if todo:
+                self._journal.begin()
+            self._launcher.submit(share_out(todo, together=together))
             stack.callback(self._launcher.stop)  # whatever ends this
             while self._launcher.left():
                 for job, problem in self._launcher.poll():
@@ -148,11 +152,11 @@ class _Sweep:
 
     def _is_done(self, run: Run) -> bool:
         """Whether a run has finished, here or where the results come from."""
-        result = self._journal.find(run.variant.name, run.seed)
-        if result is None or not result.finished:
-            result = run.result()  # a sweep that was killed has not written it down
-            if result is None:
-                return False
+        known = self._journal.find(run.variant.name, run.seed)
+        result = finished(run, known)
+        if result is None:
+            return False
+        if result is not known:
             self._journal.append(result)
         self._show_end(run, result)
         return True
@@ -160,20 +164,20 @@ class _Sweep:
     def _end(self, job: Job, problem: str) -> None:
         """Writes down what became of a job."""
         for run in job.runs:
+            why = problem
             try:
                 result = run.result()
             except UserError as error:
-                result, problem = None, str(error)
+                result, why = None, str(error)
             if result is None:
-                problem = " ".join(problem.split()) or "it ended before its last step was evaluated"
-                result = run.failure(problem)
+                result = run.failure(" ".join(why.split()) or "it ended before its last step was evaluated")
             self._journal.append(result)
             self._show_end(run, result)
             if result.finished:
                 self._board.say(f"{run} has finished in {duration(result.seconds)}: {_scores([result])}")
             else:
                 self._failed.append(run)
-                self._board.say(f"{run} FAILED: {problem}")
+                self._board.say(f"{run} FAILED: {result.error}")
         if any(run in self._failed for run in job.runs):
             last = [line for line in last_of(job.log).splitlines() if line.strip()][-SHOWN:]
             told = [*last, f"all of it: {job.log}", f"by hand: {self._recipe.shown(job)}"]
@@ -190,7 +194,7 @@ class _Sweep:
             for run in job.runs:
                 line = self._lines[run.path]
                 if line.state == board.WAITING:
-                    line.state, line.together = board.RUNNING, len(job.runs)
+                    line.state = board.RUNNING
                     line.standing = run.standing()
                     begins = f"goes on from step {line.standing.step:,}" if line.standing.step else "begins"
                     self._board.say(f"{run} {begins}")
@@ -211,13 +215,11 @@ class _Sweep:
         """About how long it will take, once a run of the sweep has finished."""
         estimator = Estimator(self._runs, self._journal.results)
         left = [run for run in self._runs if self._lines[run.path].state in (board.WAITING, board.RUNNING)]
-        if not estimator.measured or not left:
+        at_a_time = min(self._launcher.at_a_time, self._launcher.left())
+        if not estimator.measured or not left or not at_a_time:
             return ""
-        seconds = sum(
-            estimator.seconds(run) * (1 - self._lines[run.path].standing.step / run.steps) / self._beside[run.path]
-            for run in left
-        )
-        return f", about {duration(seconds / min(self._launcher.at_a_time, len(left)))} left"
+        seconds = sum(estimator.seconds(run) * (1 - self._lines[run.path].standing.step / run.steps) for run in left)
+        return f", about {duration(seconds / at_a_time)} left"
 
     def _report(self) -> None:
         rows = []
@@ -234,6 +236,20 @@ class _Sweep:
                 rows.append([name, "", counts, results[0].error if results else "", ""])
         columns = ["variant", "parameters", "seeds", "validation data, mean of the seeds", "time"]
         self._board.table(f"{self._recipe.workdir}/{RESULTS}", columns, rows)
+
+
+def finished(run: Run, known: Result | None) -> Result | None:
+    """The result of a run that has finished, here or where the results come from.
+
+    Args:
+      run: one of the sweep.
+      known: its result, as the results have it.
+
+    Raises:
+      UserError: its directory holds another run, or a damaged one.
+    """
+    # A sweep that was killed has not written down all that its runs have found.
+    return known if known is not None and known.finished else run.result()
 
 
 def _scores(results: Sequence[Result]) -> str:

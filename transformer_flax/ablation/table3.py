@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -18,6 +19,8 @@ PAPER_BASE = {
     "model.d_k": 64,
     "model.d_v": 64,
 }
+
+PAPER_ABSOLUTE = {"model.dropout": 0.1, "label_smoothing": 0.1, "model.positions": "sinusoidal"}  # of its base, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +104,24 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
         changes[field] = value
     config.update_from_flattened_dict(changes)
     return config
+
+
+def is_papers_change(row: Row, base: Mapping[str, Any]) -> bool:
+    """Whether a row changes a base in the paper's direction, which its absolute fields do not on every base.
+
+    D-drop0.2 is more dropout in the paper; on a base of 0.2 it is no change, and on one of 0.3 less.
+
+    Args:
+      row: one of the table.
+      base: flat config; of absolute fields that it has not, the paper's value is taken.
+    """
+    for field, papers in PAPER_ABSOLUTE.items():
+        if field in row.changes:
+            value, ours = row.changes[field], base.get(field, papers)
+            opposite = not isinstance(value, str) and (value > ours) != (value > papers)
+            if value == ours or opposite:
+                return False
+    return True
 
 
 def _get(config: ConfigDict, field: str) -> Any:
