@@ -10,10 +10,10 @@ of the base, of which `big` takes half: four times the parameters for three time
 
 It is small, has few data and is stopped early, so that each of the paper's effects can show itself. Number words are
 easy: any row learns them all in the end, and then all tie. Here the base gets 60 to 95 % of them right. The steps are
-few, so a row that learns faster has an advantage that it would not have at the paper's length: fewer layers learn number
-words sooner, without dropout they do too, and four layers have hardly begun. As in the paper, the final step's raw
-parameters are scored, on the validation set. docs/table3/numbers/report.md is the sweep of the first line, an hour on two
-cores; a run of the base takes a minute on one of them.
+few, so a row that learns faster has an advantage that it would not have at the paper's length: few layers learn number
+words sooner, as does a model without dropout, and four layers have hardly begun. As in the paper, the final step's raw
+parameters are scored, on the validation set. docs/table3/numbers/report.md is the sweep of the first line: an hour on
+two cores, where a run of the base takes a minute on one of them.
 """
 
 from ml_collections import ConfigDict
