@@ -12,6 +12,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
 from transformer_flax.training.loop import train, train_seeds
 from transformer_flax.training.metrics import read_lines
+from transformer_flax.training.seeds import Seeds
 
 SETTINGS = {"log__every": 3, "data__tokens_per_batch": 4096, "data__num_buckets": 2, "parallel__num_devices": 2}
 
@@ -89,6 +90,19 @@ def test_runs_that_have_no_step_in_common_are_not_thrown_away(config, together, 
     with pytest.raises(UserError, match=rf"no checkpoint of the same step .*seed3: {found}; .*seed1: none"):
         train_seeds(config(), [3, 1], folder)
     final_state(folder / "seed3", 6)  # is there still
+
+
+def test_a_run_that_has_ended_with_its_first_checkpoint_is_not_thrown_away(config, tmp_path):
+    train(config(seed=3, steps=3), tmp_path / "seed3")
+    with pytest.raises(UserError, match=r"no checkpoint of the same step .*seed3: 3; .*seed1: none"):
+        train_seeds(config(steps=3), [3, 1], tmp_path)
+    final_state(tmp_path / "seed3", 3)
+
+
+def test_what_lies_on_the_host_is_stacked_there():
+    batch = {"source": np.ones((2, 3), np.int32)}
+    assert isinstance(Seeds(2).stack([batch, batch])["source"], np.ndarray)
+    assert isinstance(Seeds(2).stack([jax.numpy.ones(2)] * 2), jax.Array)
 
 
 def test_all_seeds_have_their_two_newest_checkpoints(config, tmp_path):

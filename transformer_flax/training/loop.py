@@ -14,11 +14,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.decoding.translator import Translator
-from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import count_parameters, training_flops
 from transformer_flax.model.transformer import Transformer, init_params
-from transformer_flax.training.averaging import EMA, Choice, UnreadableError
+from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.distributed import agreed_stop, is_first, share
 from transformer_flax.training.evaluation import Evaluation, Evaluator
 from transformer_flax.training.interruption import Interruption
@@ -30,6 +29,7 @@ from transformer_flax.training.prefetch import prefetch
 from transformer_flax.training.prepare import check, model_config, prepare_data
 from transformer_flax.training.progress import Progress, duration
 from transformer_flax.training.record import Record
+from transformer_flax.training.resume import resume
 from transformer_flax.training.seeds import Seeds, check_seeds
 from transformer_flax.training.step import Metrics, TrainState, init_key, make_eval_step, make_train_step
 from transformer_flax.training.workdir import Workdir
@@ -199,68 +199,9 @@ class Trainer:
 
     def _restore(self, stack: contextlib.ExitStack) -> tuple[TrainState, int]:
         """The state to go on from, on all devices, and its step; the files of all records are at that step."""
-        like = jax.eval_shape(functools.partial(self._init, 0))
-        for record in self._records:
-            record.checkpoints.require_room(like)
-        unreadable: dict[tuple[Record, int], UnreadableError] = {}
-        for step in self._common_steps():
-            restored = []
-            for record in self._records:
-                try:
-                    restored.append(record.checkpoints.restore(like, step))
-                except UnreadableError as error:
-                    if share()[1] > 1:  # which may not all find it so
-                        raise
-                    unreadable[record, step] = error
-            if len(restored) < len(self._records):
-                continue
-            for (record, damaged), error in unreadable.items():  # the disk and the device can read: another one was
-                aside = record.checkpoints.put_aside(damaged, "damaged")
-                record.say(f"WARNING: {error}; it is put aside as {aside.name}")
-            for record, (_, totals) in zip(self._records, restored, strict=True):
-                record.say(f"resuming from step {step:,} in {record.workdir.path}")
-                self._begin(stack, record, step, totals)
-            return self._parallel.place(self._seeds.stack([state for state, _ in restored])), step
-        if unreadable:  # a disk or a device in trouble is likelier than as many damages
-            newest = next(iter(unreadable.values()))
-            raise UserError(
-                f"{newest}; no checkpoint can be read, and nothing was changed: run the same command when the cause is "
-                f"mended, or choose another --workdir. The cause: {newest.__cause__}"
-            )
-        for record in self._records:
-            self._begin(stack, record, 0)
-        return self._parallel.place(self._seeds.stack([self._init(record.config.seed) for record in self._records])), 0
-
-    def _common_steps(self) -> list[int]:
-        """The steps of which all runs have a checkpoint, from the newest.
-
-        Raises:
-          UserError: a run is further ahead of the others than those that are trained together ever are: it was trained
-            otherwise, and what it has learned since is not thrown away.
-        """
-        steps = [record.checkpoints.steps() for record in self._records]
-        common = sorted(set.intersection(*map(set, steps)), reverse=True)
-        newest = common[0] if common else 0
-        ahead = [[step for step in each if step > newest] for each in steps]
-        every = (self._config.checkpoint.every, self._config.eval.every)
-        first = min(interval for interval in every if interval)  # that is saved of a run
-        if any(len(each) > 1 or (not common and each and each[0] > first) for each in ahead):
-            found = "; ".join(
-                f"{record.workdir.path}: {', '.join(map(str, each)) or 'none'}"
-                for record, each in zip(self._records, steps, strict=True)
-            )
-            raise UserError(
-                f"the seeds have no checkpoint of the same step to go on from together ({found}); train them one by "
-                "one, with --config.seed and --workdir"
-            )
-        return common
-
-    def _begin(self, stack: contextlib.ExitStack, record: Record, step: int, totals=None) -> None:
-        for later in record.checkpoints.steps():
-            if later > step:  # written just before an end came to the others
-                aside = record.checkpoints.put_aside(later, "ahead")
-                record.say(f"its checkpoint of step {later:,}, which others have not, is put aside as {aside.name}")
-        record.begin(stack, step, totals)
+        states, start = resume(self._records, jax.eval_shape(functools.partial(self._init, 0)), stack)
+        states = states or [self._init(record.config.seed) for record in self._records]
+        return self._parallel.place(self._seeds.stack(states)), start
 
     def _is_evaluated_after(self, step: int) -> bool:
         every = self._config.eval.every

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
@@ -22,7 +23,13 @@ class Seeds:
 
     def stack(self, trees: Sequence[Any]) -> Any:
         """The trees of all seeds as one."""
-        return trees[0] if self.count == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
+        if self.count == 1:
+            return trees[0]
+
+        def stacked(*leaves):  # on the host what is there: a batch is not to go to a device, and back, before its time
+            return (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
+
+        return jax.tree.map(stacked, *trees)
 
     def split(self, tree: Any) -> list[Any]:
         """The tree of each seed."""
