@@ -32,7 +32,8 @@ from transformer_flax.decoding.search import Bounds, beam_search, follow, greedy
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.attention import causal_mask, padding_mask
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.transformer import Transformer, init_params, shift_right, to_logits
+from transformer_flax.model.kinds import init_params
+from transformer_flax.model.transformer import Transformer, shift_right, to_logits
 from transformer_flax.special_tokens import NUM_SPECIAL
 
 SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")

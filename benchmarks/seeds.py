@@ -18,7 +18,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.timing import interleaved
 from transformer_flax import cli
-from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.model.kinds import init_params
+from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer

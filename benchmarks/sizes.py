@@ -3,9 +3,9 @@
 import dataclasses
 
 from configs import base
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.kinds import make_config
 
-BASE = TransformerConfig(vocab_size=37_000, **base.get_config().model)
+BASE = make_config(37_000, base.get_config().model)
 SIZES = {
     "base": BASE,
     "small": dataclasses.replace(

@@ -30,7 +30,8 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.config import REMAT as REMAT_POLICIES
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import training_flops
-from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.model.kinds import init_params
+from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.machine import large_product

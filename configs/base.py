@@ -25,6 +25,7 @@ def get_config() -> ConfigDict:
     config.deterministic = False  # on a GPU: bit-for-bit repeatable, slower; a CPU always is
 
     config.model = ConfigDict()
+    config.model.kind = "transformer"
     config.model.num_layers = 6  # N, of the encoder and of the decoder
     config.model.d_model = 512
     config.model.d_ff = 2048

@@ -15,7 +15,8 @@ from tests.model.parameters import random_params
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.decoding.search import Bounds, beam_search
 from transformer_flax.decoding.translator import as_step
-from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.model.kinds import init_params
+from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
 

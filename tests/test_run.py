@@ -21,7 +21,7 @@ from transformer_flax.cli import restore_named
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.search import Sampling
 from transformer_flax.errors import UserError
-from transformer_flax.model.transformer import init_params
+from transformer_flax.model.kinds import init_params
 from transformer_flax.run import Run, restore
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.metrics import read_lines

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 from ml_collections import ConfigDict
 
@@ -16,15 +17,14 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.bleu import FullScores, full_scores
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.model.kinds import Config, find_kind, init_params, make_model
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.averaging import choose, load_params, mean, require_vocabulary
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.prepare import model_config
 from transformer_flax.training.workdir import Workdir
 
-KINDS: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Run:
 
     config: ConfigDict
     tokenizer: Tokenizer
-    model: Transformer
+    model: nn.Module
     params: Any
     parameters: str  # which checkpoints `params` are from
     fingerprints: dict[str, str]  # of the splits that it was trained on and measured with
@@ -220,14 +220,14 @@ def restore(
     choice = choose(place.checkpoints, config, average=average, steps=steps)
     for step in choice.steps:
         require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
-    model = Transformer(sizes)
+    model = make_model(sizes)
     like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
     params = mean(load_params(place.checkpoints, step, like, kind=choice.kind) for step in choice.steps)
     params = jax.device_put(params)  # once: arrays of the host would travel with every batch
     return Run(config, tokenizer, model, params, str(choice), place.load_fingerprints())
 
 
-def load_described(place: Workdir) -> tuple[ConfigDict, Tokenizer, TransformerConfig]:
+def load_described(place: Workdir) -> tuple[ConfigDict, Tokenizer, Config]:
     """What a run is, checked: its config, its tokenizer and its model, without parameters.
 
     Raises:
@@ -247,23 +247,31 @@ def _require_fields(config: ConfigDict, place: Workdir) -> None:
         "checkpoint": {"every": int},
         "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str),
         "decode": {a.name: a.annotation for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty},
-        "model": {field.name: field.type for field in dataclasses.fields(TransformerConfig)},
+        "model": {"kind": str},
     }
-    del needed["model"]["vocab_size"]  # which the tokenizer knows
+    model = config.get("model", {})
+    kind = model.get("kind", "") if isinstance(model, (ConfigDict, dict)) else ""
+    if isinstance(kind, str) and kind:
+        try:
+            fields = dataclasses.fields(find_kind(kind).config)
+        except UserError as error:
+            raise UserError(f"{place.config_file}: {error}") from error
+        needed["model"] |= {field.name: field.type for field in fields}
+        del needed["model"]["vocab_size"]  # which the tokenizer knows
     for section, fields in needed.items():
         there: Any = config.get(section, {}) if section else config
         where = ".".join(filter(None, ("config", section)))
         if not isinstance(there, (ConfigDict, dict)):
             raise UserError(f"{place.config_file}: {where} is {there!r}; it must be an object of fields")
-        for field, kind in fields.items():
+        for field, wanted in fields.items():
             if field not in there:
                 raise UserError(
                     f"{place.config_file} lacks {where}.{field}, as a run of another version of this package; add it "
                     "there (configs/base.py says what it means)"
                 )
             value = there[field]
-            if type(value) is not kind and not (kind is float and type(value) is int):
-                raise UserError(f"{place.config_file}: {where}.{field} is {value!r}; it must be {KINDS[kind]}")
+            if type(value) is not wanted and not (wanted is float and type(value) is int):
+                raise UserError(f"{place.config_file}: {where}.{field} is {value!r}; it must be {TYPES[wanted]}")
         if section in ("decode", "model") and (unknown := sorted(there.keys() - fields.keys())):
             raise UserError(
                 f"{place.config_file} has {where}.{unknown[0]}, which this version of the package does not know, and "

@@ -13,7 +13,7 @@ from transformer_flax.data.corpus import load_corpus
 from transformer_flax.data.pairs import load_pairs
 from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.model.transformer import attention_maps
+from transformer_flax.model.kinds import attention_maps
 from transformer_flax.run import restore
 from transformer_flax.special_tokens import END_ID, PAD_ID
 

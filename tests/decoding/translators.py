@@ -10,7 +10,8 @@ import pytest
 
 from tests.conftest import TINY
 from transformer_flax.decoding.translator import Translation, Translator
-from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.model.kinds import init_params
+from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 
 

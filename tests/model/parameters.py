@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.transformer import init_params
+from transformer_flax.model.kinds import init_params
 
 
 @functools.cache

@@ -14,7 +14,8 @@ from transformer_flax.model.cost import (
     forward_flops,
     training_flops,
 )
-from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.model.kinds import init_params
+from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import translation_loss
 

@@ -13,8 +13,9 @@ from tests.model.sentences import SOURCE, TARGET, B, K, T, logits_of
 from tests.model.test_transformer import decode_stepwise
 from transformer_flax.model.attention import attention_weights, causal_mask
 from transformer_flax.model.cost import forward_flops
+from transformer_flax.model.kinds import attention_maps
 from transformer_flax.model.neighbourhood import attend_nearby, neighbourhood_mask
-from transformer_flax.model.transformer import Transformer, attention_maps, shift_right
+from transformer_flax.model.transformer import Transformer, shift_right
 
 FAR = dataclasses.replace(TINY, num_layers=1)
 NEAR = dataclasses.replace(FAR, neighbourhood=4)

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 
 from configs import numbers
 from transformer_flax.data.pairs import load_pairs
-from transformer_flax.model.transformer import init_params
+from transformer_flax.model.kinds import init_params
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
 from transformer_flax.training.optimizer import make_optimizer

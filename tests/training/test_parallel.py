@@ -14,7 +14,8 @@ from configs import numbers
 from tests.conftest import TINY
 from tests.training.states import OPTIMIZER
 from transformer_flax.errors import UserError
-from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.model.kinds import init_params
+from transformer_flax.model.transformer import Transformer
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.parallel import SMALL, make_parallel

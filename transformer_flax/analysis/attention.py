@@ -14,8 +14,7 @@ import numpy as np
 
 from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.transformer import attention_maps
+from transformer_flax.model.kinds import Config, attention_maps
 from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL, PAD_ID
 
 KINDS = ("encoder", "decoder", "cross")
@@ -93,7 +92,7 @@ def _one_of(name: str, value: Any, known: Sequence[str]) -> Any:
 
 
 def attend(
-    config: TransformerConfig,
+    config: Config,
     params: Any,
     tokenizer: Tokenizer,
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
@@ -111,11 +110,11 @@ def attend(
             yield Attention(read_tokens(tokenizer, source), read_tokens(tokenizer, target), **cut)
 
 
-def _fill(lines: Sequence[Sequence[int]], rows: int, config: TransformerConfig) -> np.ndarray:
+def _fill(lines: Sequence[Sequence[int]], rows: int, config: Config) -> np.ndarray:
     """Ids side by side, int32 [rows, a multiple of WIDTH], padding elsewhere."""
     longest = max(map(len, lines))
     width = -(-longest // WIDTH) * WIDTH
-    if config.positions == "learned":  # of which there are so many
+    if getattr(config, "positions", "") == "learned":  # of which there are so many
         width = max(longest, min(width, config.max_length))
     filled = np.full((rows, width), PAD_ID, np.int32)
     for row, ids in enumerate(lines):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.model.kinds import init_params, make_model
 
 
 def count_modules(config: TransformerConfig) -> dict[str, int]:
@@ -95,7 +95,7 @@ def activation_bytes(
     def kept(params: Any, source: jax.Array, target: jax.Array) -> list[jax.Array]:
         def features(params):
             rngs = {"dropout": jax.random.key(0)}
-            y: Any = Transformer(config).apply({"params": params}, source, target, rngs=rngs, method="features")
+            y: Any = make_model(config).apply({"params": params}, source, target, rngs=rngs, method="features")
             return y[0]
 
         y, backward = jax.vjp(features, params)

@@ -250,13 +250,6 @@ def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:
     return jnp.einsum("...d,vd->...v", y, embedding.astype(y.dtype), preferred_element_type=jnp.float32)
 
 
-def init_params(config: TransformerConfig, key: jax.Array) -> Any:
-    """Fresh float32 parameters of `Transformer(config)`."""
-    tokens = jnp.ones((1, 1), jnp.int32)
-    # One program, as op by op there would be hundreds to compile.
-    return jax.jit(Transformer(config).init)(key, tokens, tokens)["params"]
-
-
 def attention_maps(
     config: TransformerConfig, params: Any, source: jax.Array, target: jax.Array
 ) -> dict[str, jax.Array]:

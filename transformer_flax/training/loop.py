@@ -14,9 +14,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.decoding.translator import Translator
-from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import count_parameters, training_flops
-from transformer_flax.model.transformer import Transformer, init_params
+from transformer_flax.model.kinds import Config, init_params, make_model
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.distributed import agreed_stop, is_first, share
 from transformer_flax.training.evaluation import Evaluation, Evaluator
@@ -98,7 +97,7 @@ def _train(workdirs: dict[int, pathlib.Path], config: ConfigDict, *, profile: bo
         return Trainer(records, parallel, progress, profile=profile and is_first()).run()
 
 
-def _describe(model: TransformerConfig) -> str:
+def _describe(model: Config) -> str:
     parts = count_parameters(model)
     return (
         f"{sum(parts.values()):,} parameters with a vocabulary of {model.vocab_size:,}, "
@@ -123,7 +122,7 @@ class Trainer:
         data = records[0].data
         self._compilations: collections.Counter[str] = collections.Counter()
 
-        self._model = model = Transformer(model_config(config, data.tokenizer.vocab_size))
+        self._model = model = make_model(model_config(config, data.tokenizer.vocab_size))
         optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self._schedule = paper_schedule(config.model.d_model, config.optimizer.warmup_steps, config.optimizer.factor)
         loss_fn = parallel.gathering(translation_loss(model, config.label_smoothing, config.loss_chunks))

@@ -19,7 +19,7 @@ from transformer_flax.data.tokenizer import KINDS, SMALLEST_VOCABULARY, Tokenize
 from transformer_flax.data.vocabulary import find_tokenizer, keep_tokenizer
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.kinds import Config, make_config
 from transformer_flax.training.averaging import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.distributed import first_ahead, from_first, is_first, share
 from transformer_flax.training.optimizer import make_optimizer
@@ -98,7 +98,7 @@ def check(config: ConfigDict) -> None:
         lambda value: value >= averaged,
         f"at least {averaged}: what config.eval.average or final_average takes must be kept",
     )
-    if config.model.positions == "learned":
+    if config.model.get("positions") == "learned":
         longest = max(config.data.max_length, config.decode.max_input_length + config.decode.max_extra_length)
         require(
             "model.max_length",
@@ -219,6 +219,6 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
     return Data(tokenizer, pairs, corpora, train)
 
 
-def model_config(config: ConfigDict, vocab_size: int) -> TransformerConfig:
+def model_config(config: ConfigDict, vocab_size: int) -> Config:
     """The model of a run's config, for a vocabulary of that size."""
-    return TransformerConfig(vocab_size=vocab_size, **config.model)
+    return make_config(vocab_size, config.model)

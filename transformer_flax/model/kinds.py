@@ -1,0 +1,90 @@
+"""Which models there are: `config.model.kind` names one, and its config's type tells it from there on.
+
+A model of whatever kind is a Linen module of a config, with `vocab_size` and `dtype` among its fields, and with the
+methods that training and search ask for: `features(source, target)`, and `begin(source, hypotheses, length)` and
+`step(tokens, parents, position)`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_flax.errors import UserError
+from transformer_flax.model import transformer
+from transformer_flax.model.config import TransformerConfig
+
+Config = TransformerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What there is of a kind of model."""
+
+    config: type[Config]
+    module: type[nn.Module]
+    attention_maps: Callable[[Any, Any, jax.Array, jax.Array], dict[str, jax.Array]]
+
+
+KINDS = {
+    "transformer": Kind(TransformerConfig, transformer.Transformer, transformer.attention_maps),
+}
+
+
+def make_config(vocab_size: int, fields: Mapping[str, Any]) -> Config:
+    """The config of a model from the fields of `config.model`, of which `kind` says which.
+
+    Raises:
+      UserError: there is no such kind, or it cannot have such a field or such a value.
+    """
+    kind = find_kind(fields["kind"])
+    own = {name: value for name, value in fields.items() if name != "kind"}
+    known = {field.name for field in dataclasses.fields(kind.config)} - {"vocab_size"}
+    for name in sorted(own.keys() ^ known):
+        says = "lacks" if name in known else "has nothing for"
+        raise UserError(
+            f"config.model.kind is {fields['kind']!r}, whose config {says} config.model.{name}; start from the file of "
+            "configs/ that is for this kind of model"
+        )
+    return kind.config(vocab_size=vocab_size, **own)
+
+
+def find_kind(name: str) -> Kind:
+    """The kind of that name.
+
+    Raises:
+      UserError: there is none.
+    """
+    if name not in KINDS:
+        raise UserError(f"config.model.kind is {name!r}; it must be one of {', '.join(KINDS)}")
+    return KINDS[name]
+
+
+def kind_of(config: Config) -> Kind:
+    """The kind that a model's config is of."""
+    return next(kind for kind in KINDS.values() if type(config) is kind.config)
+
+
+def make_model(config: Config) -> Any:
+    """The module of a config."""
+    return kind_of(config).module(config)
+
+
+def init_params(config: Config, key: jax.Array) -> Any:
+    """Fresh float32 parameters of `make_model(config)`."""
+    tokens = jnp.ones((1, 1), jnp.int32)
+    # One program, as op by op there would be hundreds to compile.
+    return jax.jit(make_model(config).init)(key, tokens, tokens)["params"]
+
+
+def attention_maps(config: Config, params: Any, source: jax.Array, target: jax.Array) -> dict[str, jax.Array]:
+    """The attention weights of one teacher-forced pass over source [B, S] and target [B, T], in float32.
+
+    Returns:
+      Those of "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T] and "cross" [N, B, H, T, S] that this kind of model
+      has, layer by layer.
+    """
+    return kind_of(config).attention_maps(config, params, source, target)
