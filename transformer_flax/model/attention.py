@@ -70,10 +70,11 @@ def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array) -> jax.
       [B, H, Q, M]; rows sum to 1. A row with nothing allowed is all zeros, with finite gradients.
     """
     products = jnp.einsum("bqhd,bmhd->bhqm", query, key, preferred_element_type=jnp.float32)
-    return _masked_softmax(products / query.shape[-1] ** 0.5, mask)
+    return masked_softmax(products / query.shape[-1] ** 0.5, mask)
 
 
-def _masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
+def masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
+    """softmax over the last axis, with zeros where the mask is False, of a row without any True too."""
     weights = jax.nn.softmax(jnp.where(mask, logits, jnp.finfo(logits.dtype).min))
     return jnp.where(mask, weights, 0)
 
@@ -97,11 +98,11 @@ def look_up(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array)
     d_k = query.shape[-1]
     if query.shape[1] == 1:
         products = jnp.einsum("bkhd,bhdm->bhkm", query, key, preferred_element_type=jnp.float32)
-        weights = _masked_softmax(products / d_k**0.5, mask)
+        weights = masked_softmax(products / d_k**0.5, mask)
         return jnp.einsum("bhkm,bhmv->bkhv", weights.astype(value.dtype), value)
     query = query.swapaxes(1, 2)[..., None].astype(jnp.float32)  # [B, H, K, d_k, 1]
     products = jnp.sum(query * key[:, :, None], axis=-2)  # with [B, H, 1, d_k, M] -> [B, H, K, M]
-    weights = _masked_softmax(products / d_k**0.5, mask)
+    weights = masked_softmax(products / d_k**0.5, mask)
     mixed = jnp.sum(weights[..., None] * value[:, :, None], axis=-2)  # with [B, H, 1, M, d_v] -> [B, H, K, d_v]
     return mixed.astype(value.dtype).swapaxes(1, 2)
 

@@ -2,14 +2,11 @@
 
 import dataclasses
 
-from transformer_flax.errors import UserError
+from transformer_flax.model.checks import DTYPES, LARGEST, MOST_LAYERS
+from transformer_flax.model.checks import require as _require
 
 POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")
-DTYPES = ("float32", "bfloat16")
 REMAT = ("none", "products", "layers")
-# Far beyond any use: what is larger is a mistake, and would be traced for hours before it fails.
-MOST_LAYERS = 1_000
-LARGEST = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +56,3 @@ class TransformerConfig:
         _require(self, "dtype", lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}")
         if self.positions != "learned":
             _require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
-
-
-def _require(config, name, is_valid, requirement):
-    value = getattr(config, name)
-    if not is_valid(value):
-        raise UserError(f"config.model.{name} is {value!r}; it must be {requirement}")
