@@ -48,8 +48,7 @@ def main() -> None:
             require_as_many(pathlib.Path(SOURCE.value), sources, pathlib.Path(GOLD.value), gold)
         run, settings = RESTORE()
         print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
-        for name, chosen, count in (("layers", layers, "num_layers"), ("heads", heads, "num_heads")):
-            there = run.config.model[count]
+        for name, chosen, there in zip(("layers", "heads"), (layers, heads), run.count_heads()["cross"], strict=True):
             if not all(-there <= number < there for number in chosen or ()):
                 raise UserError(f"--{name} has {max(chosen or (), key=abs)}; the model has {name} 0 to {there - 1}")
         alignments, shown = [], []

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 from ml_collections import ConfigDict
 
-from transformer_flax.analysis.attention import Attention, attend
+from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.pairs import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.bleu import FullScores, full_scores
@@ -145,16 +145,26 @@ class Run:
         [attention] = self.attentions([source], None if target is None else [target], **settings)
         return attention
 
+    def count_heads(self) -> dict[str, tuple[int, int]]:
+        """How many layers and heads there are of each kind of attention: "encoder", "decoder" and "cross".
+
+        Raises:
+          UserError: the model has no attention.
+        """
+        return count_heads(self.model.config)
+
     def attentions(
         self, sources: Sequence[str], targets: Sequence[str] | None = None, **settings
     ) -> Iterator[Attention]:
         """`attention` of each of several lines, in order.
 
         Raises:
-          UserError: a line is too long, not every line has a target, or the run is an ensemble.
+          UserError: a line is too long, not every line has a target, the model has no attention, or the run is an
+            ensemble.
         """
         if self.partners:
             raise UserError("an ensemble has no attention of its own: ask one of its members")
+        self.count_heads()
         decode = {**self.config.decode, **settings}
         longest = decode["max_input_length"]
         inputs = [[*ids, END_ID] for ids in self.tokenizer.encode(sources)]

@@ -10,8 +10,7 @@ import pytest
 
 from tests.conftest import TINY
 from transformer_flax.decoding.translator import Translation, Translator
-from transformer_flax.model.kinds import init_params
-from transformer_flax.model.transformer import Transformer
+from transformer_flax.model.kinds import init_params, make_model
 from transformer_flax.special_tokens import NUM_SPECIAL
 
 
@@ -59,7 +58,7 @@ def large_params(config):
 
 def new(configs=(ONE,), tokenizer=LETTERS, **changes) -> Translator:
     params = [large_params(config) for config in configs]
-    return Translator([Transformer(config) for config in configs], params, tokenizer, **(SETTINGS | changes))
+    return Translator([make_model(config) for config in configs], params, tokenizer, **(SETTINGS | changes))
 
 
 make = functools.cache(new)  # with its compiled programs; to be changed by no test
@@ -81,4 +80,4 @@ def assert_scored(translator: Translator, line: str, translations: list[Translat
     scores = translator.score([line] * len(translations), [t.text for t in translations])
     for t, log_probs in zip(translations, scores, strict=True):
         assert len(log_probs) == len(t.tokens)
-        assert sum(log_probs) == pytest.approx(t.log_prob, abs=1e-4)
+        assert sum(log_probs) == pytest.approx(t.log_prob, rel=1e-6, abs=1e-4)

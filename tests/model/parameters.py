@@ -5,13 +5,12 @@ import functools
 import jax
 import numpy as np
 
-from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.kinds import init_params
+from transformer_flax.model.kinds import Config, init_params
 
 
 @functools.cache
-def random_params(config: TransformerConfig) -> dict:
-    """Random float32 parameters of `Transformer(config)`, sized so that activations stay near one."""
+def random_params(config: Config) -> dict:
+    """Random float32 parameters of `make_model(config)`, sized so that activations stay near one."""
     rng = np.random.default_rng(0)
 
     def fill(path, shape):
@@ -22,8 +21,10 @@ def random_params(config: TransformerConfig) -> dict:
             case "bias":
                 return 0.3 * noise
             case "kernel":
-                # The output projection of attention joins two axes, heads and d_v; all others start from one.
-                fan_in = np.prod(shape.shape[:2]) if path[-2].key == "output" else shape.shape[0]
+                # The output projection of attention joins two axes, heads and d_v, and a convolution's kernel its
+                # places and their width; all others start from one.
+                joined = path[-2].key in ("output", "conv") and len(shape.shape) == 3
+                fan_in = np.prod(shape.shape[:2]) if joined else shape.shape[0]
                 return noise / np.sqrt(fan_in).astype(np.float32)
             case "table" if path[-2].key == "distances":  # added to keys, which are near one too
                 return noise

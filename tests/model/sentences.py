@@ -1,4 +1,4 @@
-"""Sentences for the tests of the model, and its logits on them.
+"""Sentences for the tests of models, and their logits on them.
 
 Letters of shapes: B batch, S source, T target, K hypotheses.
 """
@@ -6,7 +6,7 @@ Letters of shapes: B batch, S source, T target, K hypotheses.
 import numpy as np
 
 from tests.model.parameters import random_params
-from transformer_flax.model.transformer import Transformer
+from transformer_flax.model.kinds import make_model
 
 # Two sources with three targets each, as a search with three hypotheses holds them.
 B, K, S, T = 2, 3, 7, 6
@@ -27,4 +27,4 @@ TARGET = np.array(
 def logits_of(config, source=SOURCE, target=TARGET, dropout_key=None):
     # Not jitted: op by op, all variants share their compilations; as a whole, each would take a second or more.
     rngs = None if dropout_key is None else {"dropout": dropout_key}
-    return np.asarray(Transformer(config).apply({"params": random_params(config)}, source, target, rngs=rngs))
+    return np.asarray(make_model(config).apply({"params": random_params(config)}, source, target, rngs=rngs))

@@ -78,15 +78,19 @@ def test_base_and_big_model_have_the_papers_number_of_parameters():
 
 
 def products(jaxpr) -> int:
-    """Floating-point operations of all matrix products in a program."""
+    """Floating-point operations of all matrix products and convolutions in a program."""
     total = 0
     for equation in jaxpr.eqns:
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
             total += 2 * math.prod(result) * math.prod(left[axis] for axis in contracted)
+        if equation.primitive.name == "conv_general_dilated":
+            kernel, outputs = equation.invars[1].aval.shape, equation.params["dimension_numbers"].rhs_spec[0]
+            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // kernel[outputs]
         inner = [param for param in equation.params.values() if hasattr(param, "jaxpr")]
-        total += sum(products(closed.jaxpr) for closed in inner)
+        times = equation.params["length"] if equation.primitive.name == "scan" else 1
+        total += times * sum(products(closed.jaxpr) for closed in inner)
     return total
 
 

@@ -40,7 +40,7 @@ def word_weights(
     """
     if by not in BY:
         raise UserError(f"by is {by!r}; it must be one of {', '.join(BY)}")
-    layers = range(len(attention.cross)) if layers is None else layers
+    layers = range(len(attention.layers("cross"))) if layers is None else layers
     chosen = [attention.weights("cross", layer)[attention.heads(heads)].mean(axis=0) for layer in layers]
     weights = np.mean(chosen, axis=0)  # [T, S]
     if by == "read":

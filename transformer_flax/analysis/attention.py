@@ -4,6 +4,7 @@ Letters of shapes: N layers, H heads, S tokens of the source, T tokens of the ta
 """
 
 import dataclasses
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ import numpy as np
 
 from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.model.kinds import Config, attention_maps
+from transformer_flax.model.kinds import Config, attention_maps, init_params, most_positions
 from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL, PAD_ID
 
 KINDS = ("encoder", "decoder", "cross")
@@ -41,13 +42,23 @@ class Attention:
     """All attention weights of one pass over a sentence and its translation, float32; every row sums to 1.
 
     At each position the decoder reads a token (the begin symbol, then those of the target) and writes the next one.
+    Of the kinds of attention that a model does not have, there are no weights: None.
     """
 
     source: Sentence
     target: Sentence
-    encoder: np.ndarray  # [N, H, S, S], from a source token to the source
-    decoder: np.ndarray  # [N, H, T, T], from a token that is read to those read so far
-    cross: np.ndarray  # [N, H, T, S], from a token that is written to the source
+    encoder: np.ndarray | None = None  # [N, H, S, S], from a source token to the source
+    decoder: np.ndarray | None = None  # [N, H, T, T], from a token that is read to those read so far
+    cross: np.ndarray | None = None  # [N, H, T, S], from a token that is written to the source
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Those of "encoder", "decoder" and "cross" that the model has."""
+        return tuple(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @property
+    def num_heads(self) -> int:
+        return self.layers(self.kinds[0]).shape[1]
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -58,8 +69,16 @@ class Attention:
         """Of the rows (who attends) and of the columns (to what) of a kind of attention."""
         source, written = self.source.pieces, self.target.pieces
         return {"encoder": (source, source), "decoder": (self.read, self.read), "cross": (written, source)}[
-            _one_of("kind", kind, KINDS)
+            self._known(kind)
         ]
+
+    def layers(self, kind: str) -> np.ndarray:
+        """The weights of a kind of attention, [N, H, rows, columns].
+
+        Raises:
+          UserError: there is no such kind, or the model has none of it.
+        """
+        return getattr(self, self._known(kind))
 
     def weights(self, kind: str, layer: int) -> np.ndarray:
         """[H, rows, columns] of one layer, counted from 0, or from -1 backwards.
@@ -67,7 +86,7 @@ class Attention:
         Raises:
           UserError: there is no such kind or layer.
         """
-        layers = getattr(self, _one_of("kind", kind, KINDS))
+        layers = self.layers(kind)
         if not -len(layers) <= layer < len(layers):
             raise UserError(f"layer is {layer}; the model has layers 0 to {len(layers) - 1}, or -1 for the last")
         return layers[layer]
@@ -78,17 +97,33 @@ class Attention:
         Raises:
           UserError: there is no such head.
         """
-        count = self.cross.shape[1]
+        count = self.num_heads
         chosen = list(range(count)) if heads is None else list(heads)
         if not chosen or not all(0 <= head < count for head in chosen):
             raise UserError(f"heads is {chosen}; the model has heads 0 to {count - 1}")
         return chosen
 
+    def _known(self, kind: str) -> str:
+        if kind not in self.kinds:
+            raise UserError(
+                f"kind is {kind!r}; it must be one of {', '.join(self.kinds)}: the model has no other attention"
+            )
+        return kind
 
-def _one_of(name: str, value: Any, known: Sequence[str]) -> Any:
-    if value not in known:
-        raise UserError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-    return value
+
+@functools.cache
+def count_heads(config: Config) -> dict[str, tuple[int, int]]:
+    """How many layers and heads a model has of each kind of attention, found without running it.
+
+    Raises:
+      UserError: it has no attention.
+    """
+    line = jax.ShapeDtypeStruct((1, 1), np.int32)
+    params = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
+    maps = jax.eval_shape(functools.partial(attention_maps, config), params, line, line)
+    if not maps:
+        raise UserError("the model has no attention to look at (config.model.attention is 'none')")
+    return {kind: (weights.shape[0], weights.shape[2]) for kind, weights in maps.items()}
 
 
 def attend(
@@ -106,7 +141,10 @@ def attend(
         for row, (source, target) in enumerate(chosen):
             s, t = len(source), len(target)
             shapes = {"encoder": (s, s), "decoder": (t, t), "cross": (t, s)}
-            cut = {kind: maps[kind][:, row, :, :r, :c].copy() for kind, (r, c) in shapes.items()}  # padding cut off
+            cut = {}
+            for kind, weights in maps.items():
+                r, c = shapes[kind]
+                cut[kind] = weights[:, row, :, :r, :c].copy()  # padding cut off
             yield Attention(read_tokens(tokenizer, source), read_tokens(tokenizer, target), **cut)
 
 
@@ -114,8 +152,8 @@ def _fill(lines: Sequence[Sequence[int]], rows: int, config: Config) -> np.ndarr
     """Ids side by side, int32 [rows, a multiple of WIDTH], padding elsewhere."""
     longest = max(map(len, lines))
     width = -(-longest // WIDTH) * WIDTH
-    if getattr(config, "positions", "") == "learned":  # of which there are so many
-        width = max(longest, min(width, config.max_length))
+    if (most := most_positions(config)) is not None:
+        width = max(longest, min(width, most))
     filled = np.full((rows, width), PAD_ID, np.int32)
     for row, ids in enumerate(lines):
         filled[row, : len(ids)] = ids

@@ -60,7 +60,7 @@ def plot_heads(
         _heatmap(axes, weights[head], rows, columns)
         axes.set_title(f"head {head}", fontsize=9)
     who, what = WHO_ATTENDS[kind]
-    figure.suptitle(f"{kind} attention, layer {layer % len(attention.cross)}", fontsize=10)
+    figure.suptitle(f"{kind} attention, layer {layer % len(attention.layers(kind))}", fontsize=10)
     figure.supylabel(who, fontsize=9)
     figure.supxlabel(what, fontsize=9)
     return _written(figure, file)

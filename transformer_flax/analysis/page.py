@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_flax.analysis.attention import KINDS, Attention
+from transformer_flax.analysis.attention import Attention
 from transformer_flax.analysis.heads import head_colours
 from transformer_flax.errors import UserError
 
@@ -41,13 +41,13 @@ def write_page(attentions: Attention | Iterable[Attention], file: str | os.PathL
 
 def _described(attention: Attention) -> dict[str, Any]:
     kinds = {}
-    for kind in KINDS:
+    for kind in attention.kinds:
         rows, columns = attention.labels(kind)
-        weights = np.rint(getattr(attention, kind) * WHOLE).astype(int).tolist()
+        weights = np.rint(attention.layers(kind) * WHOLE).astype(int).tolist()
         kinds[kind] = {"rows": rows, "columns": columns, "weights": weights}  # [N][H][rows][columns]
     return {
         "source": attention.source.text,
         "target": attention.target.text,
-        "colours": head_colours(attention.cross.shape[1]),
+        "colours": head_colours(attention.num_heads),
         "kinds": kinds,
     }

@@ -2,17 +2,14 @@
 
 import dataclasses
 
-from transformer_flax.errors import UserError
+from transformer_flax.model.checks import DTYPES, LARGEST, MOST_LAYERS
+from transformer_flax.model.checks import require as _require
 
 SINUSOIDS = ("sinusoidal", "sinusoidal_concatenated")  # added to embeddings, as learned positions are
 DISTANCES = ("relative", "rotary")  # told to self-attention instead
 POSITIONS = (*SINUSOIDS, "learned", *DISTANCES)
 COMPATIBILITIES = ("scaled_dot", "dot", "additive")
-DTYPES = ("float32", "bfloat16")
 REMAT = ("none", "products", "layers")
-# Far beyond any use: what is larger is a mistake, and would be traced for hours before it fails.
-MOST_LAYERS = 1_000
-LARGEST = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +72,3 @@ class TransformerConfig:
                 lambda v: v != "additive",
                 "scaled_dot or dot with rotary positions, as products alone tell how far apart turned vectors stand",
             )
-
-
-def _require(config, name, is_valid, requirement):
-    value = getattr(config, name)
-    if not is_valid(value):
-        raise UserError(f"config.model.{name} is {value!r}; it must be {requirement}")

@@ -2,7 +2,7 @@
 
 A model of whatever kind is a Linen module of a config, with `vocab_size` and `dtype` among its fields, and with the
 methods that training and search ask for: `features(source, target)`, and `begin(source, hypotheses, length)` and
-`step(tokens, parents, position)`.
+`step(tokens, parents, position)`. Adam's schedule asks for `d_model`.
 """
 
 import dataclasses
@@ -14,10 +14,12 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.errors import UserError
-from transformer_flax.model import transformer
+from transformer_flax.model import convolutional, recurrent, transformer
 from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.convolutional_config import ConvolutionalConfig
+from transformer_flax.model.recurrent_config import RecurrentConfig
 
-Config = TransformerConfig
+Config = TransformerConfig | RecurrentConfig | ConvolutionalConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +29,13 @@ class Kind:
     config: type[Config]
     module: type[nn.Module]
     attention_maps: Callable[[Any, Any, jax.Array, jax.Array], dict[str, jax.Array]]
+    segments: bool = False  # keep several pairs in a row apart, where they are given
 
 
 KINDS = {
-    "transformer": Kind(TransformerConfig, transformer.Transformer, transformer.attention_maps),
+    "transformer": Kind(TransformerConfig, transformer.Transformer, transformer.attention_maps, segments=True),
+    "recurrent": Kind(RecurrentConfig, recurrent.RecurrentTranslator, recurrent.attention_maps),
+    "convolutional": Kind(ConvolutionalConfig, convolutional.ConvolutionalTranslator, convolutional.attention_maps),
 }
 
 
@@ -66,6 +71,13 @@ def find_kind(name: str) -> Kind:
 def kind_of(config: Config) -> Kind:
     """The kind that a model's config is of."""
     return next(kind for kind in KINDS.values() if type(config) is kind.config)
+
+
+def most_positions(config: Config) -> int | None:
+    """How many positions a model has learned, beyond which it cannot go; None for one without a limit."""
+    if isinstance(config, RecurrentConfig) or config.positions != "learned":
+        return None
+    return config.max_length
 
 
 def make_model(config: Config) -> Any:

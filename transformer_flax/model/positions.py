@@ -1,12 +1,14 @@
 """Where in the sentence a word stands (section 3.5)."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import DISTANCES, TransformerConfig
+from transformer_flax.model.config import DISTANCES
 
 
 def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.ndarray:
@@ -38,7 +40,7 @@ class Positions(nn.Module):
     They are zeros where self-attention is told distances in their place (`relative`).
     """
 
-    config: TransformerConfig
+    config: Any  # with positions, d_model and max_length
 
     @nn.compact
     def __call__(self, length: int) -> jax.Array:

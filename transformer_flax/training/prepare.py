@@ -19,7 +19,7 @@ from transformer_flax.data.tokenizer import KINDS, SMALLEST_VOCABULARY, Tokenize
 from transformer_flax.data.vocabulary import find_tokenizer, keep_tokenizer
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
-from transformer_flax.model.kinds import Config, make_config
+from transformer_flax.model.kinds import Config, find_kind, make_config, most_positions
 from transformer_flax.training.averaging import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.distributed import first_ahead, from_first, is_first, share
 from transformer_flax.training.optimizer import make_optimizer
@@ -71,7 +71,7 @@ def check(config: ConfigDict) -> None:
             raise UserError(f"config.{name} is {value!r}; it must be {requirement}")
 
     _refuse_none(config, "config")
-    model_config(config, config.data.vocab_size)
+    model = model_config(config, config.data.vocab_size)
     make_optimizer(config.optimizer, config.model.d_model)
     LengthPenalty(config.decode.length_penalty, config.decode.alpha)
     for name in AT_LEAST_1:
@@ -82,6 +82,12 @@ def check(config: ConfigDict) -> None:
     if share()[1] > 1:
         require("on_write_failure", lambda value: value == "stop", "stop with several processes")
     require("data.batching", lambda value: value in BATCHING, f"one of {', '.join(BATCHING)}")
+    if not find_kind(config.model.kind).segments:
+        require(
+            "data.batching",
+            lambda value: value != "packed",
+            f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
+        )
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("seed", "data.seed"):
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
@@ -98,7 +104,7 @@ def check(config: ConfigDict) -> None:
         lambda value: value >= averaged,
         f"at least {averaged}: what config.eval.average or final_average takes must be kept",
     )
-    if config.model.get("positions") == "learned":
+    if most_positions(model) is not None:
         longest = max(config.data.max_length, config.decode.max_input_length + config.decode.max_extra_length)
         require(
             "model.max_length",

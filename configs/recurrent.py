@@ -1,0 +1,27 @@
+"""The recurrent rival of configs/multi30k.py's Transformer, on the same data.
+
+    python train.py --config=configs/recurrent.py --config.data.path=FOLDER
+    python train.py --config=configs/recurrent.py --config.data.path=FOLDER --config.model.attention=none
+
+With additive attention it has 3.52 million parameters, the Transformer 3.48 million.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import multi30k
+
+
+def get_config() -> ConfigDict:
+    config = multi30k.get_config()
+    config.name = "recurrent"
+    config.model = ConfigDict()
+    config.model.kind = "recurrent"
+    config.model.num_layers = 2  # N, of the encoder and of the decoder
+    config.model.d_model = 288  # of embeddings and states; even, as each direction of the encoder has a half of it
+    config.model.cell = "gru"  # or "lstm"
+    config.model.attention = "additive"  # or "dot", "scaled" (by 1 / sqrt(d_model)); "none": the encoder's last state
+    config.model.dropout = 0.2  # on embeddings, behind each layer, and on what the logits are made of
+    config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
+    config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, states and loss stay float32
+    config.optimizer.clip_norm = 1.0  # of gradients through many steps of time, some are huge
+    return config
