@@ -241,7 +241,7 @@ def load_described(place: Workdir) -> tuple[ConfigDict, Tokenizer, Config]:
 def _require_fields(config: ConfigDict, place: Workdir) -> None:
     """Refuses the config of another version or of another type, rather than to guess what it would have said."""
     arguments = inspect.signature(Translator).parameters.values()
-    needed = {
+    needed: dict[str, dict[str, Any]] = {
         "": {"name": str, "ema_decay": float},
         "eval": {"final_average": int},
         "checkpoint": {"every": int},

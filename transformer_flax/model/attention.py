@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.config import EncoderConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.neighbourhood import attend_nearby, neighbourhood_mask
 from transformer_flax.special_tokens import PAD_ID
@@ -115,7 +115,7 @@ class MultiHeadAttention(nn.Module):
     can be had by making the collection "intermediates" mutable.
     """
 
-    config: TransformerConfig
+    config: EncoderConfig
     neighbourhood: int = 0  # r: attention to so many positions around one's own; 0: to all
 
     def setup(self):

@@ -1,6 +1,8 @@
-"""What a Transformer is made of: one row of table 3."""
+"""What a Transformer is made of, one row of table 3, and what its encoder alone is."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 from transformer_flax.errors import UserError
 
@@ -13,11 +15,11 @@ LARGEST = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig:
-    """Sizes and choices of the model, in the paper's symbols; `configs/base.py` explains each.
+class EncoderConfig:
+    """Sizes and choices of an encoder, in the paper's symbols; `configs/base.py` explains each.
 
     Raises:
-      UserError: a value that no Transformer can have, named as the config field it comes from.
+      UserError: a value that none can have, named as the config field it comes from.
     """
 
     vocab_size: int  # V
@@ -34,7 +36,6 @@ class TransformerConfig:
     attention_dropout: float
     ffn_dropout: float
     pre_norm: bool
-    tie_embeddings: bool
     attention_bias: bool
     scan_layers: bool
     remat: str
@@ -43,25 +44,39 @@ class TransformerConfig:
     def __post_init__(self):
         for name in ("vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"):
             most = MOST_LAYERS if name == "num_layers" else LARGEST
-            _require(self, name, lambda v, m=most: type(v) is int and 1 <= v <= m, f"a whole number from 1 to {most:,}")
-        _require(
+            require(self, name, lambda v, m=most: type(v) is int and 1 <= v <= m, f"a whole number from 1 to {most:,}")
+        require(
             self,
             "neighbourhood",
             lambda v: type(v) is int and 0 <= v <= LARGEST,
             f"a whole number from 0 to {LARGEST:,}",
         )
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
-            _require(self, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
-        for name in ("pre_norm", "tie_embeddings", "attention_bias", "scan_layers"):
-            _require(self, name, lambda v: type(v) is bool, "True or False")
-        _require(self, "positions", lambda v: v in POSITIONS, f"one of {', '.join(POSITIONS)}")
-        _require(self, "remat", lambda v: v in REMAT, f"one of {', '.join(REMAT)}")
-        _require(self, "dtype", lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}")
+            require(self, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
+        for name in ("pre_norm", "attention_bias", "scan_layers"):
+            require(self, name, lambda v: type(v) is bool, "True or False")
+        require(self, "positions", lambda v: v in POSITIONS, f"one of {', '.join(POSITIONS)}")
+        require(self, "remat", lambda v: v in REMAT, f"one of {', '.join(REMAT)}")
+        require(self, "dtype", lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}")
         if self.positions != "learned":
-            _require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
+            require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
 
 
-def _require(config, name, is_valid, requirement):
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(EncoderConfig):
+    """Sizes and choices of the whole model."""
+
+    tie_embeddings: bool
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self, "tie_embeddings", lambda v: type(v) is bool, "True or False")
+
+
+def require(config: Any, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
+    """Raises:
+    UserError: a field of a model's config has a value that it cannot have.
+    """
     value = getattr(config, name)
     if not is_valid(value):
         raise UserError(f"config.model.{name} is {value!r}; it must be {requirement}")

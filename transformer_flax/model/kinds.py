@@ -1,8 +1,9 @@
 """Which models there are: `config.model.kind` names one, and its config's type tells it from there on.
 
-A model of whatever kind is a Linen module of a config, with `vocab_size` and `dtype` among its fields, and with the
-methods that training and search ask for: `features(source, target)`, and `begin(source, hypotheses, length)` and
-`step(tokens, parents, position)`.
+A model of whatever kind is a Linen module of a config, with `vocab_size` and `dtype` among its fields. One that
+translates has the methods that training and search ask for: `features(source, target)`, and
+`begin(source, hypotheses, length)` and `step(tokens, parents, position)`. One that classifies is called with the source
+alone, and gives a logit for each class.
 """
 
 import dataclasses
@@ -14,10 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.errors import UserError
-from transformer_flax.model import transformer
+from transformer_flax.model import classifier, transformer
+from transformer_flax.model.classifier import ClassifierConfig
 from transformer_flax.model.config import TransformerConfig
 
-Config = TransformerConfig
+Config = TransformerConfig | ClassifierConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,11 +28,13 @@ class Kind:
 
     config: type[Config]
     module: type[nn.Module]
-    attention_maps: Callable[[Any, Any, jax.Array, jax.Array], dict[str, jax.Array]]
+    attention_maps: Callable[..., dict[str, jax.Array]]
+    reads: tuple[str, ...] = ("source", "target")  # sides of a batch that it is called with
 
 
 KINDS = {
     "transformer": Kind(TransformerConfig, transformer.Transformer, transformer.attention_maps),
+    "classifier": Kind(ClassifierConfig, classifier.Classifier, classifier.attention_maps, reads=("source",)),
 }
 
 
@@ -77,14 +81,15 @@ def init_params(config: Config, key: jax.Array) -> Any:
     """Fresh float32 parameters of `make_model(config)`."""
     tokens = jnp.ones((1, 1), jnp.int32)
     # One program, as op by op there would be hundreds to compile.
-    return jax.jit(make_model(config).init)(key, tokens, tokens)["params"]
+    return jax.jit(make_model(config).init)(key, *(tokens for _ in kind_of(config).reads))["params"]
 
 
-def attention_maps(config: Config, params: Any, source: jax.Array, target: jax.Array) -> dict[str, jax.Array]:
-    """The attention weights of one teacher-forced pass over source [B, S] and target [B, T], in float32.
+def attention_maps(config: Config, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:
+    """The attention weights of one pass over what the model reads, in float32: source [B, S] and, teacher-forced,
+    target [B, T].
 
     Returns:
-      Those of "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T] and "cross" [N, B, H, T, S] that this kind of model
-      has, layer by layer.
+      Those of "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T], "cross" [N, B, H, T, S] and "pooling"
+      [1, B, H, 1, S] that this kind of model has, layer by layer.
     """
-    return kind_of(config).attention_maps(config, params, source, target)
+    return kind_of(config).attention_maps(config, params, *sides)

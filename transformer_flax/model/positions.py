@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.config import EncoderConfig
 
 
 def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.ndarray:
@@ -35,7 +35,7 @@ def positions_in_segments(segments: jax.Array) -> jax.Array:
 class Positions(nn.Module):
     """The encodings of positions 0 .. length - 1, [length, d_model]: sinusoids, or learned (table 3, row E)."""
 
-    config: TransformerConfig
+    config: EncoderConfig
 
     @nn.compact
     def __call__(self, length: int) -> jax.Array:
