@@ -6,7 +6,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.data.tokenizer import Tokenizer
@@ -60,12 +59,12 @@ class Labeller:
 
     def label(self, lines: Iterable[str], *, progress: Callable[[int], Any] = lambda done: None) -> list[str]:
         """The likeliest class of each line, in order."""
-        return [self.classes[np.argmax(found)] for found in self.probabilities(lines, progress=progress)]
+        return [self.classes[np.argmax(found)] for found in self.log_probabilities(lines, progress=progress)]
 
-    def probabilities(
+    def log_probabilities(
         self, lines: Iterable[str], *, progress: Callable[[int], Any] = lambda done: None
     ) -> Iterator[np.ndarray]:
-        """The probability of each class, float32 [C], for each line, window by window.
+        """log P of each class, natural, float32 [C], for each line, window by window.
 
         Args:
           lines: read no further than the window that is being classified. One that is empty is its end symbol alone.
@@ -93,8 +92,8 @@ class Labeller:
         found = np.empty((len(lines), len(self.classes)), np.float32)
         done = 0
         for chosen, rows, width in batches([len(line) for line in lines], self._max_input_length, self._batch_size):
-            probabilities = self._classify(self.params, fill([lines[i] for i in chosen], rows, width))
-            found[chosen] = np.asarray(probabilities)[: len(chosen)]
+            log_probs = self._classify(self.params, fill([lines[i] for i in chosen], rows, width))
+            found[chosen] = np.asarray(log_probs)[: len(chosen)]
             done += len(chosen)
             progress(done)
         return found
@@ -104,4 +103,4 @@ class Labeller:
         logits: list[Any] = [
             model.apply({"params": one_params}, source) for model, one_params in zip(self.models, params, strict=True)
         ]
-        return jax.nn.softmax(logits[0]) if len(logits) == 1 else jnp.exp(log_mean_probability(logits))
+        return jax.nn.log_softmax(logits[0]) if len(logits) == 1 else log_mean_probability(logits)
