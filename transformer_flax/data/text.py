@@ -24,6 +24,24 @@ def open_text(file: pathlib.Path) -> BinaryIO:
     return stream
 
 
+def find_text(folder: str, name: str) -> pathlib.Path:
+    """The text `name` in the folder that config.data.path names: plain, .gz or .xz.
+
+    Raises:
+      UserError: there is no such folder, or no such text in it.
+    """
+    if not folder:
+        raise UserError("config.data.path is empty: name the folder of texts with --config.data.path=FOLDER")
+    if not pathlib.Path(folder).is_dir():
+        raise UserError(f"config.data.path is {folder!r}: there is no such folder")
+    for suffix in OPENERS:
+        file = pathlib.Path(folder) / f"{name}{suffix}"
+        if file.is_file():
+            return file
+    present = ", ".join(sorted(file.name for file in pathlib.Path(folder).iterdir())[:20]) or "nothing"
+    raise UserError(f"{folder} has no {name} (nor .gz or .xz); it holds {present}")
+
+
 def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None) -> Iterator[str]:
     """The lines of a file without their ends; none is read before it is asked for.
 

@@ -20,8 +20,8 @@ def require(config: Any, name: str, is_valid: Callable[[Any], bool], requirement
         raise UserError(f"config.model.{name} is {value!r}; it must be {requirement}")
 
 
-def require_size(config: Any, name: str, most: int = LARGEST) -> None:
-    require(config, name, lambda v: type(v) is int and 1 <= v <= most, f"a whole number from 1 to {most:,}")
+def require_size(config: Any, name: str, most: int = LARGEST, least: int = 1) -> None:
+    require(config, name, lambda v: type(v) is int and least <= v <= most, f"a whole number from {least} to {most:,}")
 
 
 def require_rate(config: Any, name: str) -> None:

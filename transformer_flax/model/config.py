@@ -1,9 +1,16 @@
-"""What a Transformer is made of: one row of table 3."""
+"""What a Transformer is made of, one row of table 3, and what its encoder alone is."""
 
 import dataclasses
 
-from transformer_flax.model.checks import DTYPES, LARGEST, MOST_LAYERS
-from transformer_flax.model.checks import require as _require
+from transformer_flax.model.checks import (
+    DTYPES,
+    MOST_LAYERS,
+    require,
+    require_one_of,
+    require_rate,
+    require_size,
+    require_switch,
+)
 
 SINUSOIDS = ("sinusoidal", "sinusoidal_concatenated")  # added to embeddings, as learned positions are
 DISTANCES = ("relative", "rotary")  # told to self-attention instead
@@ -13,11 +20,11 @@ REMAT = ("none", "products", "layers")
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig:
-    """Sizes and choices of the model, in the paper's symbols; `configs/base.py` explains each.
+class EncoderConfig:
+    """Sizes and choices of an encoder, in the paper's symbols; `configs/base.py` explains each.
 
     Raises:
-      UserError: a value that no Transformer can have, named as the config field it comes from.
+      UserError: a value that none can have, named as the config field it comes from.
     """
 
     vocab_size: int  # V
@@ -36,39 +43,42 @@ class TransformerConfig:
     attention_dropout: float
     ffn_dropout: float
     pre_norm: bool
-    tie_embeddings: bool
     attention_bias: bool
     scan_layers: bool
     remat: str
     dtype: str
 
     def __post_init__(self):
-        for name in (
-            "vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length", "clip_distance"
-        ):  # fmt: skip
-            most = MOST_LAYERS if name == "num_layers" else LARGEST
-            _require(self, name, lambda v, m=most: type(v) is int and 1 <= v <= m, f"a whole number from 1 to {most:,}")
-        _require(
-            self,
-            "neighbourhood",
-            lambda v: type(v) is int and 0 <= v <= LARGEST,
-            f"a whole number from 0 to {LARGEST:,}",
-        )
+        for name in ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length", "clip_distance"):
+            require_size(self, name)
+        require_size(self, "num_layers", MOST_LAYERS)
+        require_size(self, "neighbourhood", least=0)
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
-            _require(self, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
-        for name in ("pre_norm", "tie_embeddings", "attention_bias", "scan_layers"):
-            _require(self, name, lambda v: type(v) is bool, "True or False")
-        _require(self, "positions", lambda v: v in POSITIONS, f"one of {', '.join(POSITIONS)}")
-        _require(self, "compatibility", lambda v: v in COMPATIBILITIES, f"one of {', '.join(COMPATIBILITIES)}")
-        _require(self, "remat", lambda v: v in REMAT, f"one of {', '.join(REMAT)}")
-        _require(self, "dtype", lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}")
+            require_rate(self, name)
+        for name in ("pre_norm", "attention_bias", "scan_layers"):
+            require_switch(self, name)
+        require_one_of(self, "positions", POSITIONS)
+        require_one_of(self, "compatibility", COMPATIBILITIES)
+        require_one_of(self, "remat", REMAT)
+        require_one_of(self, "dtype", DTYPES)
         if self.positions in SINUSOIDS:
-            _require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
+            require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
         if self.positions == "rotary":
-            _require(self, "d_k", lambda v: v % 2 == 0, "even: rotary positions turn features in pairs")
-            _require(
+            require(self, "d_k", lambda v: v % 2 == 0, "even: rotary positions turn features in pairs")
+            require(
                 self,
                 "compatibility",
                 lambda v: v != "additive",
                 "scaled_dot or dot with rotary positions, as products alone tell how far apart turned vectors stand",
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(EncoderConfig):
+    """Sizes and choices of the whole model."""
+
+    tie_embeddings: bool
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_switch(self, "tie_embeddings")

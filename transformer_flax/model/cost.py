@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.classifier import ClassifierConfig
+from transformer_flax.model.config import EncoderConfig, TransformerConfig
 from transformer_flax.model.convolutional_config import ConvolutionalConfig
-from transformer_flax.model.kinds import Config, init_params, make_model
+from transformer_flax.model.kinds import Config, init_params, kind_of, make_model
 from transformer_flax.model.recurrent_config import RecurrentConfig
 
 
@@ -21,8 +22,47 @@ def count_modules(config: Config) -> dict[str, int]:
 
 @count_modules.register
 def _transformer_modules(config: TransformerConfig) -> dict[str, int]:
-    """attention = d_model h (2 d_k + 2 d_v)    FFN = 2 d_model d_ff + d_ff + d_model    LayerNorm = 2 d_model
-    encoder layer = attention + FFN + 2 LayerNorm    decoder layer = 2 attention + FFN + 3 LayerNorm
+    """encoder layer = attention + FFN + 2 LayerNorm    decoder layer = 2 attention + FFN + 3 LayerNorm"""
+    c = config
+    attention, self_attention, ffn, layer_norm = _sublayers(c)
+    return {
+        **_encoder_modules(c),
+        "embeddings": (1 if c.tie_embeddings else 3) * c.vocab_size * c.d_model,
+        "decoder self-attention": c.num_layers * self_attention,
+        "decoder cross-attention": c.num_layers * attention,
+        "decoder feed-forward": c.num_layers * ffn,
+        "decoder LayerNorm": (c.num_layers * 3 + c.pre_norm) * layer_norm,
+    }
+
+
+@count_modules.register
+def _classifier_modules(config: ClassifierConfig) -> dict[str, int]:
+    c = config
+    attention, *_ = _sublayers(c)
+    return {
+        **_encoder_modules(c),
+        "classifier pooling": c.d_model + attention if c.pooling == "attention" else 0,
+        "classifier output": (c.d_model + 1) * c.num_classes,
+    }
+
+
+def _encoder_modules(config: EncoderConfig) -> dict[str, int]:
+    """With one matrix of embeddings."""
+    c = config
+    _, self_attention, ffn, layer_norm = _sublayers(c)
+    return {
+        "embeddings": c.vocab_size * c.d_model,
+        "positions": c.max_length * c.d_model if c.positions == "learned" else 0,
+        "encoder self-attention": c.num_layers * self_attention,
+        "encoder feed-forward": c.num_layers * ffn,
+        "encoder LayerNorm": (c.num_layers * 2 + c.pre_norm) * layer_norm,
+    }
+
+
+def _sublayers(config: EncoderConfig) -> tuple[int, int, int, int]:
+    """Parameters of an attention, of a self-attention, of an FFN and of a LayerNorm.
+
+    attention = d_model h (2 d_k + 2 d_v)    FFN = 2 d_model d_ff + d_ff + d_model    LayerNorm = 2 d_model
 
     Additive compatibility adds h d_k to each attention, relative positions (2 clip_distance + 1) d_k to self-attention.
     """
@@ -33,20 +73,7 @@ def _transformer_modules(config: TransformerConfig) -> dict[str, int]:
     if c.compatibility == "additive":
         attention += c.num_heads * c.d_k
     self_attention = attention + ((2 * c.clip_distance + 1) * c.d_k if c.positions == "relative" else 0)
-    ffn = 2 * c.d_model * c.d_ff + c.d_ff + c.d_model
-    layer_norm = 2 * c.d_model
-    final_norm = layer_norm if c.pre_norm else 0
-    return {
-        "embeddings": (1 if c.tie_embeddings else 3) * c.vocab_size * c.d_model,
-        "positions": c.max_length * c.d_model if c.positions == "learned" else 0,
-        "encoder self-attention": c.num_layers * self_attention,
-        "encoder feed-forward": c.num_layers * ffn,
-        "encoder LayerNorm": c.num_layers * 2 * layer_norm + final_norm,
-        "decoder self-attention": c.num_layers * self_attention,
-        "decoder cross-attention": c.num_layers * attention,
-        "decoder feed-forward": c.num_layers * ffn,
-        "decoder LayerNorm": c.num_layers * 3 * layer_norm + final_norm,
-    }
+    return attention, self_attention, 2 * c.d_model * c.d_ff + c.d_ff + c.d_model, 2 * c.d_model
 
 
 @count_modules.register
@@ -85,7 +112,7 @@ def _convolutional_modules(config: ConvolutionalConfig) -> dict[str, int]:
 
 
 def count_parameters(config: Config) -> dict[str, int]:
-    """Parameters by part: embeddings, positions, encoder and decoder."""
+    """Parameters by part: embeddings, positions, encoder, and decoder or classifier."""
     parts: dict[str, int] = {}
     for module, count in count_modules(config).items():
         part = module.split()[0]
@@ -98,39 +125,62 @@ def forward_flops(config: Config, source_lengths: np.ndarray, target_lengths: np
 
     2 for each token and element of a matrix that it is multiplied with, a product and a sum, and the same for
     attention's two products, as if nothing were masked but what is outside of neighbourhoods. Padding, lookups and
-    whatever is no matrix product count nothing.
+    whatever is no matrix product count nothing. A classifier reads the source alone.
     """
-    source, target = (np.asarray(lengths, np.int64) for lengths in (source_lengths, target_lengths))
-    elements = _elements(config, source, target)
-    elements["logits"] = int(target.sum()) * config.d_model * config.vocab_size
+    elements = _elements(config, *(np.asarray(lengths, np.int64) for lengths in (source_lengths, target_lengths)))
     return {module: 2 * count for module, count in elements.items()}
 
 
 @functools.singledispatch
 def _elements(config: Config, source: np.ndarray, target: np.ndarray) -> dict[str, int]:
-    """Products of two numbers, by module, that sentence pairs of these lengths need before their logits."""
+    """Products of two numbers, by module, that sentence pairs of these lengths need."""
     raise TypeError(f"no kind of model has a config like {config!r}")
 
 
 @_elements.register
 def _transformer_elements(config: TransformerConfig, source: np.ndarray, target: np.ndarray) -> dict[str, int]:
     c = config
-    s, t = int(source.sum()), int(target.sum())
-    projections = c.d_model * c.num_heads * (c.d_k + c.d_v)  # of queries and outputs, or of keys and values
-    products = c.num_heads * (c.d_k + c.d_v)  # Q K^T, or v . tanh(q + k), and weights V, for each query and key
-    # Queries with the embeddings of distances, which an additive compatibility adds to the keys instead.
-    offsets = c.num_heads * c.d_k if c.positions == "relative" and c.compatibility != "additive" else 0
-    ffn = 2 * c.d_model * c.d_ff
-    widest = 2 * (c.neighbourhood // 2) + 1 if c.neighbourhood else None  # that self-attention sees
-    source_pairs, target_pairs = (int((n * np.clip(n, None, widest)).sum()) for n in (source, target))
-    elements = {
-        "encoder self-attention": s * 2 * projections + source_pairs * (products + offsets),
-        "encoder feed-forward": s * ffn,
-        "decoder self-attention": t * 2 * projections + target_pairs * (products + offsets),
-        "decoder cross-attention": (t + s) * projections + int((source * target).sum()) * products,
-        "decoder feed-forward": t * ffn,
+    s, t, pairs = int(source.sum()), int(target.sum()), int((source * target).sum())
+    projections, products = _attention_elements(c)
+    return {
+        **_stack_elements(c, "encoder", source),
+        **_stack_elements(c, "decoder", target),
+        "decoder cross-attention": c.num_layers * ((t + s) * projections + pairs * products),
+        "logits": t * c.d_model * c.vocab_size,
     }
-    return {module: c.num_layers * each for module, each in elements.items()}
+
+
+@_elements.register
+def _classifier_elements(config: ClassifierConfig, source: np.ndarray, target: np.ndarray) -> dict[str, int]:
+    c = config
+    s, texts = int(source.sum()), len(source)
+    projections, products = _attention_elements(c)
+    return {
+        **_stack_elements(c, "encoder", source),
+        "classifier pooling": (texts + s) * projections + s * products if c.pooling == "attention" else 0,
+        "logits": texts * c.d_model * c.num_classes,
+    }
+
+
+def _stack_elements(config: EncoderConfig, stack: str, lengths: np.ndarray) -> dict[str, int]:
+    """Of self-attention and feed-forward in all layers."""
+    c = config
+    tokens = int(lengths.sum())
+    projections, products = _attention_elements(c)
+    if c.positions == "relative" and c.compatibility != "additive":  # which adds the distances to the keys instead
+        products += c.num_heads * c.d_k  # queries with the embeddings of distances
+    widest = 2 * (c.neighbourhood // 2) + 1 if c.neighbourhood else None  # that self-attention sees
+    pairs = int((lengths * np.clip(lengths, None, widest)).sum())
+    return {
+        f"{stack} self-attention": c.num_layers * (tokens * 2 * projections + pairs * products),
+        f"{stack} feed-forward": c.num_layers * tokens * 2 * c.d_model * c.d_ff,
+    }
+
+
+def _attention_elements(config: EncoderConfig) -> tuple[int, int]:
+    """Of a token's query and output, or its key and value; and, for a query and a key, of Q K^T and of weights V."""
+    c = config
+    return c.d_model * c.num_heads * (c.d_k + c.d_v), c.num_heads * (c.d_k + c.d_v)
 
 
 @_elements.register
@@ -144,6 +194,7 @@ def _recurrent_elements(config: RecurrentConfig, source: np.ndarray, target: np.
         "decoder recurrence": c.num_layers * t * _cell_elements(c, c.d_model),
         "decoder attention": projections + products,
         "decoder output": t * 2 * c.d_model**2,
+        "logits": t * c.d_model * c.vocab_size,
     }
 
 
@@ -157,6 +208,7 @@ def _convolutional_elements(config: ConvolutionalConfig, source: np.ndarray, tar
         "decoder convolutions": c.num_layers * t * convolution,
         "decoder attention": c.num_layers * (t * 2 * c.d_model**2 + pairs * 2 * c.d_model),
         "decoder output": t * c.d_model**2,
+        "logits": t * c.d_model * c.vocab_size,
     }
 
 
@@ -175,19 +227,23 @@ def activation_bytes(config: Config, rows: int, source_length: int, target_lengt
     They are those of the program as it is written, found without running it, and the logits of one of `loss_chunks`.
     XLA keeps less where it computes what is cheap a second time, and needs a little room besides.
     """
-    source, target = (jax.ShapeDtypeStruct((rows, length), jnp.int32) for length in (source_length, target_length))
+    reads = kind_of(config).reads
+    lengths = {"source": source_length, "target": target_length}
+    sides = [jax.ShapeDtypeStruct((rows, lengths[side]), jnp.int32) for side in reads]
+    translates = "target" in reads
 
-    def kept(params: Any, source: jax.Array, target: jax.Array) -> list[jax.Array]:
+    def kept(params: Any, *sides: jax.Array) -> list[jax.Array]:
         def features(params):
             rngs = {"dropout": jax.random.key(0)}
-            y: Any = make_model(config).apply({"params": params}, source, target, rngs=rngs, method="features")
-            return y[0]
+            method = "features" if translates else None
+            y: Any = make_model(config).apply({"params": params}, *sides, rngs=rngs, method=method)
+            return y[0] if translates else y
 
         y, backward = jax.vjp(features, params)
-        given = {id(leaf) for leaf in jax.tree.leaves((params, source, target))}
+        given = {id(leaf) for leaf in jax.tree.leaves((params, sides))}
         return [y, *(leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in given)]
 
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    leaves = jax.eval_shape(kept, params, source, target)
-    logits = 4 * rows * target_length * config.vocab_size // loss_chunks
+    leaves = jax.eval_shape(kept, params, *sides)
+    logits = 4 * rows * target_length * config.vocab_size // loss_chunks if translates else 0
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + logits
