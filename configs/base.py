@@ -15,6 +15,7 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.name = "base"  # names the working directory, runs/<name>, unless --workdir is given
     config.seed = 0  # of the run: initial parameters, dropout, order of the data
+    config.embedding_init = ""  # a folder of word vectors that embeddings start from (docs/vectors.md); empty: chance
     config.steps = 100_000
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
     config.loss_chunks = 1  # parts of a micro-batch whose logits are made one after another, to the same end
@@ -50,10 +51,13 @@ def get_config() -> ConfigDict:
     config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, softmax and loss stay float32
 
     config.data = ConfigDict()
-    config.data.source = "tfds"  # or "folder": text files <split>.<language>; or "numbers": number words
+    config.data.source = "tfds"  # or "folder": text files <split>.<language>; or "numbers": number words; or "copy" or
+    # "reverse": lines of random letters
     config.data.name = "wmt14_translate/de-en"  # for tfds: a translation set of TensorFlow Datasets, with its config
     config.data.path = ""  # for folder; for tfds, where sets lie: TFDS_DATA_DIR or ~/tensorflow_datasets if it is empty
-    config.data.num_pairs = 30_000  # for numbers: training pairs
+    config.data.num_pairs = 0  # training pairs: the first so many, 0: all; for numbers, copy, reverse: as many are made
+    config.data.longest_trained = 6  # for numbers: digits, for copy and reverse: symbols, of train and valid, at most
+    config.data.longest_tested = 6  # and of test; if it is more, all of test is longer than anything trained on
     config.data.source_language = "en"
     config.data.target_language = "de"
     config.data.tokenizer = "bpe"  # or "wordpiece": the longest piece first; both are byte-level and lossless

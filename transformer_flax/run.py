@@ -241,11 +241,12 @@ def load_described(place: Workdir) -> tuple[ConfigDict, Tokenizer, Config]:
 def _require_fields(config: ConfigDict, place: Workdir) -> None:
     """Refuses the config of another version or of another type, rather than to guess what it would have said."""
     arguments = inspect.signature(Translator).parameters.values()
-    needed = {
+    needed: dict[str, dict[str, Any]] = {
         "": {"name": str, "ema_decay": float},
         "eval": {"final_average": int},
         "checkpoint": {"every": int},
-        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str),
+        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str)
+        | dict.fromkeys(("seed", "num_pairs", "longest_trained", "longest_tested"), int),
         "decode": {a.name: a.annotation for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty},
         "model": {"kind": str},
     }

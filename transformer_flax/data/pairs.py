@@ -8,6 +8,7 @@ from typing import Protocol
 from transformer_flax.data.cache import cache_root
 from transformer_flax.data.lines import Lines
 from transformer_flax.data.numbers import NumberPairs
+from transformer_flax.data.symbols import SymbolPairs
 from transformer_flax.data.text import OPENERS, decode_lines, open_text, require_as_many
 from transformer_flax.data.tfds import TfdsPairs
 from transformer_flax.errors import UserError
@@ -39,13 +40,39 @@ def load_pairs(config, split: str) -> Pairs:
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
-    if config.source == "numbers":
-        return NumberPairs(config, split)
-    if config.source == "folder":
-        return FolderPairs(config, split)
-    if config.source == "tfds":
-        return TfdsPairs(config, split)
-    raise UserError(f"config.data.source is {config.source!r}; it must be numbers, folder or tfds")
+    if config.source in MADE:
+        return MADE[config.source](config, split)
+    if config.source not in READ:
+        raise UserError(f"config.data.source is {config.source!r}; it must be one of {', '.join([*MADE, *READ])}")
+    pairs = READ[config.source](config, split)
+    return FirstPairs(pairs, config.num_pairs) if split == "train" and config.num_pairs else pairs
+
+
+class FirstPairs:
+    """The first `count` of some pairs, to learn from fewer than there are.
+
+    Raises:
+      UserError: there are not as many.
+    """
+
+    def __init__(self, pairs: Pairs, count: int):
+        if not 0 < count <= len(pairs):
+            raise UserError(
+                f"config.data.num_pairs is {count:,}; the train split has {len(pairs):,} pairs, of which the first so "
+                "many are taken, or all with 0"
+            )
+        self._pairs, self._count = pairs, count
+        self.fingerprint = hashlib.sha256(f"the first {count} of {pairs.fingerprint}".encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        return self._pairs[range(self._count)[index]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        """The pairs at `indices`, in their order."""
+        return read_pairs(self._pairs, [range(self._count)[i] for i in indices])
 
 
 class FolderPairs:
@@ -92,3 +119,7 @@ def _find(folder: pathlib.Path, split: str, language: str) -> pathlib.Path:
             return file
     present = ", ".join(sorted(file.name for file in folder.iterdir())[:20]) or "nothing"
     raise UserError(f"{folder} has no {split}.{language} (nor .gz or .xz); it holds {present}")
+
+
+MADE = {"numbers": NumberPairs, "copy": SymbolPairs, "reverse": SymbolPairs}  # where num_pairs is how many
+READ = {"folder": FolderPairs, "tfds": TfdsPairs}

@@ -22,9 +22,11 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.kinds import Config, make_config
 from transformer_flax.training.averaging import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.distributed import first_ahead, from_first, is_first, share
+from transformer_flax.training.initial import load_initial
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.progress import Progress
 from transformer_flax.training.workdir import Workdir
+from transformer_flax.word_vectors.vectors import Vectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +37,13 @@ class Data:
     pairs: dict[str, Pairs]  # of the splits that are evaluated
     corpora: dict[str, Corpus]  # of all
     train: Batches
+    initial: Vectors | None = None  # that its embeddings start from
 
 
 AT_LEAST_1 = (
     "steps",
     "accumulation_steps",
     "loss_chunks",
-    "data.tokenizer_sample",
     "data.tokens_per_batch",
     "data.num_buckets",
     "data.rows_multiple_of",
@@ -65,12 +67,8 @@ def check(config: ConfigDict) -> None:
       UserError: naming the field.
     """
 
-    def require(name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
-        value = functools.reduce(operator.getitem, name.split("."), config)
-        if not is_valid(value):
-            raise UserError(f"config.{name} is {value!r}; it must be {requirement}")
-
-    _refuse_none(config, "config")
+    require = functools.partial(_require, config)
+    check_text(config)
     model_config(config, config.data.vocab_size)
     make_optimizer(config.optimizer, config.model.d_model)
     LengthPenalty(config.decode.length_penalty, config.decode.alpha)
@@ -83,13 +81,9 @@ def check(config: ConfigDict) -> None:
         require("on_write_failure", lambda value: value == "stop", "stop with several processes")
     require("data.batching", lambda value: value in BATCHING, f"one of {', '.join(BATCHING)}")
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
-    for name in ("seed", "data.seed"):
-        require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
-    require("data.tokenizer", lambda value: value in KINDS, f"one of {', '.join(KINDS)}")
-    if _given_tokenizer(config) is None:
-        require("data.vocab_size", lambda value: value >= SMALLEST_VOCABULARY, f"at least {SMALLEST_VOCABULARY}")
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
+    load_initial(config, given_tokenizer(config))
     for name in ("label_smoothing", "ema_decay"):
         require(name, lambda value: 0 <= value < 1, "from 0 to below 1")
     averaged = max(config.eval.average, config.eval.final_average)
@@ -108,6 +102,28 @@ def check(config: ConfigDict) -> None:
         )
 
 
+def check_text(config: ConfigDict) -> None:
+    """Checks what the config says of the text and its tokenizer, which need not be those of a run.
+
+    Raises:
+      UserError: naming the field.
+    """
+    require = functools.partial(_require, config)
+    _refuse_none(config, "config")
+    require("data.tokenizer_sample", lambda value: value >= 1, "at least 1")
+    for name in ("seed", "data.seed"):
+        require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
+    require("data.tokenizer", lambda value: value in KINDS, f"one of {', '.join(KINDS)}")
+    if given_tokenizer(config) is None:
+        require("data.vocab_size", lambda value: value >= SMALLEST_VOCABULARY, f"at least {SMALLEST_VOCABULARY}")
+
+
+def _require(config: ConfigDict, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
+    value = functools.reduce(operator.getitem, name.split("."), config)
+    if not is_valid(value):
+        raise UserError(f"config.{name} is {value!r}; it must be {requirement}")
+
+
 def _refuse_none(section: ConfigDict, name: str) -> None:
     for field, value in section.items():
         if value is None:
@@ -116,7 +132,7 @@ def _refuse_none(section: ConfigDict, name: str) -> None:
             _refuse_none(value, f"{name}.{field}")
 
 
-def _given_tokenizer(config: ConfigDict) -> Tokenizer | None:
+def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
     """The one that the config names a file of, or None if one is to be trained.
 
     Raises:
@@ -135,7 +151,12 @@ def _given_tokenizer(config: ConfigDict) -> Tokenizer | None:
     return tokenizer
 
 
-def _train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress) -> Tokenizer:
+def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress) -> Tokenizer:
+    """The tokenizer that `config.data` has trained on these pairs, from where it was kept the last time if it was."""
+    found = find_tokenizer(pairs, config.data)
+    if found is not None:
+        return found
+    progress.say("training the tokenizer")
     with contextlib.ExitStack() as merging:
 
         def texts() -> Iterator[str]:
@@ -144,7 +165,9 @@ def _train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress) -> To
             # From here on the library works alone and does not say how far it is: a bar without an end.
             merging.enter_context(progress.bar("merging pieces of words"))
 
-        return Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
+        tokenizer = Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
+    keep_tokenizer(tokenizer, pairs, config.data)
+    return tokenizer
 
 
 def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Data:
@@ -175,7 +198,10 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
         if not len(pairs[split]):
             raise UserError(f"the {split} split is empty")
     fingerprints = {split: pairs[split].fingerprint for split in splits}
-    given = _given_tokenizer(config)
+    given = given_tokenizer(config)
+    initial = load_initial(config, given)
+    if initial:
+        fingerprints["embedding_init"] = initial.fingerprint
     workdir.check(config, fingerprints, given)
 
     if workdir.tokenizer_file.exists():
@@ -186,11 +212,7 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
     elif given:
         tokenizer = given
     else:
-        tokenizer = find_tokenizer(pairs["train"], config.data)
-        if tokenizer is None:
-            progress.say("training the tokenizer")
-            tokenizer = _train_tokenizer(pairs["train"], config, progress)
-            keep_tokenizer(tokenizer, pairs["train"], config.data)
+        tokenizer = train_tokenizer(pairs["train"], config, progress)
 
     corpora = {}
     for split in splits:
@@ -216,7 +238,7 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
         f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "
         + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
-    return Data(tokenizer, pairs, corpora, train)
+    return Data(tokenizer, pairs, corpora, train, initial)
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> Config:
