@@ -39,10 +39,8 @@ class Text:
 
     def __init__(self, sides: Sequence[Sentences], counts: np.ndarray, config: VectorConfig, seed: int):
         self._sides, self._config, self._seed = sides, config, seed
-        frequencies = counts / counts.sum()
-        with np.errstate(divide="ignore"):
-            kept = np.sqrt(config.subsample / frequencies)
-        self._kept = kept if config.subsample else np.ones(len(counts))
+        frequencies = np.maximum(counts, 1) / counts.sum()
+        self._kept = np.sqrt(config.subsample / frequencies) if config.subsample else np.ones(len(counts))
         self._kept[:NUM_SPECIAL] = 0.0
         noise = counts**config.noise_power * (counts > 0)
         self._noise = np.cumsum(noise / noise.sum())
