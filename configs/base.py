@@ -16,6 +16,7 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.name = "base"  # names the working directory, runs/<name>, unless --workdir is given
     config.seed = 0  # of the run: initial parameters, dropout, order of the data
+    config.embedding_init = ""  # a folder of word vectors that embeddings start from (docs/vectors.md); empty: chance
     config.steps = 100_000
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
     config.loss_chunks = 1  # parts of a micro-batch whose logits are made one after another, to the same end
@@ -55,12 +56,14 @@ def get_config() -> ConfigDict:
     config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, softmax and loss stay float32
 
     config.data = ConfigDict()
-    config.data.source = "tfds"  # or "folder": files <split>.<language>; or "tsv": <split>.tsv; or "numbers": words
+    # "tfds"; or "folder": files <split>.<language>; or "tsv": <split>.tsv, with labels; or made: "numbers" in words;
+    # "copy" or "reverse", lines of random letters
+    config.data.source = "tfds"
     config.data.name = "wmt14_translate/de-en"  # for tfds: a translation set of TensorFlow Datasets, with its config
-    config.data.path = (
-        ""  # for folder and tsv; for tfds, where sets lie: TFDS_DATA_DIR or ~/tensorflow_datasets if empty
-    )
-    config.data.num_pairs = 30_000  # for numbers: training pairs
+    config.data.path = ""  # for folder and tsv; for tfds, where sets lie: TFDS_DATA_DIR or ~/tensorflow_datasets if ""
+    config.data.num_pairs = 0  # training pairs: the first so many, 0: all; of what is made: as many are made
+    config.data.longest_trained = 6  # for numbers: digits, for copy and reverse: symbols, of train and valid, at most
+    config.data.longest_tested = 6  # and of test; if it is more, all of test is longer than anything trained on
     config.data.label_column = 0  # for tsv: counted from 0
     config.data.text_column = 1  # for tsv
     config.data.held_out = 0.0  # for tsv: share of the training texts that are the valid split; 0: valid.tsv is

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.data.make import data_config
-from transformer_flax.data.numbers import ALWAYS_TRAINED, HELD_OUT, LIMIT, NumberPairs, split_numbers
+from transformer_flax.data.numbers import ALWAYS_TRAINED, HELD_OUT, NumberPairs, split_numbers
 from transformer_flax.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -36,7 +36,7 @@ def test_train_has_the_number_of_pairs_asked_for(num_pairs):
     numbers = split_numbers("train", num_pairs, seed=0)
     assert len(numbers) == num_pairs
     assert numbers.min() == 0
-    assert numbers.max() < LIMIT
+    assert numbers.max() < 10**6
 
 
 @pytest.mark.parametrize("split", SPLITS[1:])
@@ -62,6 +62,25 @@ def test_the_seed_rules_the_numbers(split):
     first, again, other = (split_numbers(split, 2_000, seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(np.unique(first), np.unique(other))
+
+
+def test_all_of_test_may_be_longer_than_what_is_trained_on():
+    digits = {
+        split: {len(str(n)) for n in split_numbers(split, 5_000, 0, longest_trained=4, longest_tested=7).tolist()}
+        for split in SPLITS
+    }
+    assert digits == {"train": {1, 2, 3, 4}, "valid": {4}, "test": {5, 6, 7}}
+    test = split_numbers("test", 5_000, 0, longest_trained=4, longest_tested=7)
+    assert len(set(test.tolist())) == HELD_OUT
+    longest = NumberPairs(numbers_config(longest_trained=4, longest_tested=18), "test")
+    assert max(longest.numbers) >= 10**17
+    assert "Billiarden" in longest[int(np.argmax(longest.numbers))][1]
+
+
+@pytest.mark.parametrize(("trained", "tested"), [(3, 6), (6, 5), (6, 19)])
+def test_numbers_of_too_few_or_too_many_digits_are_refused(trained, tested):
+    with pytest.raises(UserError, match=rf"longest_trained is {trained} and longest_tested {tested}; .* 18 digits"):
+        NumberPairs(numbers_config(longest_trained=trained, longest_tested=tested), "train")
 
 
 @pytest.mark.parametrize(

@@ -178,8 +178,23 @@ def test_a_file_with_damage_behind_its_header_is_refused(tmp_path, suffix):
 
 
 def test_an_unknown_source_is_refused_with_those_there_are():
-    with pytest.raises(UserError, match=r"config\.data\.source is 'web'.*numbers, folder, tsv or tfds"):
+    with pytest.raises(UserError, match=r"config\.data\.source is 'web'.*numbers, copy, reverse, folder, tsv, tfds"):
         load_pairs(data_config(source="web"), "train")
+
+
+def test_the_first_pairs_of_train_alone_may_be_taken(tmp_path):
+    every = list(zip(ENGLISH, GERMAN, strict=True))
+    for split in ("train", "valid"):
+        write(tmp_path, split)
+    first = read(tmp_path, num_pairs=3)
+    assert as_list(first) == first.__getitems__(range(3)) == every[:3]
+    with pytest.raises(IndexError):
+        first[3]
+    assert as_list(read(tmp_path, "valid", num_pairs=3)) == as_list(read(tmp_path)) == every
+    fingerprints = {read(tmp_path, num_pairs=count).fingerprint for count in (0, 1, 2)}
+    assert len(fingerprints) == 3
+    with pytest.raises(UserError, match=r"num_pairs is 5; the train split has 4 pairs"):
+        read(tmp_path, num_pairs=5)
 
 
 def test_an_unknown_split_is_refused_with_those_there_are(tmp_path):

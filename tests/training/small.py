@@ -23,7 +23,7 @@ def small_config(**overrides) -> ConfigDict:
     config = numbers.get_config()
     config.steps = 6
     config.model.update(num_layers=1, d_model=16, d_ff=16, num_heads=2, d_k=8, d_v=8, dropout=0.2)
-    config.data.update(source="folder", num_pairs=1_000, vocab_size=300, tokens_per_batch=512, num_buckets=1)
+    config.data.update(source="folder", num_pairs=0, vocab_size=300, tokens_per_batch=512, num_buckets=1)
     config.decode.update(beam_size=2, max_extra_length=5, max_input_length=40)
     config.eval.update(every=3, sentences=4, final_average=1, test=False)
     config.checkpoint.update(every=3, keep=2)
@@ -35,7 +35,7 @@ def small_config(**overrides) -> ConfigDict:
 
 def write_text(folder: pathlib.Path) -> pathlib.Path:
     """Number words as a folder of text files, with few sentences to evaluate on."""
-    config = small_config(data__source="numbers").data
+    config = small_config(data__source="numbers", data__num_pairs=1_000).data
     for split, count in PAIRS.items():
         pairs = load_pairs(config, split)
         sources, targets = zip(*(pairs[i] for i in range(count)), strict=True)

@@ -8,6 +8,7 @@ from typing import Protocol
 from transformer_flax.data.cache import cache_root
 from transformer_flax.data.lines import Lines
 from transformer_flax.data.numbers import NumberPairs
+from transformer_flax.data.symbols import SymbolPairs
 from transformer_flax.data.text import decode_lines, find_text, open_text, require_as_many
 from transformer_flax.data.tfds import TfdsPairs
 from transformer_flax.data.tsv import TsvPairs
@@ -40,15 +41,39 @@ def load_pairs(config, split: str) -> Pairs:
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
-    if config.source == "numbers":
-        return NumberPairs(config, split)
-    if config.source == "folder":
-        return FolderPairs(config, split)
-    if config.source == "tfds":
-        return TfdsPairs(config, split)
-    if config.source == "tsv":
-        return TsvPairs(config, split)
-    raise UserError(f"config.data.source is {config.source!r}; it must be numbers, folder, tsv or tfds")
+    if config.source in MADE:
+        return MADE[config.source](config, split)
+    if config.source not in READ:
+        raise UserError(f"config.data.source is {config.source!r}; it must be one of {', '.join([*MADE, *READ])}")
+    pairs = READ[config.source](config, split)
+    return FirstPairs(pairs, config.num_pairs) if split == "train" and config.num_pairs else pairs
+
+
+class FirstPairs:
+    """The first `count` of some pairs, to learn from fewer than there are.
+
+    Raises:
+      UserError: there are not as many.
+    """
+
+    def __init__(self, pairs: Pairs, count: int):
+        if not 0 < count <= len(pairs):
+            raise UserError(
+                f"config.data.num_pairs is {count:,}; the train split has {len(pairs):,} pairs, of which the first so "
+                "many are taken, or all with 0"
+            )
+        self._pairs, self._count = pairs, count
+        self.fingerprint = hashlib.sha256(f"the first {count} of {pairs.fingerprint}".encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        return self._pairs[range(self._count)[index]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        """The pairs at `indices`, in their order."""
+        return read_pairs(self._pairs, [range(self._count)[i] for i in indices])
 
 
 class FolderPairs:
@@ -82,3 +107,7 @@ class FolderPairs:
 def _read(file: pathlib.Path, cache: pathlib.Path) -> Lines:
     with open_text(file) as stream:
         return Lines(decode_lines(stream, str(file)), cache)
+
+
+MADE = {"numbers": NumberPairs, "copy": SymbolPairs, "reverse": SymbolPairs}  # where num_pairs is how many
+READ = {"folder": FolderPairs, "tsv": TsvPairs, "tfds": TfdsPairs}

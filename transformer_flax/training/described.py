@@ -35,7 +35,8 @@ def _require_fields(config: ConfigDict, place: Workdir) -> None:
         "": {"name": str, "ema_decay": float},
         "eval": {"final_average": int},
         "checkpoint": {"every": int},
-        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str),
+        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str)
+        | dict.fromkeys(("seed", "num_pairs", "longest_trained", "longest_tested"), int),
         "decode": {a.name: a.annotation for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty},
         "model": {"kind": str},
     }

@@ -18,6 +18,7 @@ from transformer_flax.model.kinds import Config, init_params, kind_of, make_mode
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.distributed import agreed_stop, is_first, share
 from transformer_flax.training.evaluation import Evaluation, Evaluator
+from transformer_flax.training.initial import with_vectors
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.machine import keep_compiled, peak_flops
 from transformer_flax.training.optimizer import make_optimizer, paper_schedule
@@ -141,7 +142,10 @@ class Trainer:
         )
         self._eval_step = parallel.compile(self._counted("evaluation", eval_step))
         self._init = lambda seed: TrainState.create(
-            seed, init_params(model.config, init_key(seed)), optimizer, keep_ema=config.ema_decay > 0
+            seed,
+            with_vectors(init_params(model.config, init_key(seed)), data.initial),
+            optimizer,
+            keep_ema=config.ema_decay > 0,
         )
         self._evaluators = {
             split: Evaluator(

@@ -24,9 +24,11 @@ from transformer_flax.model.classifier import ClassifierConfig
 from transformer_flax.model.kinds import Config, find_kind, make_config, most_positions
 from transformer_flax.training.averaging import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.distributed import first_ahead, from_first, is_first, share
+from transformer_flax.training.initial import load_initial
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.progress import Progress
 from transformer_flax.training.workdir import Workdir
+from transformer_flax.word_vectors.vectors import Vectors
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +40,13 @@ class Data:
     corpora: dict[str, Corpus]  # of all
     train: Batches
     classes: Classes | None = None  # that the targets name, where they are labels
+    initial: Vectors | None = None  # that its embeddings start from
 
 
 AT_LEAST_1 = (
     "steps",
     "accumulation_steps",
     "loss_chunks",
-    "data.tokenizer_sample",
     "data.tokens_per_batch",
     "data.num_buckets",
     "data.rows_multiple_of",
@@ -68,12 +70,8 @@ def check(config: ConfigDict) -> None:
       UserError: naming the field.
     """
 
-    def require(name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
-        value = functools.reduce(operator.getitem, name.split("."), config)
-        if not is_valid(value):
-            raise UserError(f"config.{name} is {value!r}; it must be {requirement}")
-
-    _refuse_none(config, "config")
+    require = functools.partial(_require, config)
+    check_text(config)
     model = model_config(config, config.data.vocab_size)
     make_optimizer(config.optimizer, config.model.d_model)
     LengthPenalty(config.decode.length_penalty, config.decode.alpha)
@@ -92,13 +90,9 @@ def check(config: ConfigDict) -> None:
             f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
         )
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
-    for name in ("seed", "data.seed"):
-        require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
-    require("data.tokenizer", lambda value: value in KINDS, f"one of {', '.join(KINDS)}")
-    if _given_tokenizer(config) is None:
-        require("data.vocab_size", lambda value: value >= SMALLEST_VOCABULARY, f"at least {SMALLEST_VOCABULARY}")
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
+    load_initial(config, given_tokenizer(config))
     for name in ("label_smoothing", "ema_decay"):
         require(name, lambda value: 0 <= value < 1, "from 0 to below 1")
     averaged = max(config.eval.average, config.eval.final_average)
@@ -121,6 +115,28 @@ def check(config: ConfigDict) -> None:
         )
 
 
+def check_text(config: ConfigDict) -> None:
+    """Checks what the config says of the text and its tokenizer, which need not be those of a run.
+
+    Raises:
+      UserError: naming the field.
+    """
+    require = functools.partial(_require, config)
+    _refuse_none(config, "config")
+    require("data.tokenizer_sample", lambda value: value >= 1, "at least 1")
+    for name in ("seed", "data.seed"):
+        require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
+    require("data.tokenizer", lambda value: value in KINDS, f"one of {', '.join(KINDS)}")
+    if given_tokenizer(config) is None:
+        require("data.vocab_size", lambda value: value >= SMALLEST_VOCABULARY, f"at least {SMALLEST_VOCABULARY}")
+
+
+def _require(config: ConfigDict, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
+    value = functools.reduce(operator.getitem, name.split("."), config)
+    if not is_valid(value):
+        raise UserError(f"config.{name} is {value!r}; it must be {requirement}")
+
+
 def _refuse_none(section: ConfigDict, name: str) -> None:
     for field, value in section.items():
         if value is None:
@@ -129,7 +145,7 @@ def _refuse_none(section: ConfigDict, name: str) -> None:
             _refuse_none(value, f"{name}.{field}")
 
 
-def _given_tokenizer(config: ConfigDict) -> Tokenizer | None:
+def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
     """The one that the config names a file of, or None if one is to be trained.
 
     Raises:
@@ -148,7 +164,12 @@ def _given_tokenizer(config: ConfigDict) -> Tokenizer | None:
     return tokenizer
 
 
-def _train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sources_only: bool) -> Tokenizer:
+def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sources_only: bool = False) -> Tokenizer:
+    """The tokenizer that `config.data` has trained on these pairs, from where it was kept the last time if it was."""
+    found = find_tokenizer(pairs, config.data, sources_only=sources_only)
+    if found is not None:
+        return found
+    progress.say("training the tokenizer")
     with contextlib.ExitStack() as merging:
 
         def texts() -> Iterator[str]:
@@ -158,7 +179,9 @@ def _train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, so
             # From here on the library works alone and does not say how far it is: a bar without an end.
             merging.enter_context(progress.bar("merging pieces of words"))
 
-        return Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
+        tokenizer = Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
+    keep_tokenizer(tokenizer, pairs, config.data, sources_only=sources_only)
+    return tokenizer
 
 
 def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Data:
@@ -189,7 +212,10 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
         if not len(pairs[split]):
             raise UserError(f"the {split} split is empty")
     fingerprints = {split: pairs[split].fingerprint for split in splits}
-    given = _given_tokenizer(config)
+    given = given_tokenizer(config)
+    initial = load_initial(config, given)
+    if initial:
+        fingerprints["embedding_init"] = initial.fingerprint
     workdir.check(config, fingerprints, given)
     classes = _find_classes(pairs["train"], config)
 
@@ -201,12 +227,7 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
     elif given:
         tokenizer = given
     else:
-        sources_only = classes is not None
-        tokenizer = find_tokenizer(pairs["train"], config.data, sources_only=sources_only)
-        if tokenizer is None:
-            progress.say("training the tokenizer")
-            tokenizer = _train_tokenizer(pairs["train"], config, progress, sources_only=sources_only)
-            keep_tokenizer(tokenizer, pairs["train"], config.data, sources_only=sources_only)
+        tokenizer = train_tokenizer(pairs["train"], config, progress, sources_only=classes is not None)
 
     corpora = {}
     for split in splits:
@@ -236,7 +257,7 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
         f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "
         + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
-    return Data(tokenizer, pairs, corpora, train, classes)
+    return Data(tokenizer, pairs, corpora, train, classes, initial)
 
 
 def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:

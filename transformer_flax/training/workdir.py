@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from transformer_flax.data.classes import Classes
-from transformer_flax.data.strict_json import CHECKSUM, checked, read_json, signed
+from transformer_flax.data.strict_json import CHECKSUM, checked, read_json, require_plain, signed
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
@@ -171,6 +171,20 @@ class Workdir:
         file = self.path / what / f"{name}.txt"
         self._write(file, "".join(f"{line}\n" for line in outputs))
         return file
+
+    def load_translations(self, name: str) -> list[str]:
+        """What `save_outputs` has written of translations.
+
+        Raises:
+          UserError: there are none of that name, or not as they were written.
+        """
+        file = self.path / "translations" / f"{name}.txt"
+        try:
+            require_plain(file)
+            text = file.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} cannot be read as translations: {error}") from error
+        return text.removesuffix("\n").split("\n")
 
     def _load_run(self) -> dict:
         if not self.path.is_dir():

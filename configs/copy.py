@@ -1,0 +1,29 @@
+"""Copies lines of random letters: what does a model make of lines longer than any it was trained on? No download.
+
+    python train.py --config=configs/copy.py
+    python -m transformer_flax.sweep --config=configs/copy.py --grid model.positions=sinusoidal,learned --seeds=3
+    python docs/length.py --output=copy_length.png runs/sweep-copy/*/seed?
+
+Validation lines are as long as those of training, 20 letters at most; test lines are longer, up to 40. docs/length.md
+has the pictures.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import numbers
+
+
+def get_config() -> ConfigDict:
+    config = numbers.get_config()
+    config.name = "copy"
+    config.steps = 1_000
+    config.label_smoothing = 0.0  # nothing is uncertain here
+    config.model.update(d_model=64, d_ff=128, d_k=16, d_v=16, dropout=0.0)
+    config.model.max_length = 64  # of learned positions: those beyond longest_trained are there, and never trained
+    config.data.update(source="copy", vocab_size=285)  # 259 and a piece for each letter with the blank before it
+    config.data.update(longest_trained=20, longest_tested=40)
+    config.decode.update(beam_size=1, max_input_length=48, max_extra_length=10)
+    config.eval.update(every=0, final_average=1)
+    config.checkpoint.update(every=500, keep=1)
+    config.optimizer.factor = 0.4
+    return config

@@ -1,0 +1,18 @@
+"""Reverses lines of random letters, from the last to the first, and else as configs/copy.py. No download.
+
+    python train.py --config=configs/reverse.py
+    python -m transformer_flax.sweep --config=configs/reverse.py --grid model.positions=sinusoidal,learned --seeds=3
+
+docs/length.md has the pictures.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import copy
+
+
+def get_config() -> ConfigDict:
+    config = copy.get_config()
+    config.name = "reverse"
+    config.data.source = "reverse"
+    return config

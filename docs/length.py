@@ -1,0 +1,73 @@
+"""Draws docs/length.md's pictures, of runs that are trained: python docs/length.py --output=docs/copy_length.png RUN...
+
+    python docs/length.py --output=docs/copy_length.png runs/sweep-copy/*/seed?
+
+Measured are the translations that the runs have written at their end: of the validation split, as long as what was
+trained on, and of the test split. Runs whose config has the same positions are one curve. The table goes to standard
+output.
+"""
+
+import collections
+import pathlib
+import sys
+
+from absl import flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from transformer_flax import cli
+from transformer_flax.errors import UserError
+
+OUTPUT = flags.DEFINE_string("output", None, "the picture: PNG, SVG or PDF by its name")
+WIDTH = flags.DEFINE_integer("width", 2, "lengths that are one point of a curve", 1)
+
+
+def main(*paths: str) -> None:
+    if not paths:
+        raise UserError("name the directories of trained runs, such as runs/sweep-copy/*/seed0")
+    from transformer_flax.analysis.length import plot_exact_match  # not before the flags are checked: it loads JAX
+
+    curves, trained = collections.defaultdict(list), set()
+    for path in paths:
+        name, longest, buckets = measure(path)
+        curves[name].append(buckets)
+        trained.add(longest)
+    if len(trained) > 1:
+        raise UserError(f"the longest sources trained on have {sorted(trained)} tokens; draw these runs apart")
+    if OUTPUT.value is not None:
+        plot_exact_match(curves, trained=trained.pop(), file=OUTPUT.value)
+    names = [f"{name} ({len(runs)})" for name, runs in curves.items()]
+    print("\n".join(["| tokens | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]))
+    for point in zip(*(zip(*runs, strict=True) for runs in curves.values()), strict=True):
+        shares = [f"{sum(100 * bucket.share for bucket in runs) / len(runs):.1f} %" for runs in point]
+        bucket = point[0][0]
+        span = f"{bucket.shortest}" + (f" to {bucket.longest}" if bucket.longest > bucket.shortest else "")
+        print("| " + " | ".join([span, *shares]) + " |")
+
+
+def measure(path: str):
+    """Of a run: its positions, the tokens of the longest source it was trained on, and its exact matches by length."""
+    from transformer_flax.analysis.length import exact_match_by_length
+    from transformer_flax.data.pairs import load_pairs
+    from transformer_flax.run import load_described
+    from transformer_flax.training.workdir import Workdir
+
+    place = Workdir(path)
+    config, tokenizer, _ = load_described(place)
+    fingerprints = place.load_fingerprints()
+    sources, references, translations = [], [], []
+    for split, file in (("valid", f"{config.steps}"), ("test", f"{config.steps}.test")):
+        pairs = load_pairs(config.data, split)
+        if fingerprints.get(split) != pairs.fingerprint:
+            raise UserError(f"{path} was not measured with this {split} split: it has changed, or eval.test was off")
+        sources += [source for source, _ in (pairs[i] for i in range(len(pairs)))]
+        references += [reference for _, reference in (pairs[i] for i in range(len(pairs)))]
+        translations += place.load_translations(file)
+    lengths = [len(ids) for ids in tokenizer.encode(sources)]
+    train = load_pairs(config.data, "train")
+    trained = max(len(ids) for ids in tokenizer.encode([train[i][0] for i in range(len(train))]))
+    return config.model.positions, trained, exact_match_by_length(lengths, translations, references, width=WIDTH.value)
+
+
+if __name__ == "__main__":
+    cli.run(main, takes_files=True)

@@ -1,0 +1,61 @@
+"""`python -m transformer_flax.vectors` as a user meets it."""
+
+import pytest
+
+from tests.commands.process import refused, succeeds
+from tests.word_vectors.planted import TOPICS, planted_text
+from transformer_flax.word_vectors.vectors import Vectors
+
+SMALL = [f"--config.vectors.{change}" for change in ("d_model=8", "epochs=8", "rows_per_batch=4", "subsample=0.0")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vectors")
+    text = "".join(f"{line}\n" for line in planted_text())
+    for language, side in (("en", text), ("de", text.upper())):
+        (folder / f"train.{language}").write_text(side)
+    return folder
+
+
+def train(folder, *arguments):
+    text = [f"--config.data.{change}" for change in (f"path={folder}", f"cache_dir={folder}/cache", "vocab_size=340")]
+    return succeeds("vectors", "train", "--config=configs/vectors.py", *text, *SMALL, *arguments)
+
+
+def test_vectors_are_trained_asked_and_drawn(folder):
+    told = train(folder, f"--output={folder}/made/both", "--config.vectors.learning_rate=0.2").stdout
+    assert "epoch 7 of 8: loss " in told
+    vectors = f"--vectors={folder}/made/both"
+    found = succeeds("vectors", "nearest", vectors, "--count=3", "cat", given="unread").stdout.splitlines()
+    assert {line.split("\t")[1] for line in found} == set(TOPICS[0]) - {"cat"}
+    read = succeeds("vectors", "nearest", vectors, "--count=3", given="cat\n\nRED\n").stdout.splitlines()
+    assert read[:3] == found
+    assert {line.split("\t")[1] for line in read[3:]} == {word.upper() for word in TOPICS[1]} - {"RED"}
+    succeeds("vectors", "plot", vectors, f"--output={folder}/plane.png", "cat", "dog", "red")
+    assert (folder / "plane.png").read_bytes().startswith(b"\x89PNG")
+    assert "both is there already" in refused("vectors", "train", *SMALL, f"--output={folder}/made/both")
+    assert "no vector of 'Ω'" in refused("vectors", "nearest", vectors, "Ω")
+
+
+def test_one_side_may_be_left_out(folder):
+    train(folder, f"--output={folder}/target", "--config.vectors.sides=target", "--config.vectors.epochs=1")
+    words = [word for word, _ in Vectors.load(folder / "target").words()]
+    assert sorted(words) == sorted(word.upper() for topic in TOPICS for word in topic)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "say what to do: python -m transformer_flax.vectors train | nearest | plot"),
+        (["learn"], "'learn' is none of them"),
+        (["train"], "--output is not given"),
+        (["train", "dog"], "train takes no words: 'dog'"),
+        (["nearest", "dog"], "--vectors is not given; it names the folder of trained vectors"),
+        (["nearest", "--vectors=nowhere", "dog"], "there is no folder nowhere of word vectors"),
+        (["train", "--output=x", "--config=configs/numbers.py"], "no section config.vectors"),
+        (["train", "--output=x", "--config.vectors.kind=glove"], "config.vectors.kind is 'glove'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, message):
+    assert message in refused("vectors", *arguments)

@@ -1,0 +1,121 @@
+"""Word vectors: python -m transformer_flax.vectors train | nearest | plot [--FLAG=VALUE ...] [WORD ...].
+
+    python -m transformer_flax.vectors train --config=configs/vectors.py --config.data.path=FOLDER --output=vectors/NAME
+    python -m transformer_flax.vectors nearest --vectors=vectors/NAME dog Hund
+    python -m transformer_flax.vectors plot --vectors=vectors/NAME --output=plane.png [WORD ...]
+
+`nearest` takes words from the command line, or one a line from standard input. A line of its output is a word, a
+neighbour and their cosine, parted by tabs. `plot` draws the words that are named, or the most frequent ones.
+"""
+
+import pathlib
+import sys
+import time
+
+from absl import flags
+
+from transformer_flax import cli
+from transformer_flax.errors import UserError
+
+CONFIG = cli.define_config(pathlib.Path("configs/vectors.py"))
+OUTPUT = flags.DEFINE_string("output", None, "where the vectors (a new folder) or the picture are written")
+VECTORS = flags.DEFINE_string("vectors", None, "the folder of trained vectors")
+COUNT = flags.DEFINE_integer("count", 10, "neighbours of a word", 1)
+LEAST = flags.DEFINE_integer("least", 5, "how often a neighbour stands in the text, at least", 1)
+MOST_FREQUENT = flags.DEFINE_integer("most_frequent", 200, "words to draw, where none are named", 3)
+
+
+def train() -> None:
+    """Trains vectors of the text that the config says."""
+    output = pathlib.Path(_required("output", OUTPUT.value))
+    # Not before the flags are checked: JAX takes seconds to load.
+    from transformer_flax.data.corpus import load_corpus
+    from transformer_flax.data.pairs import load_pairs
+    from transformer_flax.training.machine import keep_compiled
+    from transformer_flax.training.prepare import check_text, given_tokenizer, train_tokenizer
+    from transformer_flax.training.progress import Progress, duration
+    from transformer_flax.word_vectors.config import VectorConfig
+    from transformer_flax.word_vectors.train import train_vectors
+    from transformer_flax.word_vectors.vectors import require_free
+
+    config = CONFIG.value
+    if "vectors" not in config:
+        raise UserError("the config has no section config.vectors: start from configs/vectors.py")
+    chosen = VectorConfig(**config.vectors)
+    check_text(config)
+    require_free(output)
+    keep_compiled(config.data.cache_dir)
+    with Progress() as progress:
+        pairs = load_pairs(config.data, "train")
+        tokenizer = given_tokenizer(config) or train_tokenizer(pairs, config, progress)
+        with progress.bar("tokenising") as update:
+            corpus = load_corpus(pairs, tokenizer, config.data.cache_dir, progress=update)
+        sides = {"source": corpus.source, "target": corpus.target}
+        sides = list(sides.values()) if chosen.sides == "both" else [sides[chosen.sides]]
+        words = sum(len(side.ids) - len(side) for side in sides)
+        progress.say(f"{words:,} word-pieces of a vocabulary of {tokenizer.vocab_size:,}; {chosen.kind}")
+        started, told = time.perf_counter(), 0
+        with progress.bar("training") as update:
+
+            def tell(epochs: float, loss: float) -> None:
+                nonlocal told
+                update(epochs, chosen.epochs, note=f"loss {loss:.3f}")
+                if int(epochs) > told:
+                    told = int(epochs)
+                    progress.say(f"epoch {told} of {chosen.epochs}: loss {loss:.3f} a word")
+
+            vectors = train_vectors(sides, tokenizer, chosen, config.seed, progress=tell)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        vectors.save(output, config.to_dict())
+        progress.say(f"{output}/ after {duration(time.perf_counter() - started)}, of {len(vectors.words())} words")
+
+
+def nearest(*words: str) -> None:
+    """Puts out the neighbours of words."""
+    vectors = _load()
+    for word in words or (line.strip() for line in sys.stdin if line.strip()):
+        for neighbour, cosine in vectors.nearest(word, COUNT.value, least=LEAST.value):
+            print(f"{word}\t{neighbour}\t{cosine:.3f}", flush=True)
+
+
+def plot(*words: str) -> None:
+    """Draws words in a plane."""
+    output = _required("output", OUTPUT.value)
+    vectors = _load()
+    names = list(words) or [word for word, _ in vectors.words(LEAST.value)[: MOST_FREQUENT.value]]
+    if len(names) < 3:
+        raise UserError(f"there are {len(names)} words to draw; a plane needs at least 3")
+    import numpy as np
+
+    from transformer_flax.analysis.plane import plot_plane
+
+    plot_plane(names, np.stack([vectors.vector(name) for name in names]), file=output)
+
+
+def _load():
+    from transformer_flax.word_vectors.vectors import Vectors
+
+    return Vectors.load(pathlib.Path(_required("vectors", VECTORS.value)))
+
+
+def _required(name: str, value: str | None) -> str:
+    if not value:
+        raise UserError(f"--{name} is not given; it names {flags.FLAGS[name].help}")
+    return value
+
+
+VERBS = {"train": train, "nearest": nearest, "plot": plot}
+
+
+def main(verb: str = "", *words: str) -> None:
+    if verb not in VERBS:
+        raise UserError(f"say first what to do, {', '.join(VERBS)}; {verb!r} is none of them" if verb else _USAGE)
+    if words and verb == "train":
+        raise UserError(f"train takes no words: {words[0]!r}")
+    VERBS[verb](*words)
+
+
+_USAGE = f"say what to do: python -m transformer_flax.vectors {' | '.join(VERBS)}; see --help"
+
+if __name__ == "__main__":
+    cli.run(main, takes_files=True)

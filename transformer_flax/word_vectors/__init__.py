@@ -1,0 +1,1 @@
+"""Vectors of words, from what stands around them (Mikolov et al., 2013)."""
