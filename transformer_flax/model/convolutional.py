@@ -142,10 +142,11 @@ class ConvolutionalTranslator(Embedded):
     def begin(self, source: jax.Array, hypotheses: int, length: int) -> None:
         """Encodes source [B, S] and makes room for K hypotheses of at most L tokens for each sentence.
 
-        Fills the collections "memory" (of the sentence) and "cache" (of the outputs so far).
+        Fills the collections "memory" (of the sentence) and "cache" (of the outputs so far), each with B in front.
         """
         self.put_variable("memory", "memory", self.encode(source))
-        self.put_variable("memory", "positions", self.positions(length))
+        positions = self.positions(length)
+        self.put_variable("memory", "positions", jnp.broadcast_to(positions, (len(source), *positions.shape)))
         for layer in self.decoder:
             layer.begin(len(source), hypotheses)
 
@@ -158,7 +159,7 @@ class ConvolutionalTranslator(Embedded):
           position: counts from 0, the begin symbol's.
         """
         memory = self.get_variable("memory", "memory")
-        here = self.get_variable("memory", "positions")[position]
+        here = self.get_variable("memory", "positions")[:, position][:, None]  # [B, 1, d_model]
         y = embedded = self._embed(self.target_embedding, tokens, here)
         for layer in self.decoder:
             y = layer.step(y, embedded, memory, parents)

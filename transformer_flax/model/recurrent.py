@@ -125,7 +125,7 @@ class RecurrentTranslator(Embedded):
     def begin(self, source: jax.Array, hypotheses: int, length: int) -> None:
         """Encodes source [B, S] for K hypotheses of each sentence, of at most L tokens, which takes no room of its own.
 
-        Fills the collections "memory" (of the sentence) and "cache" (of the outputs so far).
+        Fills the collections "memory" (of the sentence) and "cache" (of the outputs so far), each with B in front.
         """
         memory, states = self.encode(source)
         self.put_variable("memory", "memory", memory)
