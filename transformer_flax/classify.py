@@ -45,7 +45,7 @@ def main(*files: str) -> None:
 
 
 def _show(log_probs: "np.ndarray", classes: Sequence[str]) -> str:
-    label = classes[log_probs.argmax()]
+    label = classes[int(log_probs.argmax())]
     if not PROBABILITIES.value:
         return label
     return "\t".join([label, *(f"{name} {math.exp(x):.4f}" for name, x in zip(classes, log_probs, strict=True))])
