@@ -9,7 +9,7 @@ from transformer_flax.data.cache import cache_root
 from transformer_flax.data.lines import Lines
 from transformer_flax.data.numbers import NumberPairs
 from transformer_flax.data.symbols import SymbolPairs
-from transformer_flax.data.text import decode_lines, find_text, open_text, require_as_many
+from transformer_flax.data.text import decode_lines, open_text, require_as_many, require_text, text_folder
 from transformer_flax.data.tfds import TfdsPairs
 from transformer_flax.data.tsv import TsvPairs
 from transformer_flax.errors import UserError
@@ -83,8 +83,8 @@ class FolderPairs:
     """
 
     def __init__(self, config, split: str):
-        languages = (config.source_language, config.target_language)
-        files = [find_text(config.path, f"{split}.{language}") for language in languages]
+        folder, languages = text_folder(config.path), (config.source_language, config.target_language)
+        files = [require_text(folder, f"{split}.{language}") for language in languages]
         self._source, self._target = (_read(file, cache_root(config.cache_dir)) for file in files)
         require_as_many(files[0], self._source, files[1], self._target)
         digest = hashlib.sha256()

@@ -24,22 +24,36 @@ def open_text(file: pathlib.Path) -> BinaryIO:
     return stream
 
 
-def find_text(folder: str, name: str) -> pathlib.Path:
-    """The text `name` in the folder that config.data.path names: plain, .gz or .xz.
+def text_folder(path: str) -> pathlib.Path:
+    """The folder that config.data.path names.
 
     Raises:
-      UserError: there is no such folder, or no such text in it.
+      UserError: there is none.
     """
-    if not folder:
+    if not path:
         raise UserError("config.data.path is empty: name the folder of texts with --config.data.path=FOLDER")
-    if not pathlib.Path(folder).is_dir():
-        raise UserError(f"config.data.path is {folder!r}: there is no such folder")
-    for suffix in OPENERS:
-        file = pathlib.Path(folder) / f"{name}{suffix}"
-        if file.is_file():
-            return file
-    present = ", ".join(sorted(file.name for file in pathlib.Path(folder).iterdir())[:20]) or "nothing"
-    raise UserError(f"{folder} has no {name} (nor .gz or .xz); it holds {present}")
+    if not pathlib.Path(path).is_dir():
+        raise UserError(f"config.data.path is {path!r}: there is no such folder")
+    return pathlib.Path(path)
+
+
+def find_text(folder: pathlib.Path, name: str) -> pathlib.Path | None:
+    """The text `name` in a folder: plain, .gz or .xz; None if there is none."""
+    files = [folder / f"{name}{suffix}" for suffix in OPENERS]
+    return next((file for file in files if file.is_file()), None)
+
+
+def require_text(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """`find_text`.
+
+    Raises:
+      UserError: there is none; tells what there is.
+    """
+    file = find_text(folder, name)
+    if file is None:
+        present = ", ".join(sorted(file.name for file in folder.iterdir())[:20]) or "nothing"
+        raise UserError(f"{folder} has no {name} (nor .gz or .xz); it holds {present}")
+    return file
 
 
 def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from transformer_flax.data.cache import cache_root
 from transformer_flax.data.lines import Lines
-from transformer_flax.data.text import OPENERS, decode_lines, find_text, open_text
+from transformer_flax.data.text import decode_lines, find_text, open_text, require_text, text_folder
 from transformer_flax.errors import UserError
 
 
@@ -24,16 +24,18 @@ class TsvPairs:
         share = config.held_out
         if not 0 <= share < 1:
             raise UserError(f"config.data.held_out is {share!r}; it must be from 0 to below 1: a share of train")
-        if not share and split == "valid" and not _has(config.path, "valid"):
+        folder = text_folder(config.path)
+        valid = find_text(folder, "valid.tsv")
+        if split == "valid" and not share and not valid:
             raise UserError(
-                f"{config.path} has no valid.tsv; --config.data.held_out=0.1 keeps a tenth of train for it instead"
+                f"{folder} has no valid.tsv; --config.data.held_out=0.1 keeps a tenth of train for it instead"
             )
-        if share and _has(config.path, "valid"):
+        if share and valid:
             raise UserError(
-                f"config.data.held_out is {share!r}, and {config.path} has a valid.tsv too, which would never be read; "
-                "set --config.data.held_out=0, or move the file away"
+                f"config.data.held_out is {share!r}, and there is {valid} too, which would never be read; set "
+                "--config.data.held_out=0, or move the file away"
             )
-        file = find_text(config.path, f"{'train' if share and split == 'valid' else split}.tsv")
+        file = require_text(folder, f"{'train' if share and split == 'valid' else split}.tsv")
         rows = _read(file, config.label_column, config.text_column)
         if share and split != "test":
             wanted = split == "valid"
@@ -57,10 +59,6 @@ class TsvPairs:
 def _pair(line: str) -> tuple[str, str]:
     label, text = line.split("\t")
     return text, label
-
-
-def _has(folder: str, split: str) -> bool:
-    return any((pathlib.Path(folder) / f"{split}.tsv{suffix}").is_file() for suffix in OPENERS)
 
 
 def _read(file: pathlib.Path, label_column: int, text_column: int) -> Iterator[tuple[str, str]]:
