@@ -25,6 +25,10 @@ def random_params(config: TransformerConfig) -> dict:
                 # The output projection of attention joins two axes, heads and d_v; all others start from one.
                 fan_in = np.prod(shape.shape[:2]) if path[-2].key == "output" else shape.shape[0]
                 return noise / np.sqrt(fan_in).astype(np.float32)
+            case "table" if path[-2].key == "distances":  # added to keys, which are near one too
+                return noise
+            case "v":
+                return noise / np.sqrt(shape.shape[-1]).astype(np.float32)
             case "embedding" | "table":
                 return noise * np.float32(config.d_model**-0.5)
         raise AssertionError(f"no value for the parameter {path}")
