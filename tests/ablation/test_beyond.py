@@ -1,6 +1,5 @@
 """Rows beyond table 3: each is an override away on any base, is swept with the others, and stands in the report."""
 
-import jax
 import pytest
 
 from configs import base, numbers
@@ -11,7 +10,7 @@ from transformer_flax.ablation import beyond, report, table3
 from transformer_flax.ablation.grid import variants
 from transformer_flax.errors import UserError
 from transformer_flax.model.cost import count_parameters
-from transformer_flax.model.kinds import init_params, make_config
+from transformer_flax.model.kinds import make_config
 from transformer_flax.training.prepare import check
 
 # What each is of the paper's base; all other fields stay. Then its parameters besides the base's 63,045,632.
@@ -49,10 +48,7 @@ def test_a_row_is_what_it_says_on_the_papers_base(name):
         field: value for field, value in changes.items() if field.startswith("optimizer")
     }
     check(config)
-    model = make_config(37_000, config.model)
-    shapes = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
-    built = sum(leaf.size for leaf in jax.tree.leaves(shapes))
-    assert built == sum(count_parameters(model).values()) == 63_045_632 + more
+    assert sum(count_parameters(make_config(37_000, config.model)).values()) == 63_045_632 + more
 
 
 def test_all_rows_are_tried_and_none_has_a_name_of_table_3():
@@ -120,5 +116,5 @@ def test_the_report_shows_them_behind_table_3_without_anything_of_the_papers(tmp
     assert [line.split(" | ")[3] for line in table[2:4]] == ["+1.00", "-1.00"]
     assert "not run" not in text
     assert "Rank correlation" not in text
-    with_a_row = [*results, made.result("A-h1", curve=[])]
-    assert report.write(with_a_row, made.BASE, tmp_path).read_text().startswith("# Table 3 on multi30k")
+    assert not made.compare(results).is_of_table3
+    assert made.compare([*results, made.result("A-h1")]).is_of_table3

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import TINY
 from tests.model.parameters import random_params
-from tests.model.sentences import SOURCE, TARGET
+from tests.model.sentences import SOURCE, TARGET, logits_of
 from transformer_flax.model.attention import attention_weights, causal_mask, look_up
 from transformer_flax.model.compatibility import Additive, Dot
 from transformer_flax.model.transformer import Transformer
@@ -96,20 +96,26 @@ def test_without_its_scale_a_product_grows_with_d_k():
 
 
 def test_all_attention_of_a_model_is_of_the_kind_that_its_config_says():
-    def gradient(params):
-        return jax.grad(lambda p: (Transformer(config).apply({"params": p}, SOURCE, TARGET) ** 2).mean())(params)
-
     config = dataclasses.replace(TINY, num_layers=1, compatibility="additive")
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        return (Transformer(config).apply({"params": params}, SOURCE, TARGET) ** 2).mean()
+
     gradients = gradient(random_params(config))
     for layer, attention in (("encoder", "self"), ("decoder", "self"), ("decoder", "cross")):
         v = gradients[f"{layer}_0"][f"{attention}_attention"]["v"]
         assert v.shape == (config.num_heads, config.d_k)
         assert np.abs(v).min() > 0
-    # Unscaled is as if each query were sqrt(d_k) times as large.
-    unscaled, larger = dataclasses.replace(config, compatibility="dot"), random_params(TINY)
-    larger = {name: part for name, part in larger.items() if not name.endswith("coder_1")}
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, p: p * np.sqrt(config.d_k) if "query" in str(path) else p, larger
+
+
+def test_unscaled_is_as_if_queries_were_longer():
+    scaled = dataclasses.replace(TINY, num_layers=1)
+    unscaled = dataclasses.replace(scaled, compatibility="dot")
+    longer = jax.tree_util.tree_map_with_path(
+        lambda path, p: p * np.float32(TINY.d_k**0.5) if "query" in str(path) else p, random_params(scaled)
     )
-    scaled = Transformer(dataclasses.replace(TINY, num_layers=1)).apply({"params": params}, SOURCE, TARGET)
-    np.testing.assert_allclose(Transformer(unscaled).apply({"params": larger}, SOURCE, TARGET), scaled, atol=1e-4)
+    expected = Transformer(scaled).apply({"params": longer}, SOURCE, TARGET)
+    np.testing.assert_allclose(logits_of(unscaled), expected, atol=1e-4)
+    assert np.abs(logits_of(scaled) - expected).max() > 0.1

@@ -96,9 +96,13 @@ def products(jaxpr) -> int:
 
 @pytest.mark.parametrize(
     "choices",
-    [{}, {"compatibility": "additive"}, {"positions": "relative"}, {"positions": "rotary"},
-     {"positions": "relative", "compatibility": "additive"}],
-)  # fmt: skip
+    [
+        {},
+        {"compatibility": "additive"},
+        {"positions": "relative"},
+        {"positions": "relative", "compatibility": "additive"},
+    ],
+)
 def test_training_flops_are_those_of_the_products_in_the_program(choices):
     config = dataclasses.replace(TINY, d_k=6, d_v=10, vocab_size=37, **choices)
     source, target = (np.full((3, length), NUM_SPECIAL, np.int32) for length in (5, 7))
