@@ -87,11 +87,17 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
     dropout, label smoothing and positions are absolute. On the paper's base this gives the paper's values.
 
     Raises:
-      UserError: a size of the base does not divide, naming the field.
+      UserError: a size of the base does not divide, or it has none, being no Transformer; naming the field.
     """
     config = base.copy_and_resolve_references()
     changes = {}
     for field, value in row.changes.items():
+        section, _, name = field.rpartition(".")
+        if section and name not in config[section]:
+            raise UserError(
+                f"row {row.name} sets config.{field}, which a base of kind {config.model.kind} does not have; leave "
+                "the row out, or use a Transformer"
+            )
         if field in PAPER_BASE:
             ratio = Fraction(value, PAPER_BASE[field])
             scaled = ratio * _get(config, field)
