@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from configs import base, big, multi30k, numbers
+from configs import base, big, convolutional, multi30k, numbers
 from configs import table3 as table3_config
 from transformer_flax.ablation import table3
 from transformer_flax.errors import UserError
@@ -133,6 +133,12 @@ def test_a_base_that_does_not_divide_is_refused_by_the_name_of_its_field():
         table3.apply(table3.ROWS["C-N2"], numbers.get_config())
     with pytest.raises(UserError, match=r"row A-h1 takes 1/8 of config\.model\.num_heads, which is 4"):
         table3.apply(table3.ROWS["A-h1"], numbers.get_config())
+
+
+def test_a_row_of_what_a_base_of_another_kind_has_not_is_refused_and_others_are_not():
+    assert table3.apply(table3.ROWS["D-drop0.0"], convolutional.get_config()).model.dropout == 0
+    with pytest.raises(UserError, match=r"row A-h1 sets config\.model\.num_heads, which a base of kind convolutional"):
+        table3.apply(table3.ROWS["A-h1"], convolutional.get_config())
 
 
 def test_an_unknown_row_is_told_with_the_nearest():

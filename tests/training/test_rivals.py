@@ -32,7 +32,7 @@ def rival_config(kind: str, **overrides) -> ConfigDict:
     return config
 
 
-@pytest.mark.parametrize(("kind", "mode"), [("recurrent", "pmap"), ("convolutional", "jit")])
+@pytest.mark.parametrize(("kind", "mode"), [("recurrent", "jit"), ("convolutional", "pmap")])
 def test_a_rival_learns_and_goes_on_to_the_bit(kind, mode, tmp_path):
     config = rival_config(
         kind,

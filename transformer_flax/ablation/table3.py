@@ -82,11 +82,17 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
     a row means the same on a smaller one; all else is absolute. On the paper's base this gives the paper's values.
 
     Raises:
-      UserError: a size of the base does not divide, naming the field.
+      UserError: a size of the base does not divide, or it has none, being no Transformer; naming the field.
     """
     config = base.copy_and_resolve_references()
     changes = {}
     for field, value in row.changes.items():
+        section, _, name = field.rpartition(".")
+        if section and name not in config[section]:
+            raise UserError(
+                f"row {row.name} sets config.{field}, which a base of kind {config.model.kind} does not have; leave "
+                "the row out, or use a Transformer"
+            )
         if (papers := SCALED.get(field)) is not None:
             ours = _get(config, field)
             ratio = Fraction(value) / Fraction(papers)

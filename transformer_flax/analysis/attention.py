@@ -58,7 +58,7 @@ class Attention:
 
     @property
     def num_heads(self) -> int:
-        return self.layers(self.kinds[0]).shape[1]
+        return self.layers(self.kinds[-1]).shape[1]
 
     @property
     def read(self) -> tuple[str, ...]:
