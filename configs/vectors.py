@@ -29,7 +29,7 @@ def get_config() -> ConfigDict:
     config.vectors.sides = "both"  # of the text; or "source" or "target" alone
     config.vectors.epochs = 15
     config.vectors.rows_per_batch = 16  # of 64 words each
-    config.vectors.learning_rate = 0.05  # of Adagrad, at the beginning; it falls to 0 in a line (0.025, of plain SGD)
+    config.vectors.learning_rate = 0.15  # of Adagrad, at the beginning; it falls to 0 in a line (0.025, of plain SGD)
 
     config.data = base.get_config().data  # of which text, languages and tokenizer matter here
     config.data.update(source="folder", name="", vocab_size=16_000)  # many, so that most words are one piece

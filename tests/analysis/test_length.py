@@ -1,7 +1,15 @@
+import subprocess
+import sys
+
 import pytest
 
+from tests.conftest import ROOT
+from tests.training.small import small_config
 from transformer_flax.analysis.length import Bucket, exact_match_by_length, plot_exact_match
+from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
+from transformer_flax.training.workdir import Workdir
 
 LENGTHS = [1, 2, 2, 3, 6, 6]
 TRANSLATIONS = ["a", "b c", "b", "", "x", "x y"]
@@ -35,3 +43,28 @@ def test_what_does_not_fit_together_is_refused():
         exact_match_by_length(LENGTHS, TRANSLATIONS[1:], REFERENCES)
     with pytest.raises(UserError, match="width is 0"):
         exact_match_by_length(LENGTHS, TRANSLATIONS, REFERENCES, width=0)
+
+
+def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
+    made = {"source": "copy", "num_pairs": 100, "longest_trained": 5, "longest_tested": 7}
+    config = small_config(steps=1, **{f"data__{name}": value for name, value in made.items()})
+    pairs = {split: load_pairs(config.data, split) for split in ("train", "valid", "test")}
+    place = Workdir(tmp_path / "run")
+    fingerprints = {split: pairs[split].fingerprint for split in pairs}
+    place.claim(config, fingerprints, Tokenizer.train(pairs["train"].lines, 285))
+    # As if the model had learned to copy, but six letters at most.
+    place.save_translations("1", pairs["valid"].lines)
+    place.save_translations("1.test", [line[:11] for line in pairs["test"].lines])
+    command = [sys.executable, "docs/length.py", f"--output={tmp_path}/length.png", "--width=1", str(place.path)]
+    told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert told.splitlines() == [
+        "| tokens | sinusoidal (1) |",
+        "|---|---|",
+        "| 4 | 100.0 % |",
+        "| 5 | 100.0 % |",
+        "| 6 | 100.0 % |",
+        "| 7 | 0.0 % |",
+    ]
+    assert (tmp_path / "length.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match=r"translations/2\.txt cannot be read as translations: "):
+        place.load_translations("2")
