@@ -59,17 +59,17 @@ def decode_anew(module: Transformer, tokens, memory, memory_mask, position):
 
 def begin_without_cache(model: Transformer, params, source, hypotheses: int, length: int):
     """As `as_step`, for a model whose only memory is the tokens."""
-    memory = jnp.repeat(model.apply({"params": params}, source, method="encode"), hypotheses, axis=0)
-    mask = jnp.repeat(padding_mask(source), hypotheses, axis=0)
+    memory = model.apply({"params": params}, source, method="encode")
 
-    def step(tokens, parents, position, outputs):
+    def step(tokens, parents, position, cache):
+        outputs, memory, mask = cache
         # What is given at a position was put out at the one before; at 0, it lands where shift_right drops it.
         outputs = follow(outputs, parents).at[:, :, position - 1].set(tokens)
-        flat = outputs.reshape(-1, length)
-        logits = model.apply({"params": params}, flat, memory, mask, position, method=decode_anew)
-        return logits.reshape(*tokens.shape, -1), outputs
+        of_each = (jnp.repeat(x, hypotheses, axis=0) for x in (memory, mask))
+        logits = model.apply({"params": params}, outputs.reshape(-1, length), *of_each, position, method=decode_anew)
+        return logits.reshape(*tokens.shape, -1), (outputs, memory, mask)
 
-    return step, jnp.zeros((source.shape[0], hypotheses, length), jnp.int32)
+    return step, (jnp.zeros((source.shape[0], hypotheses, length), jnp.int32), memory, padding_mask(source))
 
 
 def make_search(begin, model: Transformer, params, source, beam_size: int, length: int):

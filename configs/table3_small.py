@@ -37,8 +37,9 @@ def get_config(data: str = "numbers") -> ConfigDict:
         config.optimizer.update(factor=0.3, warmup_steps=100)  # that of the paper is for 12 times the batch
     else:
         config.steps = 2_000
-        config.model.update(d_model=128, d_ff=512, d_k=16, d_v=16)
-        config.optimizer.update(factor=0.5, warmup_steps=400)
+        config.data.vocab_size = 2_000
+        config.model.update(d_model=64, d_ff=256, d_k=8, d_v=8)
+        config.optimizer.update(factor=0.5, warmup_steps=300)
     config.eval.update(every=config.steps // 4, sentences=100, average=1, final_average=1, test=False)
     config.checkpoint.update(every=config.steps // 4, keep=1)
     config.log.every = 50

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -59,14 +60,17 @@ def steady(following: dict[int, float]) -> Toy:
 
 
 def begin(toy: Toy, sentences, hypotheses: int):
-    return toy, jnp.broadcast_to(sentences[:, None], (len(sentences), hypotheses)), jnp.int32(0)
+    count = len(sentences)
+    toys = jax.tree.map(lambda table: jnp.broadcast_to(table, (count, *table.shape)), toy)
+    return toys, jnp.broadcast_to(sentences[:, None], (count, hypotheses)), jnp.zeros((count, 1, 1), jnp.int32)
 
 
 def step(tokens, parents, position, cache):
-    toy, states, steps = cache
-    states = toy.transitions[follow(states, parents), tokens]
+    toys, states, steps = cache
+    sentence = jnp.arange(len(states))[:, None]
+    states = toys.transitions[sentence, follow(states, parents), tokens]
     # A real model gives its token an embedding of the position, so a wrong position must spoil a toy's logits too.
-    return jnp.where(position == steps, toy.logits[states], jnp.nan), (toy, states, steps + 1)
+    return jnp.where(position == steps, toys.logits[sentence, states], jnp.nan), (toys, states, steps + 1)
 
 
 class Rule(NamedTuple):

@@ -3,7 +3,8 @@
 A model is a function `step(tokens [B, K], parents [B, K], position, cache) -> (logits [B, K, V], cache)`: given the
 last token of each hypothesis, which stands at `position` (0 for the begin symbol), the logits of the next one.
 Hypothesis k continues what was hypothesis parents[:, k] a step before; keeping the cache in line with that is the
-model's affair, which knows best how. Padding and the begin symbol are never put out. Every hypothesis is closed by the
+model's affair, which knows best how. The first axis of all that is in a cache is that of the sentences, which leave the
+batch when they are done. Padding and the begin symbol are never put out. Every hypothesis is closed by the
 end symbol, at the latest where its limit forces it, so every score is that of a complete sentence; the end symbol
 counts in |Y|.
 
@@ -18,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.decoding.length_penalty import LengthPenalty
+from transformer_flax.decoding.shrinking import extend_until_done
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
@@ -110,6 +112,16 @@ def _next_log_probs(step: Step, tokens, parents, position, cache, bounds: Bounds
     return jnp.where(allowed[:, None], log_probs, -jnp.inf), cache
 
 
+class _Samples(NamedTuple):
+    last: jax.Array  # int32 [B, N]
+    ended: jax.Array  # bool [B, N]
+    result: tuple[jax.Array, jax.Array]  # tokens int32 [B, N, L] and log_probs float32 [B, N]
+    keys: jax.Array  # [B, N]
+    bounds: Bounds
+    done: jax.Array  # bool [B]
+    cache: Any
+
+
 def greedy_search(step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty) -> Hypotheses:
     """The likeliest next token, again and again; N = 1, as are the hypotheses of the cache."""
     keys = jax.random.split(jax.random.key(0), bounds.longest.shape)  # unused at temperature 0
@@ -130,30 +142,30 @@ def sample(
       sampling: how to draw. The scores are those of the model, whatever the temperature.
     """
     max_length = bounds.prefix.shape[1]
-    itself = jnp.broadcast_to(jnp.arange(keys.shape[1]), keys.shape)
 
-    def unfinished(carry):
-        position, _, _, _, done, _ = carry
-        return (position < max_length) & ~jnp.all(done)
-
-    def extend(carry):
-        position, last, tokens, total, done, cache = carry
-        log_probs, cache = _next_log_probs(step, last, itself, position, cache, bounds)
-        best = _draw(log_probs, keys, position, sampling)
+    def extend(position, samples: _Samples) -> _Samples:
+        itself = jnp.broadcast_to(jnp.arange(keys.shape[1]), samples.last.shape)
+        log_probs, cache = _next_log_probs(step, samples.last, itself, position, samples.cache, samples.bounds)
+        best = _draw(log_probs, samples.keys, position, sampling)
         chosen = jnp.take_along_axis(log_probs, best[:, :, None], axis=-1)[:, :, 0]
-        total = total + jnp.where(done, 0, chosen)
-        tokens = tokens.at[:, :, position].set(jnp.where(done, PAD_ID, best))
-        return position + 1, best, tokens, total, done | (best == END_ID), cache
+        tokens, total = samples.result
+        total = total + jnp.where(samples.ended, 0, chosen)
+        tokens = tokens.at[:, :, position].set(jnp.where(samples.ended, PAD_ID, best))
+        ended = samples.ended | (best == END_ID)
+        return samples._replace(
+            last=best, ended=ended, result=(tokens, total), done=jnp.all(ended, axis=1), cache=cache
+        )
 
-    first = (
-        jnp.int32(0),
-        jnp.full(keys.shape, BEGIN_ID, jnp.int32),
-        jnp.full((*keys.shape, max_length), PAD_ID, jnp.int32),
-        jnp.zeros(keys.shape, jnp.float32),
-        jnp.zeros(keys.shape, bool),
-        cache,
+    first = _Samples(
+        last=jnp.full(keys.shape, BEGIN_ID, jnp.int32),
+        ended=jnp.zeros(keys.shape, bool),
+        result=(jnp.full((*keys.shape, max_length), PAD_ID, jnp.int32), jnp.zeros(keys.shape, jnp.float32)),
+        keys=keys,
+        bounds=bounds,
+        done=jnp.zeros(keys.shape[0], bool),
+        cache=cache,
     )
-    _, _, tokens, log_probs, _, _ = jax.lax.while_loop(unfinished, extend, first)
+    tokens, log_probs = extend_until_done(extend, first, max_length)
     scores = log_probs / penalty(jnp.sum(tokens != PAD_ID, axis=-1))
     return Hypotheses(tokens, log_probs, scores).best(keys.shape[1])
 
@@ -189,12 +201,12 @@ def _truncate(log_probs, sampling: Sampling):
 
 
 class _Beam(NamedTuple):
-    position: jax.Array  # int32 []
     last: jax.Array  # int32 [B, K]
     parents: jax.Array  # int32 [B, K]
     tokens: jax.Array  # int32 [B, K, L], unfinished hypotheses
     log_probs: jax.Array  # float32 [B, K], -inf in unused places
-    finished: Hypotheses
+    result: Hypotheses  # the best finished ones
+    bounds: Bounds
     done: jax.Array  # bool [B]
     cache: Any
 
@@ -220,33 +232,29 @@ def beam_search(
     """
     batch, max_length = bounds.prefix.shape
 
-    def unfinished(beam: _Beam):
-        return (beam.position < max_length) & ~jnp.all(beam.done)
-
-    def extend(beam: _Beam) -> _Beam:
-        next_log_probs, cache = _next_log_probs(step, beam.last, beam.parents, beam.position, beam.cache, bounds)
-        vocab_size = next_log_probs.shape[-1]
+    def extend(position, beam: _Beam) -> _Beam:
+        next_log_probs, cache = _next_log_probs(step, beam.last, beam.parents, position, beam.cache, beam.bounds)
+        rows, _, vocab_size = next_log_probs.shape
         candidates = beam.log_probs[:, :, None] + next_log_probs
-        log_probs, index = jax.lax.top_k(candidates.reshape(batch, -1), beam_size)  # [B, K]
+        log_probs, index = jax.lax.top_k(candidates.reshape(rows, -1), beam_size)  # [B, K]
         parents, token = index // vocab_size, (index % vocab_size).astype(jnp.int32)
-        tokens = follow(beam.tokens, parents).at[:, :, beam.position].set(token)
+        tokens = follow(beam.tokens, parents).at[:, :, position].set(token)
         ends = token == END_ID
-        ended = Hypotheses(tokens, log_probs, jnp.where(ends, log_probs / penalty(beam.position + 1), -jnp.inf))
-        pool = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), beam.finished, ended)
+        ended = Hypotheses(tokens, log_probs, jnp.where(ends, log_probs / penalty(position + 1), -jnp.inf))
+        pool = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), beam.result, ended)
         finished = pool.best(nbest)
 
         log_probs = jnp.where(ends, -jnp.inf, log_probs)
         # Of the penalties still ahead, the one that is kindest to a negative log P: the largest.
-        kindest = jnp.maximum(penalty(bounds.longest), penalty(beam.position + 2))
+        kindest = jnp.maximum(penalty(beam.bounds.longest), penalty(position + 2))
         # What is hopeless stays so, and its N best with it: a sentence does not change while others go on.
         hopeless = jnp.max(log_probs, axis=1) / kindest <= finished.scores[:, -1]
-        return _Beam(
-            position=beam.position + 1,
+        return beam._replace(
             last=token,
             parents=parents,
             tokens=tokens,
             log_probs=log_probs,
-            finished=finished,
+            result=finished,
             done=hopeless,
             cache=cache,
         )
@@ -259,14 +267,14 @@ def beam_search(
 
     hypothesis = jnp.broadcast_to(jnp.arange(beam_size, dtype=jnp.int32), (batch, beam_size))
     first = _Beam(
-        position=jnp.int32(0),
         last=jnp.full((batch, beam_size), BEGIN_ID, jnp.int32),
         parents=hypothesis,
         tokens=empty(beam_size),
         # All hypotheses begin alike: only the first counts, lest K copies of it fill the beam.
         log_probs=jnp.where(hypothesis == 0, 0.0, unused(beam_size)),
-        finished=Hypotheses(empty(nbest), unused(nbest), unused(nbest)),
+        result=Hypotheses(empty(nbest), unused(nbest), unused(nbest)),
+        bounds=bounds,
         done=jnp.zeros(batch, bool),
         cache=cache,
     )
-    return jax.lax.while_loop(unfinished, extend, first).finished
+    return extend_until_done(extend, first, max_length)

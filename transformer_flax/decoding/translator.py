@@ -293,16 +293,17 @@ class Translator:
 
 def as_step(model: nn.Module, params: Any, source: jax.Array, hypotheses: int, max_length: int) -> tuple[Step, Any]:
     """A model as the search sees it, for source [B, S]: its step, and its cache before the first."""
-    _, state = model.apply(
+    _, first = model.apply(
         {"params": params}, source, hypotheses, max_length, method="begin", mutable=["memory", "cache"]
     )
 
-    def step(tokens, parents, position, cache):
-        variables = {"params": params, "memory": state["memory"], "cache": cache}
-        logits, updated = model.apply(variables, tokens, parents, position, method="step", mutable=["cache"])
-        return logits, updated["cache"]
+    def step(tokens, parents, position, state):
+        logits, updated = model.apply(
+            {"params": params, **state}, tokens, parents, position, method="step", mutable=["cache"]
+        )
+        return logits, {**state, **updated}
 
-    return step, state["cache"]
+    return step, first
 
 
 def _fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:

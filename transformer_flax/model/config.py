@@ -1,12 +1,17 @@
 """What a Transformer is made of: one row of table 3."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-from transformer_flax.model.checks import DTYPES, LARGEST, MOST_LAYERS
-from transformer_flax.model.checks import require as _require
+from transformer_flax.errors import UserError
 
 POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")
+DTYPES = ("float32", "bfloat16")
 REMAT = ("none", "products", "layers")
+# Far beyond any use: what is larger is a mistake, and would be traced for hours before it fails.
+MOST_LAYERS = 1_000
+LARGEST = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,19 +45,28 @@ class TransformerConfig:
     def __post_init__(self):
         for name in ("vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"):
             most = MOST_LAYERS if name == "num_layers" else LARGEST
-            _require(self, name, lambda v, m=most: type(v) is int and 1 <= v <= m, f"a whole number from 1 to {most:,}")
-        _require(
+            require(self, name, lambda v, m=most: type(v) is int and 1 <= v <= m, f"a whole number from 1 to {most:,}")
+        require(
             self,
             "neighbourhood",
             lambda v: type(v) is int and 0 <= v <= LARGEST,
             f"a whole number from 0 to {LARGEST:,}",
         )
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
-            _require(self, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
+            require(self, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
         for name in ("pre_norm", "tie_embeddings", "attention_bias", "scan_layers"):
-            _require(self, name, lambda v: type(v) is bool, "True or False")
-        _require(self, "positions", lambda v: v in POSITIONS, f"one of {', '.join(POSITIONS)}")
-        _require(self, "remat", lambda v: v in REMAT, f"one of {', '.join(REMAT)}")
-        _require(self, "dtype", lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}")
+            require(self, name, lambda v: type(v) is bool, "True or False")
+        require(self, "positions", lambda v: v in POSITIONS, f"one of {', '.join(POSITIONS)}")
+        require(self, "remat", lambda v: v in REMAT, f"one of {', '.join(REMAT)}")
+        require(self, "dtype", lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}")
         if self.positions != "learned":
-            _require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
+            require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
+
+
+def require(config: Any, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
+    """Raises:
+    UserError: a field of a model's config has a value that it cannot have.
+    """
+    value = getattr(config, name)
+    if not is_valid(value):
+        raise UserError(f"config.model.{name} is {value!r}; it must be {requirement}")

@@ -1,28 +1,56 @@
-"""What translators of all kinds begin and end with: the words' vectors (section 3.4).
+"""What the rivals of the Transformer have in common: sizes, and the words' vectors that a model begins and ends with.
 
 Letters of shapes: B batch, T positions, V vocabulary.
 """
 
+import dataclasses
 import functools
-from typing import Any
 
 import flax.linen as nn
 import jax
 
+from transformer_flax.model.config import DTYPES, LARGEST, MOST_LAYERS, require
 from transformer_flax.model.dropout import Dropout
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddedConfig:
+    """Sizes and choices of a rival, whichever it is; the files of `configs/` that are for rivals explain each.
+
+    Raises:
+      UserError: a value that none can have, named as the config field it comes from.
+    """
+
+    vocab_size: int  # V
+    num_layers: int  # N
+    d_model: int
+    dropout: float
+    tie_embeddings: bool
+    dtype: str
+
+    def __post_init__(self):
+        for name, most in (("vocab_size", LARGEST), ("num_layers", MOST_LAYERS), ("d_model", LARGEST)):
+            require_size(self, name, most)
+        require(self, "dropout", lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
+        require(self, "tie_embeddings", lambda v: type(v) is bool, "True or False")
+        require(self, "dtype", lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}")
+
+
+def require_size(config: EmbeddedConfig, name: str, most: int = LARGEST) -> None:
+    require(config, name, lambda v: type(v) is int and 1 <= v <= most, f"a whole number from 1 to {most:,}")
 
 
 class Embedded(nn.Module):
     """A model with embeddings of the source and the target, and the matrix of its logits: one, if they are tied."""
 
-    config: Any  # with vocab_size, d_model, dropout, tie_embeddings and dtype
+    config: EmbeddedConfig
 
     def setup(self):
         c = self.config
         embedding = functools.partial(
             nn.Embed, c.vocab_size, c.d_model, dtype=c.dtype, embedding_init=nn.initializers.normal(c.d_model**-0.5)
         )
-        if c.tie_embeddings:
+        if c.tie_embeddings:  # as the Transformer's (section 3.4)
             self.embedding = self.source_embedding = self.target_embedding = self.output_embedding = embedding()
         else:
             self.source_embedding, self.target_embedding, self.output_embedding = (embedding() for _ in range(3))

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from transformer_flax.errors import UserError
 from transformer_flax.model import convolutional, recurrent, transformer
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.convolutional_config import ConvolutionalConfig
-from transformer_flax.model.recurrent_config import RecurrentConfig
+from transformer_flax.model.convolutional import ConvolutionalConfig
+from transformer_flax.model.recurrent import RecurrentConfig
 
 Config = TransformerConfig | RecurrentConfig | ConvolutionalConfig
 

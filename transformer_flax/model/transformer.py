@@ -189,13 +189,13 @@ class Transformer(nn.Module):
     def begin(self, source: jax.Array, hypotheses: int, length: int) -> None:
         """Encodes source [B, S] and makes room for K hypotheses of at most L tokens for each sentence.
 
-        Fills the collections "memory" (of the sentence) and "cache" (of the outputs so far).
+        Fills the collections "memory" (of the sentence) and "cache" (of the outputs so far), each with B in front.
         """
+        self.positions(length)  # refuses more than there are
         memory = self.encode(source)
         self.put_variable("memory", "mask", padding_mask(source))
         for layer in self.decoder:
             layer.begin(memory, hypotheses, length)
-        self.put_variable("memory", "positions", self.positions(length))
         self.put_variable("cache", "ancestors", jnp.zeros((source.shape[0], hypotheses, length), jnp.int32))
 
     def step(self, tokens: jax.Array, parents: jax.Array, position: jax.Array) -> jax.Array:
@@ -211,7 +211,7 @@ class Transformer(nn.Module):
         ancestors = ancestors.at[:, :, position].set(itself)
         self.put_variable("cache", "ancestors", ancestors)
         mask = ancestor_mask(ancestors, position, self.config.neighbourhood)
-        y = self._embed(self.target_embedding, tokens, self.get_variable("memory", "positions")[position])
+        y = self._embed(self.target_embedding, tokens, self.positions(ancestors.shape[-1])[position])
         for layer in self.decoder:
             y = layer.step(y, position, mask, self.get_variable("memory", "mask"))
         return to_logits(*self._features(y))
