@@ -18,8 +18,7 @@ def get_config() -> ConfigDict:
     config.model.num_layers = 5  # N, of the encoder and of the decoder
     config.model.d_model = 184  # of embeddings and of what the gates let through
     config.model.kernel_width = 3  # k, odd; N layers see N (k - 1) words around or before a word
-    config.model.positions = "learned"  # or "sinusoidal"
-    config.model.max_length = 320  # learned positions; sinusoids have no limit
+    config.model.max_length = 320  # learned positions: no sentence is longer
     config.model.dropout = 0.2  # on embeddings, on the input of each convolution, and on the decoder's output
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
     config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, softmax and loss stay float32

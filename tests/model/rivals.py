@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from transformer_flax.model.convolutional_config import ConvolutionalConfig
-from transformer_flax.model.recurrent_config import RecurrentConfig
+from transformer_flax.model.convolutional import ConvolutionalConfig
+from transformer_flax.model.recurrent import RecurrentConfig
 
 RECURRENT = RecurrentConfig(
     vocab_size=29,
@@ -20,7 +20,6 @@ CONVOLUTIONAL = ConvolutionalConfig(
     num_layers=2,
     d_model=14,
     kernel_width=3,
-    positions="learned",
     max_length=32,
     dropout=0.1,
     tie_embeddings=True,
@@ -33,7 +32,5 @@ RIVALS = {
     ),
     "lstm, none": dataclasses.replace(RECURRENT, cell="lstm", attention="none"),
     "convolutional": CONVOLUTIONAL,
-    "wide, sinusoidal, untied": dataclasses.replace(
-        CONVOLUTIONAL, kernel_width=5, positions="sinusoidal", num_layers=1, tie_embeddings=False
-    ),
+    "wide, untied": dataclasses.replace(CONVOLUTIONAL, kernel_width=5, num_layers=1, tie_embeddings=False),
 }

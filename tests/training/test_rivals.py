@@ -81,7 +81,6 @@ def test_learned_positions_of_a_convolutional_model_must_reach_as_far_as_a_trans
     check(rival_config("convolutional"))
     with pytest.raises(UserError, match=r"config\.model\.max_length is 63; it must be at least 64 with learned"):
         check(rival_config("convolutional", model__max_length=63))
-    check(rival_config("convolutional", model__max_length=63, model__positions="sinusoidal"))
 
 
 @pytest.mark.parametrize("module", [recurrent, convolutional])

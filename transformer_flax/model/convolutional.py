@@ -8,21 +8,37 @@ Letters of shapes: B batch, S source positions, T target positions, K hypotheses
 V vocabulary.
 """
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import masked_softmax
-from transformer_flax.model.convolutional_config import ConvolutionalConfig
+from transformer_flax.model.checks import require, require_size
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.embedded import Embedded
+from transformer_flax.model.embedded import Embedded, EmbeddedConfig
 from transformer_flax.model.positions import Positions
 from transformer_flax.model.transformer import shift_right, to_logits
 from transformer_flax.special_tokens import PAD_ID
 
 HALVED = 0.5**0.5  # what keeps the variance of a sum of two as it was
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvolutionalConfig(EmbeddedConfig):
+    """Sizes and choices of a convolutional translator; `configs/convolutional.py` explains each."""
+
+    positions: ClassVar[str] = "learned"
+    kernel_width: int  # k
+    max_length: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_size(self, "kernel_width")
+        require(self, "kernel_width", lambda v: v % 2 == 1, "odd: the encoder sees as many words before as behind")
+        require_size(self, "max_length")
 
 
 class Memory(NamedTuple):
@@ -108,7 +124,7 @@ class DecoderLayer(nn.Module):
 class ConvolutionalTranslator(Embedded):
     """The whole model: token ids in, next-token logits out. Dropout is active when a "dropout" key is given."""
 
-    config: ConvolutionalConfig
+    config: ConvolutionalConfig  # pyrefly: ignore (which is never set anew)
 
     def setup(self):
         super().setup()
@@ -144,9 +160,8 @@ class ConvolutionalTranslator(Embedded):
 
         Fills the collections "memory" (of the sentence) and "cache" (of the outputs so far), each with B in front.
         """
+        self.positions(length)  # refuses more than there are
         self.put_variable("memory", "memory", self.encode(source))
-        positions = self.positions(length)
-        self.put_variable("memory", "positions", jnp.broadcast_to(positions, (len(source), *positions.shape)))
         for layer in self.decoder:
             layer.begin(len(source), hypotheses)
 
@@ -159,7 +174,7 @@ class ConvolutionalTranslator(Embedded):
           position: counts from 0, the begin symbol's.
         """
         memory = self.get_variable("memory", "memory")
-        here = self.get_variable("memory", "positions")[:, position][:, None]  # [B, 1, d_model]
+        here = jnp.take(self.positions(self.config.max_length), position, axis=0)
         y = embedded = self._embed(self.target_embedding, tokens, here)
         for layer in self.decoder:
             y = layer.step(y, embedded, memory, parents)

@@ -9,9 +9,9 @@ import numpy as np
 
 from transformer_flax.model.classifier import ClassifierConfig
 from transformer_flax.model.config import EncoderConfig, TransformerConfig
-from transformer_flax.model.convolutional_config import ConvolutionalConfig
+from transformer_flax.model.convolutional import ConvolutionalConfig
 from transformer_flax.model.kinds import Config, init_params, kind_of, make_model
-from transformer_flax.model.recurrent_config import RecurrentConfig
+from transformer_flax.model.recurrent import RecurrentConfig
 
 
 @functools.singledispatch
@@ -103,7 +103,7 @@ def _convolutional_modules(config: ConvolutionalConfig) -> dict[str, int]:
     linear = c.d_model**2 + c.d_model
     return {
         "embeddings": (1 if c.tie_embeddings else 3) * c.vocab_size * c.d_model,
-        "positions": c.max_length * c.d_model if c.positions == "learned" else 0,
+        "positions": c.max_length * c.d_model,
         "encoder convolutions": c.num_layers * convolution,
         "decoder convolutions": c.num_layers * convolution,
         "decoder attention": c.num_layers * 2 * linear,

@@ -18,8 +18,8 @@ from transformer_flax.errors import UserError
 from transformer_flax.model import classifier, convolutional, recurrent, transformer
 from transformer_flax.model.classifier import ClassifierConfig
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.convolutional_config import ConvolutionalConfig
-from transformer_flax.model.recurrent_config import RecurrentConfig
+from transformer_flax.model.convolutional import ConvolutionalConfig
+from transformer_flax.model.recurrent import RecurrentConfig
 
 Config = TransformerConfig | ClassifierConfig | RecurrentConfig | ConvolutionalConfig
 

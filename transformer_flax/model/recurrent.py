@@ -9,6 +9,7 @@ Letters of shapes: B batch, S source positions, T target positions, K hypotheses
 V vocabulary.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -16,13 +17,28 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import masked_softmax
+from transformer_flax.model.checks import require, require_one_of
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.embedded import Embedded
-from transformer_flax.model.recurrent_config import RecurrentConfig
+from transformer_flax.model.embedded import Embedded, EmbeddedConfig
 from transformer_flax.model.transformer import shift_right, to_logits
 from transformer_flax.special_tokens import PAD_ID
 
 CELLS = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
+ATTENTION = ("additive", "dot", "scaled", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class RecurrentConfig(EmbeddedConfig):
+    """Sizes and choices of a recurrent translator; `configs/recurrent.py` explains each."""
+
+    cell: str
+    attention: str
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self, "d_model", lambda v: v % 2 == 0, "even: each direction of the encoder has a half of it")
+        require_one_of(self, "cell", tuple(CELLS))
+        require_one_of(self, "attention", ATTENTION)
 
 
 class Memory(NamedTuple):
@@ -75,7 +91,7 @@ class RecurrentTranslator(Embedded):
     what the logits are made of.
     """
 
-    config: RecurrentConfig
+    config: RecurrentConfig  # pyrefly: ignore (which is never set anew)
 
     def setup(self):
         super().setup()
