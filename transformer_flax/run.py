@@ -12,7 +12,7 @@ import jax
 from ml_collections import ConfigDict
 
 from transformer_flax.analysis.attention import Attention, attend
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.pairs import MADE, load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.bleu import FullScores, full_scores
 from transformer_flax.decoding.translator import Translator
@@ -245,11 +245,13 @@ def _require_fields(config: ConfigDict, place: Workdir) -> None:
         "": {"name": str, "ema_decay": float},
         "eval": {"final_average": int},
         "checkpoint": {"every": int},
-        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str)
-        | dict.fromkeys(("seed", "num_pairs", "longest_trained", "longest_tested"), int),
+        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str),
         "decode": {a.name: a.annotation for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty},
         "model": {"kind": str},
     }
+    data = config.get("data", {})
+    if isinstance(data, (ConfigDict, dict)) and data.get("source") in [*MADE]:  # a list can be asked for anything
+        needed["data"] |= dict.fromkeys(("seed", "num_pairs", "longest_trained", "longest_tested"), int)
     model = config.get("model", {})
     kind = model.get("kind", "") if isinstance(model, (ConfigDict, dict)) else ""
     if isinstance(kind, str) and kind:
