@@ -3,8 +3,8 @@
     python docs/length.py --output=docs/copy_length.png runs/sweep-copy/*/seed?
 
 Measured are the translations that the runs have written at their end: of the validation split, as long as what was
-trained on, and of the test split. Runs whose config has the same positions are one curve. The table goes to standard
-output.
+trained on, and of the test split. Runs whose config has the same positions are one curve. The table, of translations
+that are exactly right / words before the first wrong one, goes to standard output.
 """
 
 import collections
@@ -25,7 +25,7 @@ WIDTH = flags.DEFINE_integer("width", 2, "lengths that are one point of a curve"
 def main(*paths: str) -> None:
     if not paths:
         raise UserError("name the directories of trained runs, such as runs/sweep-copy/*/seed0")
-    from transformer_flax.analysis.length import plot_exact_match  # not before the flags are checked: it loads JAX
+    from transformer_flax.analysis.length import plot_by_length  # not before the flags are checked: it loads JAX
 
     curves, trained = collections.defaultdict(list), set()
     for path in paths:
@@ -35,19 +35,22 @@ def main(*paths: str) -> None:
     if len(trained) > 1:
         raise UserError(f"the longest sources trained on have {sorted(trained)} tokens; draw these runs apart")
     if OUTPUT.value is not None:
-        plot_exact_match(curves, trained=trained.pop(), file=OUTPUT.value)
+        plot_by_length(curves, trained=trained.pop(), file=OUTPUT.value)
     names = [f"{name} ({len(runs)})" for name, runs in curves.items()]
     print("\n".join(["| tokens | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]))
     for point in zip(*(zip(*runs, strict=True) for runs in curves.values()), strict=True):
-        shares = [f"{sum(100 * bucket.share for bucket in runs) / len(runs):.1f} %" for runs in point]
+        shares = [
+            " / ".join(f"{sum(100 * getattr(b, name) for b in runs) / len(runs):.1f} %" for name in ("right", "begun"))
+            for runs in point
+        ]
         bucket = point[0][0]
         span = f"{bucket.shortest}" + (f" to {bucket.longest}" if bucket.longest > bucket.shortest else "")
         print("| " + " | ".join([span, *shares]) + " |")
 
 
 def measure(path: str):
-    """Of a run: its positions, the tokens of the longest source it was trained on, and its exact matches by length."""
-    from transformer_flax.analysis.length import exact_match_by_length
+    """Of a run: its positions, the tokens of the longest source it was trained on, and how right it is by length."""
+    from transformer_flax.analysis.length import measure_by_length
     from transformer_flax.data.pairs import load_pairs
     from transformer_flax.run import load_described
     from transformer_flax.training.workdir import Workdir
@@ -66,7 +69,7 @@ def measure(path: str):
     lengths = [len(ids) for ids in tokenizer.encode(sources)]
     train = load_pairs(config.data, "train")
     trained = max(len(ids) for ids in tokenizer.encode([train[i][0] for i in range(len(train))]))
-    return config.model.positions, trained, exact_match_by_length(lengths, translations, references, width=WIDTH.value)
+    return config.model.positions, trained, measure_by_length(lengths, translations, references, width=WIDTH.value)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.training.small import small_config
-from transformer_flax.analysis.length import Bucket, exact_match_by_length, plot_exact_match
+from transformer_flax.analysis.length import Bucket, measure_by_length, plot_by_length
 from transformer_flax.data.pairs import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
@@ -16,33 +16,42 @@ TRANSLATIONS = ["a", "b c", "b", "", "x", "x y"]
 REFERENCES = ["a", "b c", "b c", "d", "x y", "x y"]
 
 
-def test_sentences_are_counted_in_the_bucket_of_their_length():
-    assert exact_match_by_length(LENGTHS, TRANSLATIONS, REFERENCES) == [
-        Bucket(1, 1, right=1, count=1),
-        Bucket(2, 2, right=1, count=2),
-        Bucket(3, 3, right=0, count=1),
-        Bucket(6, 6, right=1, count=2),
+def test_sentences_are_measured_in_the_bucket_of_their_length():
+    assert measure_by_length(LENGTHS, TRANSLATIONS, REFERENCES) == [
+        Bucket(1, 1, count=1, right=1.0, begun=1.0),
+        Bucket(2, 2, count=2, right=0.5, begun=0.75),
+        Bucket(3, 3, count=1, right=0.0, begun=0.0),
+        Bucket(6, 6, count=2, right=0.5, begun=0.75),
     ]
-    assert exact_match_by_length(LENGTHS, TRANSLATIONS, REFERENCES, width=3) == [
-        Bucket(1, 3, right=2, count=4),
-        Bucket(4, 6, right=1, count=2),
+    assert measure_by_length(LENGTHS, TRANSLATIONS, REFERENCES, width=3) == [
+        Bucket(1, 3, count=4, right=0.5, begun=0.625),
+        Bucket(4, 6, count=2, right=0.5, begun=0.75),
     ]
+
+
+def test_words_behind_the_first_wrong_one_and_behind_the_end_do_not_count():
+    ours, theirs = ["a x c", "a b c d", "", "a"], ["a b c", "a b", "", ""]
+    assert [bucket.begun for bucket in measure_by_length([1, 2, 3, 4], ours, theirs)] == [1 / 3, 1.0, 1.0, 0.0]
+    assert [bucket.right for bucket in measure_by_length([1, 2, 3, 4], ours, theirs)] == [0, 0, 1, 0]
 
 
 def test_the_picture_has_the_mean_of_the_runs_of_a_name(tmp_path):
-    one, other = ([Bucket(1, 2, right, 4), Bucket(3, 4, 0, 4)] for right in (4, 2))
-    figure = plot_exact_match({"learned": [one, other]}, trained=2, file=tmp_path / "length.png")
-    curve, mark = figure.axes[0].lines
-    assert curve.get_xydata().tolist() == [[1.5, 75.0], [3.5, 0.0]]
-    assert list(mark.get_xdata()) == [2.5, 2.5]
+    one, other = ([Bucket(1, 2, 4, right, 1.0), Bucket(3, 4, 4, 0.0, right)] for right in (1.0, 0.5))
+    figure = plot_by_length({"learned": [one, other]}, trained=2, file=tmp_path / "length.png")
+    right, begun = (axes.lines[0].get_xydata().tolist() for axes in figure.axes)
+    assert right == [[1.5, 75.0], [3.5, 0.0]]
+    assert begun == [[1.5, 100.0], [3.5, 75.0]]
+    assert [list(axes.lines[1].get_xdata()) for axes in figure.axes] == [[2.5, 2.5]] * 2
     assert (tmp_path / "length.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match="the runs of 'learned' are not measured at the same lengths"):
+        plot_by_length({"learned": [one, other[:1]]})
 
 
 def test_what_does_not_fit_together_is_refused():
     with pytest.raises(UserError, match="6 lengths, 5 translations and 6 references"):
-        exact_match_by_length(LENGTHS, TRANSLATIONS[1:], REFERENCES)
+        measure_by_length(LENGTHS, TRANSLATIONS[1:], REFERENCES)
     with pytest.raises(UserError, match="width is 0"):
-        exact_match_by_length(LENGTHS, TRANSLATIONS, REFERENCES, width=0)
+        measure_by_length(LENGTHS, TRANSLATIONS, REFERENCES, width=0)
 
 
 def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
@@ -60,10 +69,10 @@ def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
     assert told.splitlines() == [
         "| tokens | sinusoidal (1) |",
         "|---|---|",
-        "| 4 | 100.0 % |",
-        "| 5 | 100.0 % |",
-        "| 6 | 100.0 % |",
-        "| 7 | 0.0 % |",
+        "| 4 | 100.0 % / 100.0 % |",
+        "| 5 | 100.0 % / 100.0 % |",
+        "| 6 | 100.0 % / 100.0 % |",
+        "| 7 | 0.0 % / 85.7 % |",
     ]
     assert (tmp_path / "length.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"translations/2\.txt cannot be read as translations: "):

@@ -74,7 +74,7 @@ def test_a_run_starts_from_exactly_these_vectors_and_goes_on_with_no_others(vect
 
 def test_where_embeddings_are_not_tied_those_of_words_start_from_them():
     config = VARIANTS["untied"]
-    params = init_params(config, jax.random.key(0))
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     rng = np.random.default_rng(0)
     table = rng.normal(size=(config.vocab_size, config.d_model)).astype(np.float32)
     started = with_vectors(params, Vectors(Tokenizer.train(["a"], 259), table, np.ones((2, 259), np.int64)))

@@ -1,6 +1,7 @@
 """How good translations are by how long the sentences are, such as those longer than any that was trained on."""
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 
@@ -12,23 +13,19 @@ from transformer_flax.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Sentences of like length."""
+    """Translations of sentences of like length."""
 
     shortest: int
     longest: int
-    right: int  # sentences whose translation is the reference, to the letter
     count: int
-
-    @property
-    def share(self) -> float:
-        """Of the right ones among all."""
-        return self.right / self.count
+    right: float  # share of translations that are the reference, to the letter
+    begun: float  # share of a reference's words that are there before the first wrong one, on average
 
 
-def exact_match_by_length(
+def measure_by_length(
     lengths: Sequence[int], translations: Sequence[str], references: Sequence[str], *, width: int = 1
 ) -> list[Bucket]:
-    """How many translations are exactly right, in buckets of `width` lengths: 1 .. width, width + 1 .. 2 width, ...
+    """How right translations are, in buckets of `width` lengths: 1 .. width, width + 1 .. 2 width, ...
 
     Buckets without a sentence are left out.
 
@@ -42,41 +39,56 @@ def exact_match_by_length(
         )
     if width < 1:
         raise UserError(f"width is {width}; a bucket has at least one length")
-    right = np.array([ours == theirs for ours, theirs in zip(translations, references, strict=True)], bool)
+    pairs = list(zip(translations, references, strict=True))
+    right = np.array([ours == theirs for ours, theirs in pairs], float)
+    begun = np.array([_begun(ours.split(), theirs.split()) for ours, theirs in pairs], float)
     bucket = (np.asarray(lengths, int) - 1) // width
-    return [
-        Bucket(int(b * width + 1), int((b + 1) * width), int(right[bucket == b].sum()), int((bucket == b).sum()))
-        for b in np.unique(bucket)
-    ]
+    found = []
+    for b in np.unique(bucket).tolist():
+        own = bucket == b
+        shares = float(right[own].mean()), float(begun[own].mean())
+        found.append(Bucket(b * width + 1, (b + 1) * width, int(own.sum()), *shares))
+    return found
 
 
-def plot_exact_match(
+def _begun(ours: list[str], theirs: list[str]) -> float:
+    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
+    return same / len(theirs) if theirs else float(not ours)
+
+
+def plot_by_length(
     curves: Mapping[str, Sequence[Sequence[Bucket]]],
     *,
     trained: int | None = None,
     xlabel: str = "tokens of the source",
     file: str | os.PathLike | None = None,
 ) -> matplotlib.figure.Figure:
-    """Draws the share of exactly right translations over length: the mean of some runs, and around it all of them.
+    """Draws how right translations are over length: the mean of some runs, and around it all of them.
 
     Args:
       curves: for each name, its runs (seeds of one config, say), in buckets of the same lengths.
       trained: the greatest length that was trained on, which is marked.
       xlabel: what lengths are.
       file: a picture to write as well; PNG, SVG or PDF by its name.
+
+    Raises:
+      UserError: the runs of a name are not measured at the same lengths.
     """
-    figure = matplotlib.figure.Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for name, runs in curves.items():
-        middle = [(bucket.shortest + bucket.longest) / 2 for bucket in runs[0]]
-        shares = np.array([[100 * bucket.share for bucket in run] for run in runs])
-        [line] = axes.plot(middle, shares.mean(axis=0), marker=".", label=name)
-        axes.fill_between(middle, shares.min(axis=0), shares.max(axis=0), color=line.get_color(), alpha=0.15)
-    if trained is not None:
-        axes.axvline(trained + 0.5, color="grey", linestyle="--", linewidth=1, label="longest trained on")
-    axes.set(xlabel=xlabel, ylabel="exactly right, %", ylim=(-3, 103))
-    axes.grid(alpha=0.3)
-    axes.legend()
+    figure = matplotlib.figure.Figure(figsize=(11, 4), layout="constrained")
+    measures = {"right": "exactly right, %", "begun": "words before the first wrong one, %"}
+    for axes, (measure, label) in zip(figure.subplots(1, 2, sharex=True), measures.items(), strict=True):
+        for name, runs in curves.items():
+            if len({tuple((bucket.shortest, bucket.longest) for bucket in run) for run in runs}) > 1:
+                raise UserError(f"the runs of {name!r} are not measured at the same lengths; draw them apart")
+            middle = [(bucket.shortest + bucket.longest) / 2 for bucket in runs[0]]
+            shares = np.array([[100 * getattr(bucket, measure) for bucket in run] for run in runs])
+            [line] = axes.plot(middle, shares.mean(axis=0), marker=".", label=name)
+            axes.fill_between(middle, shares.min(axis=0), shares.max(axis=0), color=line.get_color(), alpha=0.15)
+        if trained is not None:
+            axes.axvline(trained + 0.5, color="grey", linestyle="--", linewidth=1, label="longest trained on")
+        axes.set(xlabel=xlabel, ylabel=label, ylim=(-3, 103))
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend()
     if file is not None:
         figure.savefig(file, dpi=120)
     return figure

@@ -6,6 +6,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from transformer_flax.data.pairs import MADE
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
@@ -14,7 +15,9 @@ from transformer_flax.training.prepare import model_config
 from transformer_flax.training.workdir import Workdir
 
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
-TSV = {"label_column": int, "text_column": int, "held_out": float, "seed": int}  # of config.data, where files are .tsv
+# What config.data must say besides, by its source.
+TSV = {"label_column": int, "text_column": int, "held_out": float, "seed": int}
+MADE_TEXT = dict.fromkeys(("seed", "num_pairs", "longest_trained", "longest_tested"), int)
 
 
 def load_described(place: Workdir) -> tuple[ConfigDict, Tokenizer, Config]:
@@ -35,14 +38,14 @@ def _require_fields(config: ConfigDict, place: Workdir) -> None:
         "": {"name": str, "ema_decay": float},
         "eval": {"final_average": int},
         "checkpoint": {"every": int},
-        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str)
-        | dict.fromkeys(("seed", "num_pairs", "longest_trained", "longest_tested"), int),
+        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str),
         "decode": {a.name: a.annotation for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty},
         "model": {"kind": str},
     }
     data, model = (config.get(name, {}) for name in ("data", "model"))
-    if isinstance(data, (ConfigDict, dict)) and data.get("source") == "tsv":
-        needed["data"] |= TSV
+    if isinstance(data, (ConfigDict, dict)):
+        source = data.get("source")
+        needed["data"] |= TSV if source == "tsv" else MADE_TEXT if source in [*MADE] else {}  # a list takes anything
     kind = model.get("kind", "") if isinstance(model, (ConfigDict, dict)) else ""
     if isinstance(kind, str) and kind:
         try:
