@@ -25,7 +25,7 @@ def rival(request):
     return RIVALS[request.param]
 
 
-@pytest.fixture(params=["recurrent", "lstm, none", "convolutional"])
+@pytest.fixture(params=["recurrent", "convolutional"])
 def one_of_each(request):
     """Fewer of them, where there is much to compile."""
     return RIVALS[request.param]
