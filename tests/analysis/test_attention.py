@@ -1,5 +1,7 @@
 """The arrays are those of the training pass, and their labels what a person reads."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -7,7 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.random_run import SOURCE, TARGET, random_run
+from tests.model.rivals import CONVOLUTIONAL, RECURRENT
+from transformer_flax.analysis.alignment import align
 from transformer_flax.analysis.attention import KINDS, attend, read_tokens
+from transformer_flax.analysis.heads import plot_heads, plot_lines
+from transformer_flax.analysis.page import attention_page
 from transformer_flax.data.batches import training_batches
 from transformer_flax.data.corpus import load_corpus
 from transformer_flax.data.pairs import load_pairs
@@ -114,6 +120,29 @@ def test_an_empty_line_is_its_end_symbol():
     first, _ = random_run().attentions(["", SOURCE], ["", TARGET])
     assert first.source.pieces == first.target.pieces == ("<end>",)
     np.testing.assert_array_equal(first.cross, 1)
+
+
+@pytest.mark.parametrize(("rival", "layers"), [(RECURRENT, 1), (CONVOLUTIONAL, 2)], ids=["recurrent", "convolutional"])
+def test_of_a_model_with_cross_attention_alone_that_is_shown(rival, layers, tmp_path):
+    run = random_run(rival)
+    attention = run.attention(SOURCE, TARGET)
+    s, t = len(attention.source.pieces), len(attention.target.pieces)
+    assert run.count_heads() == {"cross": (layers, 1)}
+    assert attention.kinds == ("cross",)
+    assert attention.cross.shape == (layers, 1, t, s)
+    np.testing.assert_allclose(attention.cross.sum(-1), 1, rtol=1e-5)
+    assert len(align(attention, layers=None)) == len(TARGET.split())
+    assert plot_heads(attention).get_suptitle() == f"cross attention, layer {layers - 1}"
+    assert '"kinds":{"cross":' in attention_page(attention)
+    with pytest.raises(UserError, match="kind is 'encoder'; it must be one of cross: the model has no other attention"):
+        plot_lines(attention)
+
+
+def test_a_model_without_attention_is_refused_before_it_translates():
+    run = random_run(dataclasses.replace(RECURRENT, attention="none"))
+    with pytest.raises(UserError, match="the model has no attention to look at"):
+        run.attention(SOURCE)
+    assert not run._translators
 
 
 # Labels
