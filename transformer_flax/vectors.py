@@ -17,7 +17,7 @@ from absl import flags
 from transformer_flax import cli
 from transformer_flax.errors import UserError
 
-CONFIG = cli.define_config(pathlib.Path("configs/vectors.py"))
+CONFIG = cli.define_config(pathlib.Path(__file__).parents[1] / "configs/vectors.py")  # found from anywhere
 OUTPUT = flags.DEFINE_string("output", None, "where the vectors (a new folder) or the picture are written")
 VECTORS = flags.DEFINE_string("vectors", None, "the folder of trained vectors")
 COUNT = flags.DEFINE_integer("count", 10, "neighbours of a word", 1)
@@ -51,7 +51,7 @@ def train() -> None:
         with progress.bar("tokenising") as update:
             corpus = load_corpus(pairs, tokenizer, config.data.cache_dir, progress=update)
         sides = {"source": corpus.source, "target": corpus.target}
-        sides = list(sides.values()) if chosen.sides == "both" else [sides[chosen.sides]]
+        sides = [sides[chosen.sides]] if chosen.sides in sides else list(sides.values())
         words = sum(len(side.ids) - len(side) for side in sides)
         progress.say(f"{words:,} word-pieces of a vocabulary of {tokenizer.vocab_size:,}; {chosen.kind}")
         started, told = time.perf_counter(), 0
