@@ -46,7 +46,7 @@ def test_one_side_may_be_left_out(folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say what to do: python -m transformer_flax.vectors train | nearest | plot"),
+        (["learn"], "'learn' is nothing that can be done: python -m transformer_flax.vectors train | nearest | plot"),
         (["nearest", "dog"], "--vectors is not given; it names the folder of trained vectors"),
         (["train", "--output=x", "--config=configs/numbers.py"], "no section config.vectors"),
     ],
