@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
     config.vectors.shared_negatives = 32  # that are drawn for 64 words in a row, and weigh k / 32 each
     config.vectors.noise_power = 0.75  # noise is drawn by frequency to this power (0.75)
     config.vectors.subsample = 1e-4  # t: a word of frequency f is left out with probability 1 - sqrt(t / f); 0: none
-    config.vectors.sides = "both"  # of the text; or "source" or "target" alone
+    config.vectors.sides = "both"  # of the text, each for itself; "interleaved": merged; or "source" or "target" alone
     config.vectors.epochs = 15
     config.vectors.rows_per_batch = 16  # of 64 words each
     config.vectors.learning_rate = 0.15  # of Adagrad, at the beginning; it falls to 0 in a line (0.025, of plain SGD)

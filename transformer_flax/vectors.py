@@ -11,13 +11,17 @@ neighbour and their cosine, parted by tabs. `plot` draws the words that are name
 import pathlib
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from transformer_flax import cli
 from transformer_flax.errors import UserError
 
-CONFIG = cli.define_config(pathlib.Path("configs/vectors.py"))
+if TYPE_CHECKING:
+    from transformer_flax.word_vectors.vectors import Vectors
+
+CONFIG = cli.define_config(pathlib.Path(__file__).parents[1] / "configs/vectors.py")  # found from anywhere
 OUTPUT = flags.DEFINE_string("output", None, "where the vectors (a new folder) or the picture are written")
 VECTORS = flags.DEFINE_string("vectors", None, "the folder of trained vectors")
 COUNT = flags.DEFINE_integer("count", 10, "neighbours of a word", 1)
@@ -51,7 +55,7 @@ def train() -> None:
         with progress.bar("tokenising") as update:
             corpus = load_corpus(pairs, tokenizer, config.data.cache_dir, progress=update)
         sides = {"source": corpus.source, "target": corpus.target}
-        sides = list(sides.values()) if chosen.sides == "both" else [sides[chosen.sides]]
+        sides = [sides[chosen.sides]] if chosen.sides in sides else list(sides.values())
         words = sum(len(side.ids) - len(side) for side in sides)
         progress.say(f"{words:,} word-pieces of a vocabulary of {tokenizer.vocab_size:,}; {chosen.kind}")
         started, told = time.perf_counter(), 0
@@ -92,7 +96,7 @@ def plot(*words: str) -> None:
     plot_plane(names, np.stack([vectors.vector(name) for name in names]), file=output)
 
 
-def _load():
+def _load() -> "Vectors":
     from transformer_flax.word_vectors.vectors import Vectors
 
     return Vectors.load(pathlib.Path(_required("vectors", VECTORS.value)))
@@ -109,13 +113,12 @@ VERBS = {"train": train, "nearest": nearest, "plot": plot}
 
 def main(verb: str = "", *words: str) -> None:
     if verb not in VERBS:
-        raise UserError(f"say first what to do, {', '.join(VERBS)}; {verb!r} is none of them" if verb else _USAGE)
+        said = f"{verb!r} is nothing that can be done" if verb else "there is nothing to do"
+        raise UserError(f"{said}: python -m transformer_flax.vectors {' | '.join(VERBS)}, see --help")
     if words and verb == "train":
         raise UserError(f"train takes no words: {words[0]!r}")
     VERBS[verb](*words)
 
-
-_USAGE = f"say what to do: python -m transformer_flax.vectors {' | '.join(VERBS)}; see --help"
 
 if __name__ == "__main__":
     cli.run(main, takes_files=True)

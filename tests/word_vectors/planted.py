@@ -17,6 +17,10 @@ def planted_text(sentences: int = 600, seed: int = 0) -> list[str]:
 
 def tokenise(text: list[str], vocab_size: int = 300) -> tuple[Tokenizer, Sentences]:
     tokenizer = Tokenizer.train(text, vocab_size)
+    return tokenizer, encode(tokenizer, text)
+
+
+def encode(tokenizer: Tokenizer, text: list[str]) -> Sentences:
     encoded = [[*ids, END_ID] for ids in tokenizer.encode(text)]
     ids = np.array([i for line in encoded for i in line], np.uint16)
-    return tokenizer, Sentences(ids, np.cumsum([0, *map(len, encoded)]))
+    return Sentences(ids, np.cumsum([0, *map(len, encoded)]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs import vectors
-from tests.word_vectors.planted import planted_text, tokenise
+from tests.word_vectors.planted import encode, planted_text, tokenise
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.word_vectors.config import VectorConfig
 from transformer_flax.word_vectors.rows import ROW, Text, count_words
@@ -17,8 +17,8 @@ def sides():
     return [tokenise(planted_text(seed=seed))[1] for seed in (0, 1)]
 
 
-def text(sides, seed=0, **changes):
-    return Text(sides, count_words(sides, 300), dataclasses.replace(CONFIG, **changes), seed)
+def text(given, seed=0, **changes):
+    return Text(given, count_words(given, 300), dataclasses.replace(CONFIG, **changes), seed)
 
 
 def sentences_of(epoch) -> dict[int, list[int]]:
@@ -79,3 +79,16 @@ def test_frequent_words_are_left_out_as_often_as_the_paper_says(sides):
     kept = np.bincount([word for words in found.values() for word in words], minlength=300) / 20
     wanted = np.minimum(1, np.sqrt(0.02 / (counts[counts > 0] / counts.sum())))
     np.testing.assert_allclose(kept[counts > 0] / counts[counts > 0], wanted, atol=0.04)
+
+
+def test_pairs_are_merged_into_one_sentence_by_how_far_along_words_stand():
+    tokenizer, _ = tokenise(["a b", "c", "p q r s"])
+    source, target = (encode(tokenizer, side) for side in (["a b", "c"], ["p q r s", ""]))
+    merged = text([source, target], sides="interleaved")
+    words, sentences = merged._take(np.array([1, 0]))
+    spelt = "".join(tokenizer.decode([word]) for word in words if word != END_ID)
+    # One has a at 0, b at 1/3; the other p at 0, q at 1/5, r at 2/5, s at 3/5.
+    assert spelt == "capqbrs"
+    assert sentences[words != END_ID].tolist() == [1] + 6 * [0]
+    found = sentences_of(merged.epoch(0))
+    assert {number: len(line) for number, line in found.items() if number >= 0} == {0: 6, 1: 1}

@@ -8,7 +8,7 @@ from typing import Any
 from transformer_flax.errors import UserError
 
 KINDS = ("skipgram", "cbow")
-SIDES = ("both", "source", "target")
+SIDES = ("both", "interleaved", "source", "target")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from transformer_flax.data.corpus import BLOCK, Sentences, count
+from transformer_flax.data.corpus import BLOCK, Sentences, count, ranges
 from transformer_flax.special_tokens import NUM_SPECIAL, PAD_ID
 from transformer_flax.word_vectors.config import VectorConfig
 
@@ -34,11 +34,14 @@ class Text:
     """Sentences of one or two languages as an endless supply of rows.
 
     `epoch(k)` is a pure function of (sentences, config, seed, k). Frequent words are left out at random, and what is
-    left moves together, so windows reach farther (Mikolov et al., 2013).
+    left moves together, so windows reach farther (Mikolov et al., 2013). Interleaved, the two sentences of a pair are
+    merged into one by how far along each word stands, so that windows see both languages (Vulic and Moens, 2015).
     """
 
     def __init__(self, sides: Sequence[Sentences], counts: np.ndarray, config: VectorConfig, seed: int):
         self._sides, self._config, self._seed = sides, config, seed
+        # Of each side, the number of its first sentence; pairs that are merged have one number.
+        self._firsts = [0, 0, len(sides[0])] if config.sides == "interleaved" else np.cumsum([0, *map(len, sides)])
         frequencies = np.maximum(counts, 1) / counts.sum()
         self._kept = np.sqrt(config.subsample / frequencies) if config.subsample else np.ones(len(counts))
         self._kept[:NUM_SPECIAL] = 0.0
@@ -48,17 +51,27 @@ class Text:
     def epoch(self, k: int) -> Iterator[Rows]:
         """All sentences once, shuffled."""
         rng = np.random.default_rng((self._seed, k))
-        firsts = np.cumsum([0, *map(len, self._sides)])
-        order = rng.permutation(firsts[-1])
+        order = rng.permutation(self._firsts[-1])
         for start in range(0, len(order), BLOCK):
-            part = order[start : start + BLOCK]
-            words, sentences = [], []
-            for side, first in zip(self._sides, firsts, strict=False):
-                chosen = part[(part >= first) & (part < first + len(side))]
-                lengths = side.lengths_of(chosen - first)
-                words.append(side.tokens(chosen - first, lengths).astype(np.int32))
-                sentences.append(np.repeat(chosen, lengths))
-            yield from self._rows(rng, np.concatenate(words), np.concatenate(sentences), start, len(order))
+            words, sentences = self._take(order[start : start + BLOCK])
+            yield from self._rows(rng, words, sentences, start, len(order))
+
+    def _take(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The words of these sentences, and the number of the sentence that each stands in."""
+        words, sentences, places = [], [], []
+        for side, first in zip(self._sides, self._firsts, strict=False):
+            own = chosen[(chosen >= first) & (chosen < first + len(side))]
+            lengths = side.lengths_of(own - first)
+            words.append(side.tokens(own - first, lengths).astype(np.int32))
+            sentences.append(np.repeat(own, lengths))
+            places.append(ranges(np.zeros_like(lengths), lengths) / np.repeat(lengths, lengths))
+        words, sentences = np.concatenate(words), np.concatenate(sentences)
+        if self._config.sides != "interleaved":
+            return words, sentences
+        rank = np.empty(len(self._sides[0]), np.int64)
+        rank[chosen] = np.arange(len(chosen))
+        merged = np.lexsort((np.concatenate(places), rank[sentences]))
+        return words[merged], sentences[merged]
 
     def _rows(self, rng, words: np.ndarray, sentences: np.ndarray, start: int, total: int) -> Iterator[Rows]:
         """Batches of a block of sentences, which begins at `start` of `total`; the last one is filled up."""
