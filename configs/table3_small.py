@@ -36,10 +36,10 @@ def get_config(data: str = "numbers") -> ConfigDict:
         config.model.update(d_model=64, d_ff=256, d_k=8, d_v=8)
         config.optimizer.update(factor=0.3, warmup_steps=100)  # that of the paper is for 12 times the batch
     else:
-        config.steps = 2_000
+        config.steps = 1_000
         config.data.vocab_size = 2_000
         config.model.update(d_model=64, d_ff=256, d_k=8, d_v=8)
-        config.optimizer.update(factor=0.5, warmup_steps=300)
+        config.optimizer.update(factor=0.5, warmup_steps=200)
     config.eval.update(every=config.steps // 4, sentences=100, average=1, final_average=1, test=False)
     config.checkpoint.update(every=config.steps // 4, keep=1)
     config.log.every = 50
