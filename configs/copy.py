@@ -16,7 +16,7 @@ from configs import numbers
 def get_config() -> ConfigDict:
     config = numbers.get_config()
     config.name = "copy"
-    config.steps = 1_500
+    config.steps = 2_000
     config.label_smoothing = 0.0  # nothing is uncertain here
     config.model.update(d_model=64, d_ff=128, d_k=16, d_v=16, dropout=0.0)
     config.model.max_length = 64  # of learned positions: those beyond longest_trained are there, and never trained
