@@ -22,7 +22,8 @@ from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 def save(config: TransformerConfig, params: Any, folder: pathlib.Path) -> None:
     """Writes the paper's model (sinusoids, tied embeddings, no biases in attention) as CTranslate2 reads it."""
     c = config
-    assert (c.positions, c.tie_embeddings, c.pre_norm, c.attention_bias) == ("sinusoidal", True, False, False)
+    assert (c.positions, c.compatibility, c.tie_embeddings) == ("sinusoidal", "scaled_dot", True)
+    assert (c.pre_norm, c.attention_bias, c.neighbourhood) == (False, False, 0)
     assert c.num_heads * c.d_k == c.num_heads * c.d_v == c.d_model, "CTranslate2 divides d_model among the heads"
     spec = TransformerSpec.from_config(
         c.num_layers, c.num_heads, pre_norm=False, activation=common_spec.Activation.RELU

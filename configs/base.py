@@ -33,10 +33,14 @@ def get_config() -> ConfigDict:
     config.model.d_k = 64
     config.model.d_v = 64
     config.model.dropout = 0.1  # on each sub-layer's output, and on embeddings plus positions
-    config.model.positions = "sinusoidal"  # or "learned" (row E), or "sinusoidal_concatenated" (released code)
-    config.model.max_length = 512  # learned positions; sinusoids have no limit
+    # "sinusoidal", or "learned" (row E), or "sinusoidal_concatenated" (released code); or told to self-attention alone:
+    # "relative", learned for each distance (Shaw et al., 2018), or "rotary" (Su et al., 2021)
+    config.model.positions = "sinusoidal"
+    config.model.max_length = 512  # learned positions; the others have no limit
+    config.model.clip_distance = 16  # relative positions: what is farther counts as that far
     config.model.neighbourhood = 0  # r: self-attention sees so many positions around its own (section 4); 0: all
-    # Not in the paper's text, but in its released code or in later work:
+    # Not in the paper's text, but in its released code, or in earlier or later work:
+    config.model.compatibility = "scaled_dot"  # of q and k; or "dot", unscaled, or "additive" (section 3.2.1)
     config.model.attention_dropout = 0.0  # on attention weights
     config.model.ffn_dropout = 0.0  # inside the feed-forward
     config.model.pre_norm = False  # LayerNorm before each sub-layer instead of after

@@ -29,7 +29,8 @@ CONFIG = cli.define_config(ROOT / "configs/numbers.py")
 ROWS = flags.DEFINE_string(
     "rows",
     None,
-    "rows of table 3, such as A,C-N2,base: names, letters of groups, or all; they are scaled to the sizes of --config; "
+    "rows of table 3, such as A,C-N2,base: names, letters of groups, or all; or beyond it: rotary,pre-norm, or beyond "
+    "for all; they are scaled to the sizes of --config; "
     "default: all, or base beside --grid or --variants",
 )
 SEEDS = flags.DEFINE_integer("seeds", 1, "how often each is trained, with config.seed 0, 1, ...", 1)

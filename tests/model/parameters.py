@@ -26,6 +26,10 @@ def random_params(config: Config) -> dict:
                 joined = path[-2].key in ("output", "conv") and len(shape.shape) == 3
                 fan_in = np.prod(shape.shape[:2]) if joined else shape.shape[0]
                 return noise / np.sqrt(fan_in).astype(np.float32)
+            case "table" if path[-2].key == "distances":  # added to keys, which are near one too
+                return noise
+            case "v":
+                return noise / np.sqrt(shape.shape[-1]).astype(np.float32)
             case "embedding" | "table":
                 return noise * np.float32(config.d_model**-0.5)
         raise AssertionError(f"no value for the parameter {path}")

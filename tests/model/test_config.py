@@ -9,7 +9,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 
 FIELDS = [field.name for field in dataclasses.fields(TransformerConfig)]
-SIZES = ("vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length")
+SIZES = ("vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length", "clip_distance")
 RATES = ("dropout", "attention_dropout", "ffn_dropout")
 SWITCHES = ("pre_norm", "tie_embeddings", "attention_bias", "scan_layers")
 
@@ -21,7 +21,8 @@ INVALID = [
     *((name, value) for name in RATES for value in (1.0, 1, 1.5, -0.1, math.nan, "0.1", False)),
     *((name, value) for name in SWITCHES for value in (0, 1, "False")),
     *(("neighbourhood", value) for value in (-1, 2.0, "2", True)),
-    *(("positions", value) for value in ("", "rotary", "Learned", True)),
+    *(("positions", value) for value in ("", "rotational", "Learned", True)),
+    *(("compatibility", value) for value in ("", "product", True)),
     *(("remat", value) for value in ("", "all", False)),
     *(("dtype", value) for value in ("", "float16", "float64", float)),
     ("d_model", 15),  # with sinusoids, which come in pairs
@@ -35,13 +36,23 @@ def test_invalid_value_is_refused_by_the_name_of_its_field(name, value):
 
 
 def test_every_field_has_a_kind_of_value_that_is_tested():
-    assert sorted((*SIZES, *RATES, *SWITCHES, "neighbourhood", "positions", "remat", "dtype")) == sorted(FIELDS)
+    others = ("neighbourhood", "positions", "compatibility", "remat", "dtype")
+    assert sorted((*SIZES, *RATES, *SWITCHES, *others)) == sorted(FIELDS)
 
 
 def test_odd_d_model_is_refused_with_either_sinusoids_and_allowed_with_learned_positions():
     with pytest.raises(UserError, match=r"config\.model\.d_model is 15"):
         dataclasses.replace(TINY, d_model=15, positions="sinusoidal_concatenated")
-    assert dataclasses.replace(TINY, d_model=15, positions="learned").d_model == 15
+    for positions in ("learned", "relative"):
+        assert dataclasses.replace(TINY, d_model=15, positions=positions).d_model == 15
+
+
+def test_rotary_positions_turn_pairs_of_features_of_a_product():
+    with pytest.raises(UserError, match=r"config\.model\.d_k is 5; it must be even"):
+        dataclasses.replace(TINY, d_k=5, positions="rotary")
+    with pytest.raises(UserError, match=r"config\.model\.compatibility is 'additive'; it must be scaled_dot or dot"):
+        dataclasses.replace(TINY, d_k=6, positions="rotary", compatibility="additive")
+    assert dataclasses.replace(TINY, d_k=6, d_model=15, positions="rotary", compatibility="dot").d_k == 6
 
 
 def test_smallest_values_are_allowed():

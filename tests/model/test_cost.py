@@ -25,6 +25,7 @@ CONFIGS = {
     "all": dataclasses.replace(
         TINY, num_layers=3, positions="learned", pre_norm=True, tie_embeddings=False, attention_bias=True
     ),
+    "all others": dataclasses.replace(TINY, num_layers=3, positions="relative", compatibility="additive"),
 }
 
 
@@ -93,8 +94,17 @@ def products(jaxpr) -> int:
     return total
 
 
-def test_training_flops_are_those_of_the_products_in_the_program():
-    config = dataclasses.replace(TINY, d_k=6, d_v=10, vocab_size=37)
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {},
+        {"compatibility": "additive"},
+        {"positions": "relative"},
+        {"positions": "relative", "compatibility": "additive"},
+    ],
+)
+def test_training_flops_are_those_of_the_products_in_the_program(choices):
+    config = dataclasses.replace(TINY, d_k=6, d_v=10, vocab_size=37, **choices)
     source, target = (np.full((3, length), NUM_SPECIAL, np.int32) for length in (5, 7))
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 

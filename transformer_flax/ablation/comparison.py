@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from transformer_flax.ablation import statistics, table3
+from transformer_flax.ablation import beyond, statistics, table3
 from transformer_flax.ablation.results import FAILED, Result
 from transformer_flax.ablation.statistics import Difference, Estimate
 from transformer_flax.errors import UserError
@@ -27,7 +27,7 @@ class Measure:
     level: Callable[[float], float]  # what is averaged -> what is told of a single variant
     paper_name: str  # what it is held against
     paper_digits: int
-    of_paper: Callable[[table3.Row], float]
+    of_paper: Callable[[table3.PaperRow], float]
 
 
 # The logarithm, in nats, is what a run minimises; and its difference is the ratio of two perplexities, which means the
@@ -89,7 +89,7 @@ class Entry:
     """A variant with what its finished runs reached."""
 
     variant: str
-    row: table3.Row | None  # that it is; None: of the user's own making
+    row: table3.PaperRow | None  # that it is; None: a row beyond the table, or of the user's own making
     runs: tuple[Result, ...]  # by seed; at least one
     means: dict[Measure, Estimate]
     effects: dict[Measure, Effect]  # empty for base itself, and where there is none
@@ -99,17 +99,22 @@ class Entry:
 class Comparison:
     """All of a sweep."""
 
-    entries: list[Entry]  # rows in the order of table 3, then the user's own
+    entries: list[Entry]  # rows in the order of table 3, then all others
     score: Measure
     base: Entry | None  # that the others are compared with
     failed: list[Result]
     other_changes: list[str]  # rows that change the base in another direction than in the paper, or not at all
-    missing_rows: list[str]  # of table 3, if any of it was run
+    missing_rows: list[str]  # of table 3, if any but base was run
     missing_seeds: dict[str, list[int]]  # by variant: those that other variants have
 
     @property
     def rows(self) -> list[Entry]:
         return [entry for entry in self.entries if entry.row]
+
+    @property
+    def is_of_table3(self) -> bool:
+        """Whether any of it was run but base, which is there for other variants, too."""
+        return any(entry.row and entry.variant != "base" for entry in self.entries)
 
     @property
     def own(self) -> list[Entry]:
@@ -170,7 +175,9 @@ def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
         next((entry for entry in entries if entry.variant == base), None),
         [result for result in kept if not result.finished],
         other,
-        [name for name in table3.ROWS if name not in variants] if variants.keys() & table3.ROWS.keys() else [],
+        [name for name in table3.ROWS if name not in variants]
+        if variants.keys() & table3.ROWS.keys() - {"base"}
+        else [],
         {variant: missing for variant, missing in missing_seeds.items() if missing},
     )
 
@@ -201,9 +208,9 @@ def _judged(result: Result) -> Result:
 
 
 def _order(result: Result) -> tuple:
-    """Rows as in table 3, then the user's own by name, numbers in it by value: 200 comes before 1000."""
-    names = list(table3.ROWS)
-    place = names.index(result.row) if result.row in table3.ROWS else len(names)
+    """Rows as in table 3, then those beyond it and the user's own by their row and name, in which 200 precedes 1000."""
+    names = list(beyond.ALL)
+    place = names.index(result.row) if result.row in beyond.ALL else len(names)
     parts = re.split(r"(\d+(?:\.\d+)?)", result.variant)
     return result.variant not in table3.ROWS, place, [float(p) if i % 2 else p for i, p in enumerate(parts)]
 

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from transformer_flax.ablation import beyond
 from transformer_flax.ablation.comparison import Comparison, Effect, Entry, Measure
 from transformer_flax.ablation.labels import label_points
 from transformer_flax.ablation.results import Result
@@ -108,7 +109,7 @@ def differences(comparison: Comparison) -> Figure | None:
         Line2D([], [], **ours, label="here, with its 95 % interval; significant"),
         Line2D([], [], **ours, markerfacecolor="none", label="not significant"),
     ]
-    if comparison.rows:
+    if comparison.is_of_table3:
         legend.append(Line2D([], [], **PAPER_MARK, label="the paper"))
     figure.legend(handles=legend, loc="outside lower center", ncols=3)
     return figure
@@ -124,7 +125,7 @@ def scores(comparison: Comparison) -> Figure | None:
         for entry in comparison.entries
     ]
     panels = [("here", score.level_name, comparison.entries, ours)]
-    if comparison.rows:
+    if comparison.is_of_table3:
         theirs = [(entry.row.perplexity, entry.row.bleu) for entry in comparison.rows if entry.row]
         panels.append(("the paper", score.paper_name, comparison.rows, theirs))
     figure = Figure(figsize=(4.5 * len(panels), 4.2))
@@ -231,6 +232,8 @@ def _points(run: Result, measure: Measure) -> dict[float, float]:
 
 
 def _family(entry: Entry) -> str:
+    if entry.variant in beyond.ROWS:
+        return "beyond table 3"
     return FAMILIES[re.sub(r"[\d.]+$", "", entry.variant)] if entry.row else "own"
 
 

@@ -1,4 +1,4 @@
-"""What a sweep trains: rows of table 3, axes of one's own crossed with them, and overrides that a file names."""
+"""What a sweep trains: rows of table 3 and beyond, axes of one's own crossed with them, and overrides from a file."""
 
 import dataclasses
 import difflib
@@ -12,7 +12,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from transformer_flax.ablation import table3
+from transformer_flax.ablation import beyond, table3
 from transformer_flax.errors import UserError
 from transformer_flax.training.prepare import check
 from transformer_flax.training.workdir import flatten
@@ -37,14 +37,14 @@ class Variant:
     """A config of a sweep, which is trained once for each seed."""
 
     name: str  # "A-h1", "A-h1 model.dropout=0.2", or what a file calls it
-    row: str  # of table 3, before the axes
+    row: str  # of table 3 or beyond it, before the axes
     changes: dict[str, Any]  # flat fields that differ from the sweep's base
     config: ConfigDict  # the base with them
 
 
 @dataclasses.dataclass(frozen=True)
 class _Start:
-    """What the axes are crossed with: a row of table 3, or an entry of a file."""
+    """What the axes are crossed with: a row, or an entry of a file."""
 
     name: str
     row: table3.Row
@@ -64,7 +64,8 @@ def variants(
 
     Args:
       base: what rows and axes change.
-      rows: names of rows and letters of groups, `A,C-N2,base`, or `all`; may be empty beside a file.
+      rows: names of rows and letters of groups, `A,C-N2,rotary`, `all` of table 3 or `beyond`; may be empty beside a
+        file.
       axes: `model.dropout=0.0,0.1`, each crossed with the others and with the rows.
       file: TOML, an entry for each variant: `wide = {model.d_ff = 512}`, with a `row` to start from if it is not base.
       seeds: how often each is trained.
@@ -75,7 +76,7 @@ def variants(
         base; or there are too many runs.
     """
     parsed = _axes(axes, base)
-    starts = [_Start(name, table3.ROWS[name], {}) for name in _rows(rows)]
+    starts = [_Start(name, beyond.ALL[name], {}) for name in _rows(rows)]
     starts += _read(file, base) if file else []
     runs = len(starts) * math.prod(len(values) for values in parsed.values()) * seeds
     if runs == 0:
@@ -112,12 +113,11 @@ def _variant(start: _Start, point: dict[str, Any], base: ConfigDict) -> Variant:
 
 
 def _rows(text: str) -> list[str]:
-    """The names of rows in the order of the table, each once."""
+    """The names of rows in the order of the table and of those beyond it, each once."""
     named = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
-        group = [name for name in table3.ROWS if part == "all" or (len(part) == 1 and name.split("-")[0] == part)]
-        named |= set(group or [table3.find(part).name])
-    return [name for name in table3.ROWS if name in named]
+        named |= set(beyond.GROUPS.get(part) or [beyond.find(part).name])
+    return [name for name in beyond.ALL if name in named]
 
 
 def _axes(texts: Iterable[str], base: ConfigDict) -> dict[str, list[Any]]:
@@ -150,14 +150,15 @@ def _read(file: pathlib.Path, base: ConfigDict) -> list[_Start]:
             raise UserError(f"{where} is {entry!r}; it must be a table of overrides, such as {{model.d_ff = 512}}")
         if not (name.strip() and name.isprintable() and len(name) <= LONGEST_NAME):
             raise UserError(f"{where} is no name: it must be of 1 to {LONGEST_NAME} characters that can be seen")
-        if name in table3.ROWS:
-            raise UserError(f"{where} has the name of a row of table 3; call it otherwise")
+        if name in beyond.ALL:
+            of = "of table 3" if name in table3.ROWS else "beyond table 3"
+            raise UserError(f"{where} has the name of a row {of}; call it otherwise")
         entry = flatten(entry)
         row = entry.pop("row", "base")
         if not isinstance(row, str):
-            raise UserError(f"{where}: its row is {row!r}; it must be the name of a row of table 3, in quotes")
+            raise UserError(f"{where}: its row is {row!r}; it must be the name of a row, in quotes")
         overrides = {field: _typed(field, value, _find(field, base, where), where) for field, value in entry.items()}
-        starts.append(_Start(name, table3.find(row), overrides))
+        starts.append(_Start(name, beyond.find(row), overrides))
     return starts
 
 

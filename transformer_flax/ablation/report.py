@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from transformer_flax.ablation import figures, table3
+from transformer_flax.ablation import beyond, figures, table3
 from transformer_flax.ablation.comparison import (
     BLEU,
     SIGNIFICANT,
@@ -48,7 +48,7 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
     """
     comparison = compare(results, base["config"])
     pictures = figures.draw(comparison)
-    title = f"Table 3 on {base['name']}" if comparison.rows else f"A sweep on {base['name']}"
+    title = f"Table 3 on {base['name']}" if comparison.is_of_table3 else f"A sweep on {base['name']}"
     markdown = "\n\n".join([f"# {as_text(title)}", *_blocks(comparison, base, pictures.keys())]) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
@@ -93,7 +93,10 @@ def _summary(comparison: Comparison) -> list[str]:
         return ["No run has finished."]
     seeds = "one seed" if counts == [1] else f"{' to '.join(str(n) for n in sorted({counts[0], counts[-1]}))} seeds"
     of = [f"{counted(len(comparison.rows), 'row')} of the paper's table 3"] if comparison.rows else []
-    of += [f"{counted(len(comparison.own), 'variant')} of other fields"] if comparison.own else []
+    others = sum(entry.variant not in beyond.ROWS for entry in comparison.own)
+    rows = len(comparison.own) - others
+    of += [f"{counted(rows, 'row')} beyond table 3"] if rows else []
+    of += [f"{counted(others, 'variant')} of other fields"] if others else []
     runs = counted(sum(len(entry.runs) for entry in comparison.entries), "finished run")
     blocks = [
         f"{runs}: {' and '.join(of)}, {seeds} each. "
@@ -153,7 +156,7 @@ def _legend(comparison: Comparison) -> str:
         f"Differences from {as_text(comparison.base.variant)}, with 95 % intervals. Bold: significant, which is a "
         f"corrected p below {SIGNIFICANT:.2g}; before it stands p as it was."
     )
-    if comparison.rows:
+    if comparison.is_of_table3:
         text += " ✓ and ✗: ours has the paper's sign, or has not."
     if comparison.other_changes:
         text += (
@@ -174,10 +177,10 @@ def _methods(comparison: Comparison) -> str:
         signatures = sorted({run.signature for entry in comparison.entries for run in entry.runs})
         lines.append(f"BLEU is sacreBLEU's, of detokenised, cased text: {', '.join(map(as_text, signatures))}.")
     else:
+        beside = " It stands beside the paper's BLEU: signs and ranks compare, sizes do not."
         lines.append(
             "The score is the share of sentences that are exactly right, as BLEU, which counts four words in a row, is "
-            "0 in all runs."
-            + (" It stands beside the paper's BLEU: signs and ranks compare, sizes do not." if comparison.rows else "")
+            "0 in all runs." + (beside if comparison.is_of_table3 else "")
         )
     lines += [
         "Intervals of means are Student's t; those of differences, and p, are Welch's. Seeds are not paired: one seed "
@@ -185,7 +188,7 @@ def _methods(comparison: Comparison) -> str:
         f"The corrected p is Holm's, for all variants here in one measure: if none had an effect, one would come below "
         f"{SIGNIFICANT:.2g} in at most one sweep of twenty.",
     ]
-    if comparison.rows:
+    if comparison.is_of_table3:
         lines.append(
             "Rank correlation is Spearman's, with a 95 % interval by Fisher's z (standard error of Bonett and Wright), "
             "which takes the rows as a sample of what one could change."

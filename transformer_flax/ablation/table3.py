@@ -1,7 +1,6 @@
 """Table 3: each row as a function of a base config, with the paper's results beside it."""
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -20,24 +19,33 @@ PAPER_BASE = {
     "model.d_v": 64,
 }
 
+PAPER_OPTIMIZER = {"optimizer.warmup_steps": 4_000, "optimizer.factor": 1.0}  # which rows beyond the table change
+SCALED = PAPER_BASE | PAPER_OPTIMIZER
+
 PAPER_ABSOLUTE = {"model.dropout": 0.1, "label_smoothing": 0.1, "model.positions": "sinusoidal"}  # of its base, too
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A row: what it changes of the paper's base model, and what the paper measured on newstest2013."""
+    """What a row changes of the paper's base model."""
 
     name: str
     changes: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class PaperRow(Row):
+    """A row of the table, with what the paper measured on newstest2013."""
+
     perplexity: float  # per word-piece
     bleu: float
     parameters: int | None = None  # in millions, as published
 
 
-def _row(name: str, perplexity: float, bleu: float, parameters: int | None = None, **changes) -> Row:
+def _row(name: str, perplexity: float, bleu: float, parameters: int | None = None, **changes) -> PaperRow:
     top_level = ("steps", "label_smoothing")
     changes = {field if field in top_level else f"model.{field}": value for field, value in changes.items()}
-    return Row(name, changes, perplexity, bleu, parameters)
+    return PaperRow(name, changes, perplexity, bleu, parameters)
 
 
 ROWS = {
@@ -67,24 +75,11 @@ ROWS = {
 }
 
 
-def find(name: str) -> Row:
-    """The row of that name.
-
-    Raises:
-      UserError: there is none; names those that are near.
-    """
-    if name not in ROWS:
-        near = difflib.get_close_matches(name, ROWS, n=3, cutoff=0.3)
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-        raise UserError(f"table 3 has no row {name!r}{hint}; its rows are {', '.join(ROWS)}")
-    return ROWS[name]
-
-
 def apply(row: Row, base: ConfigDict) -> ConfigDict:
     """The row on a base config, which stays as it is.
 
-    Sizes and steps scale by the paper's ratio of the row to its base, so that a row means the same on a smaller one;
-    dropout, label smoothing and positions are absolute. On the paper's base this gives the paper's values.
+    Sizes, steps, warm-up and the factor of the learning rate scale by the paper's ratio of the row to its base, so that
+    a row means the same on a smaller one; all else is absolute. On the paper's base this gives the paper's values.
 
     Raises:
       UserError: a size of the base does not divide, or it has none, being no Transformer; naming the field.
@@ -98,21 +93,22 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
                 f"row {row.name} sets config.{field}, which a base of kind {config.model.kind} does not have; leave "
                 "the row out, or use a Transformer"
             )
-        if field in PAPER_BASE:
-            ratio = Fraction(value, PAPER_BASE[field])
-            scaled = ratio * _get(config, field)
-            if scaled.denominator != 1:
+        if (papers := SCALED.get(field)) is not None:
+            ours = _get(config, field)
+            ratio = Fraction(value) / Fraction(papers)
+            scaled = ratio * Fraction(ours)
+            if isinstance(ours, int) and scaled.denominator != 1:
                 raise UserError(
-                    f"row {row.name} takes {ratio} of config.{field}, which is {_get(config, field)}: not a whole "
+                    f"row {row.name} takes {ratio} of config.{field}, which is {ours}: not a whole "
                     f"number; use a base whose {field} is a multiple of {ratio.denominator}"
                 )
-            value = int(scaled)
+            value = type(ours)(scaled)
         changes[field] = value
     config.update_from_flattened_dict(changes)
     return config
 
 
-def is_papers_change(row: Row, base: Mapping[str, Any]) -> bool:
+def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
     """Whether a row changes a base in the paper's direction, which its absolute fields do not on every base.
 
     D-drop0.2 is more dropout in the paper; on a base of 0.2 it is no change, and on one of 0.3 less.

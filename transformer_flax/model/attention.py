@@ -10,10 +10,15 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_flax.model.compatibility import Additive, Compatibility, Dot
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.neighbourhood import attend_nearby, neighbourhood_mask
+from transformer_flax.model.positions import sinusoids
+from transformer_flax.model.relative import Distances, apart, rotate
 from transformer_flax.special_tokens import PAD_ID
+
+SCALED_DOT = Dot()  # the paper's compatibility
 
 
 def padding_mask(tokens: jax.Array) -> jax.Array:
@@ -58,28 +63,36 @@ def ancestor_mask(ancestors: jax.Array, position: jax.Array, neighbourhood: int 
     return (own & seen).reshape(batch, 1, hypotheses, -1)
 
 
-def attention_weights(query: jax.Array, key: jax.Array, mask: jax.Array) -> jax.Array:
-    """softmax(Q K^T / sqrt(d_k)), the left half of equation 1, in float32.
+def attention_weights(
+    query: jax.Array,
+    key: jax.Array,
+    mask: jax.Array,
+    compatibility: Compatibility = SCALED_DOT,
+    offsets: jax.Array | None = None,
+) -> jax.Array:
+    """softmax(Q K^T / sqrt(d_k)), the left half of equation 1, in float32; or the softmax of another compatibility.
 
     Args:
       query: [B, Q, H, d_k].
       key: [B, M, H, d_k].
       mask: broadcastable to [B, H, Q, M]; True where attention is allowed.
+      compatibility: of queries and keys.
+      offsets: [Q, M, d_k], added to the keys as each query sees them.
 
     Returns:
       [B, H, Q, M]; rows sum to 1. A row with nothing allowed is all zeros, with finite gradients.
     """
-    products = jnp.einsum("bqhd,bmhd->bhqm", query, key, preferred_element_type=jnp.float32)
-    return masked_softmax(products / query.shape[-1] ** 0.5, mask)
+    return _masked_softmax(compatibility.of_all(query, key, offsets), mask)
 
 
-def masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """softmax over the last axis, with zeros where the mask is False, of a row without any True too."""
+def _masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
     weights = jax.nn.softmax(jnp.where(mask, logits, jnp.finfo(logits.dtype).min))
     return jnp.where(mask, weights, 0)
 
 
-def look_up(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
+def look_up(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, compatibility: Compatibility = SCALED_DOT
+) -> jax.Array:
     """softmax(Q K^T / sqrt(d_k)) V, equation 1, for the few queries of a step of decoding.
 
     For several queries it is written as sums of products: on a CPU a matrix product for a handful of them would first
@@ -91,18 +104,14 @@ def look_up(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array)
       key: [B, H, d_k, M].
       value: [B, H, M, d_v].
       mask: broadcastable to [B, H, K, M]; True where attention is allowed.
+      compatibility: of queries and keys.
 
     Returns:
       [B, K, H, d_v].
     """
-    d_k = query.shape[-1]
+    weights = _masked_softmax(compatibility.of_few(query, key), mask)
     if query.shape[1] == 1:
-        products = jnp.einsum("bkhd,bhdm->bhkm", query, key, preferred_element_type=jnp.float32)
-        weights = masked_softmax(products / d_k**0.5, mask)
         return jnp.einsum("bhkm,bhmv->bkhv", weights.astype(value.dtype), value)
-    query = query.swapaxes(1, 2)[..., None].astype(jnp.float32)  # [B, H, K, d_k, 1]
-    products = jnp.sum(query * key[:, :, None], axis=-2)  # with [B, H, 1, d_k, M] -> [B, H, K, M]
-    weights = masked_softmax(products / d_k**0.5, mask)
     mixed = jnp.sum(weights[..., None] * value[:, :, None], axis=-2)  # with [B, H, 1, M, d_v] -> [B, H, K, d_v]
     return mixed.astype(value.dtype).swapaxes(1, 2)
 
@@ -117,7 +126,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     config: TransformerConfig
-    neighbourhood: int = 0  # r: attention to so many positions around one's own; 0: to all
+    to_itself: bool = False  # self-attention, which alone has a neighbourhood and distances
 
     def setup(self):
         c = self.config
@@ -132,10 +141,21 @@ class MultiHeadAttention(nn.Module):
         self.value = project((c.num_heads, c.d_v))
         self.output = project(c.d_model, axis=(-2, -1))
         self.dropout = Dropout(c.attention_dropout)
+        if c.compatibility == "additive":
+            v = self.param("v", nn.initializers.normal(c.d_k**-0.5), (c.num_heads, c.d_k))
+            self.compatibility = Additive(v)
+        else:
+            self.compatibility = Dot(scaled=c.compatibility == "scaled_dot")
+        self.neighbourhood = c.neighbourhood if self.to_itself else 0
+        self.rotary = self.to_itself and c.positions == "rotary"
+        self.distances = Distances(c) if self.to_itself and c.positions == "relative" else None
 
     def __call__(self, x: jax.Array, memory: jax.Array, mask: jax.Array) -> jax.Array:
         """From x [B, Q, d_model] to memory [B, M, d_model] under mask [B | 1, 1, Q | 1, M] -> [B, Q, d_model]."""
         query, key, value = self.query(x), self.key(memory), self.value(memory)
+        if self.rotary:
+            turns = jnp.asarray(sinusoids(len(x[0]), self.config.d_k))
+            query, key = rotate(query, turns), rotate(key, turns)
         if not self.neighbourhood:
             return self.output(self._attend(query, key, value, mask))
         if self.is_mutable_collection("intermediates"):  # whoever looks wants the weights in one piece
@@ -145,7 +165,8 @@ class MultiHeadAttention(nn.Module):
         return self.output(attend_nearby(self._attend, query, key, value, mask, self.neighbourhood))
 
     def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
-        weights = attention_weights(query, key, mask)
+        offsets = self.distances(apart(query.shape[1], key.shape[1])) if self.distances else None
+        weights = attention_weights(query, key, mask, self.compatibility, offsets)
         self.sow("intermediates", "weights", weights)
         weights = self.dropout(weights).astype(value.dtype)
         return jnp.einsum("bhqm,bmhv->bqhv", weights, value)
@@ -158,7 +179,7 @@ class MultiHeadAttention(nn.Module):
     def recall(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         """From x [B, K, d_model] to what was remembered -> [B, K, d_model]."""
         key, value = self.get_variable("memory", "key"), self.get_variable("memory", "value")
-        return self.output(look_up(self.query(x), key, value, mask))
+        return self.output(look_up(self.query(x), key, value, mask, self.compatibility))
 
     def begin(self, batch: int, hypotheses: int, length: int) -> None:
         """Makes room for the keys [B, H, d_k, K, L] and values [B, H, K, L, d_v] of all positions to come."""
@@ -172,9 +193,17 @@ class MultiHeadAttention(nn.Module):
         Keys and values stay where they were written: each hypothesis attends to those of all K under a mask
         [B, 1, K, K * L] of its ancestors (`ancestor_mask`), so that none is moved when hypotheses are exchanged.
         """
-        key = self.get_variable("cache", "key").at[..., position].set(self.key(x).transpose(0, 2, 3, 1))
-        value = self.get_variable("cache", "value").at[..., position, :].set(self.value(x).swapaxes(1, 2))
-        self.put_variable("cache", "key", key)
-        self.put_variable("cache", "value", value)
-        key, value = key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1])
-        return self.output(look_up(self.query(x), key, value, mask))
+        query, key = self.query(x), self.key(x)
+        keys, values = self.get_variable("cache", "key"), self.get_variable("cache", "value")
+        hypotheses, length = keys.shape[-2:]
+        if self.rotary:
+            turns = jnp.asarray(sinusoids(length, self.config.d_k))[position][None]
+            query, key = rotate(query, turns), rotate(key, turns)
+        keys = keys.at[..., position].set(key.transpose(0, 2, 3, 1))
+        values = values.at[..., position, :].set(self.value(x).swapaxes(1, 2))
+        self.put_variable("cache", "key", keys)
+        self.put_variable("cache", "value", values)
+        keys, values = keys.reshape(*keys.shape[:3], -1), values.reshape(*values.shape[:2], -1, values.shape[-1])
+        if self.distances:  # the keys as they are seen from here; in the cache they are as from nowhere
+            keys += jnp.tile(self.distances(jnp.arange(length) - position), (hypotheses, 1)).T
+        return self.output(look_up(query, keys, values, mask, self.compatibility))

@@ -6,7 +6,10 @@ from typing import Any
 
 from transformer_flax.errors import UserError
 
-POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")
+SINUSOIDS = ("sinusoidal", "sinusoidal_concatenated")  # added to embeddings, as learned positions are
+DISTANCES = ("relative", "rotary")  # told to self-attention instead
+POSITIONS = (*SINUSOIDS, "learned", *DISTANCES)
+COMPATIBILITIES = ("scaled_dot", "dot", "additive")
 DTYPES = ("float32", "bfloat16")
 REMAT = ("none", "products", "layers")
 # Far beyond any use: what is larger is a mistake, and would be traced for hours before it fails.
@@ -32,7 +35,9 @@ class TransformerConfig:
     dropout: float
     positions: str
     max_length: int
+    clip_distance: int
     neighbourhood: int  # r
+    compatibility: str
     attention_dropout: float
     ffn_dropout: float
     pre_norm: bool
@@ -43,7 +48,9 @@ class TransformerConfig:
     dtype: str
 
     def __post_init__(self):
-        for name in ("vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length"):
+        for name in (
+            "vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length", "clip_distance"
+        ):  # fmt: skip
             most = MOST_LAYERS if name == "num_layers" else LARGEST
             require(self, name, lambda v, m=most: type(v) is int and 1 <= v <= m, f"a whole number from 1 to {most:,}")
         require(
@@ -57,10 +64,19 @@ class TransformerConfig:
         for name in ("pre_norm", "tie_embeddings", "attention_bias", "scan_layers"):
             require(self, name, lambda v: type(v) is bool, "True or False")
         require(self, "positions", lambda v: v in POSITIONS, f"one of {', '.join(POSITIONS)}")
+        require(self, "compatibility", lambda v: v in COMPATIBILITIES, f"one of {', '.join(COMPATIBILITIES)}")
         require(self, "remat", lambda v: v in REMAT, f"one of {', '.join(REMAT)}")
         require(self, "dtype", lambda v: v in DTYPES, f"one of {', '.join(DTYPES)}")
-        if self.positions != "learned":
+        if self.positions in SINUSOIDS:
             require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
+        if self.positions == "rotary":
+            require(self, "d_k", lambda v: v % 2 == 0, "even: rotary positions turn features in pairs")
+            require(
+                self,
+                "compatibility",
+                lambda v: v != "additive",
+                "scaled_dot or dot with rotary positions, as products alone tell how far apart turned vectors stand",
+            )
 
 
 def require(config: Any, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:

@@ -23,21 +23,26 @@ def count_modules(config: Config) -> dict[str, int]:
 def _transformer_modules(config: TransformerConfig) -> dict[str, int]:
     """attention = d_model h (2 d_k + 2 d_v)    FFN = 2 d_model d_ff + d_ff + d_model    LayerNorm = 2 d_model
     encoder layer = attention + FFN + 2 LayerNorm    decoder layer = 2 attention + FFN + 3 LayerNorm
+
+    Additive compatibility adds h d_k to each attention, relative positions (2 clip_distance + 1) d_k to self-attention.
     """
     c = config
     attention = c.d_model * c.num_heads * (2 * c.d_k + 2 * c.d_v)
     if c.attention_bias:
         attention += c.num_heads * (2 * c.d_k + c.d_v) + c.d_model
+    if c.compatibility == "additive":
+        attention += c.num_heads * c.d_k
+    self_attention = attention + ((2 * c.clip_distance + 1) * c.d_k if c.positions == "relative" else 0)
     ffn = 2 * c.d_model * c.d_ff + c.d_ff + c.d_model
     layer_norm = 2 * c.d_model
     final_norm = layer_norm if c.pre_norm else 0
     return {
         "embeddings": (1 if c.tie_embeddings else 3) * c.vocab_size * c.d_model,
         "positions": c.max_length * c.d_model if c.positions == "learned" else 0,
-        "encoder self-attention": c.num_layers * attention,
+        "encoder self-attention": c.num_layers * self_attention,
         "encoder feed-forward": c.num_layers * ffn,
         "encoder LayerNorm": c.num_layers * 2 * layer_norm + final_norm,
-        "decoder self-attention": c.num_layers * attention,
+        "decoder self-attention": c.num_layers * self_attention,
         "decoder cross-attention": c.num_layers * attention,
         "decoder feed-forward": c.num_layers * ffn,
         "decoder LayerNorm": c.num_layers * 3 * layer_norm + final_norm,
@@ -112,14 +117,16 @@ def _transformer_elements(config: TransformerConfig, source: np.ndarray, target:
     c = config
     s, t = int(source.sum()), int(target.sum())
     projections = c.d_model * c.num_heads * (c.d_k + c.d_v)  # of queries and outputs, or of keys and values
-    products = c.num_heads * (c.d_k + c.d_v)  # Q K^T and weights V, for each query and key
+    products = c.num_heads * (c.d_k + c.d_v)  # Q K^T, or v . tanh(q + k), and weights V, for each query and key
+    # Queries with the embeddings of distances, which an additive compatibility adds to the keys instead.
+    offsets = c.num_heads * c.d_k if c.positions == "relative" and c.compatibility != "additive" else 0
     ffn = 2 * c.d_model * c.d_ff
     widest = 2 * (c.neighbourhood // 2) + 1 if c.neighbourhood else None  # that self-attention sees
     source_pairs, target_pairs = (int((n * np.clip(n, None, widest)).sum()) for n in (source, target))
     elements = {
-        "encoder self-attention": s * 2 * projections + source_pairs * products,
+        "encoder self-attention": s * 2 * projections + source_pairs * (products + offsets),
         "encoder feed-forward": s * ffn,
-        "decoder self-attention": t * 2 * projections + target_pairs * products,
+        "decoder self-attention": t * 2 * projections + target_pairs * (products + offsets),
         "decoder cross-attention": (t + s) * projections + int((source * target).sum()) * products,
         "decoder feed-forward": t * ffn,
     }

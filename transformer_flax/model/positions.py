@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.errors import UserError
+from transformer_flax.model.config import DISTANCES
 
 
 def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.ndarray:
@@ -34,13 +35,18 @@ def positions_in_segments(segments: jax.Array) -> jax.Array:
 
 
 class Positions(nn.Module):
-    """The encodings of positions 0 .. length - 1, [length, d_model]: sinusoids, or learned (table 3, row E)."""
+    """The encodings of positions 0 .. length - 1, [length, d_model]: sinusoids, or learned (table 3, row E).
+
+    They are zeros where self-attention is told distances in their place (`relative`).
+    """
 
     config: Any  # with positions, d_model and max_length
 
     @nn.compact
     def __call__(self, length: int) -> jax.Array:
         c = self.config
+        if c.positions in DISTANCES:
+            return jnp.zeros((length, c.d_model))
         if c.positions != "learned":
             return jnp.asarray(sinusoids(length, c.d_model, concatenated=c.positions == "sinusoidal_concatenated"))
         if length > c.max_length:

@@ -71,7 +71,7 @@ class EncoderLayer(nn.Module):
     config: TransformerConfig
 
     def setup(self):
-        self.self_attention = MultiHeadAttention(self.config, self.config.neighbourhood)
+        self.self_attention = MultiHeadAttention(self.config, to_itself=True)
         self.feed_forward = FeedForward(self.config)
         self.after_self_attention = AddAndNorm(self.config)
         self.after_feed_forward = AddAndNorm(self.config)
@@ -87,7 +87,7 @@ class DecoderLayer(nn.Module):
     config: TransformerConfig
 
     def setup(self):
-        self.self_attention = MultiHeadAttention(self.config, self.config.neighbourhood)
+        self.self_attention = MultiHeadAttention(self.config, to_itself=True)
         self.cross_attention = MultiHeadAttention(self.config)
         self.feed_forward = FeedForward(self.config)
         self.after_self_attention = AddAndNorm(self.config)
