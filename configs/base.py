@@ -5,7 +5,8 @@
 
 The first run fetches 1.7 GB of archives and prepares them, once; from then on TensorFlow is not needed any more.
 In the paper: 8 P100 for 12 hours, 27.3 BLEU on newstest2014, perplexity 4.92 and 25.8 BLEU on newstest2013.
-Every field of every config is here, with the paper's value unless it says otherwise.
+Every field of every config is here, with the paper's value unless it says otherwise; classifier.py has those of `model`
+for the encoder alone.
 """
 
 from ml_collections import ConfigDict
@@ -54,10 +55,15 @@ def get_config() -> ConfigDict:
     config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, softmax and loss stay float32
 
     config.data = ConfigDict()
-    config.data.source = "tfds"  # or "folder": text files <split>.<language>; or "numbers": number words
+    config.data.source = "tfds"  # or "folder": files <split>.<language>; or "tsv": <split>.tsv; or "numbers": words
     config.data.name = "wmt14_translate/de-en"  # for tfds: a translation set of TensorFlow Datasets, with its config
-    config.data.path = ""  # for folder; for tfds, where sets lie: TFDS_DATA_DIR or ~/tensorflow_datasets if it is empty
+    config.data.path = (
+        ""  # for folder and tsv; for tfds, where sets lie: TFDS_DATA_DIR or ~/tensorflow_datasets if empty
+    )
     config.data.num_pairs = 30_000  # for numbers: training pairs
+    config.data.label_column = 0  # for tsv: counted from 0
+    config.data.text_column = 1  # for tsv
+    config.data.held_out = 0.0  # for tsv: share of the training texts that are the valid split; 0: valid.tsv is
     config.data.source_language = "en"
     config.data.target_language = "de"
     config.data.tokenizer = "bpe"  # or "wordpiece": the longest piece first; both are byte-level and lossless
@@ -71,7 +77,7 @@ def get_config() -> ConfigDict:
     config.data.batching = "bucketed"  # like lengths together; or "packed": pairs side by side, rows of max_length
     config.data.num_buckets = 12  # batch shapes, at most, when bucketed
     config.data.rows_multiple_of = 8  # rows divide by it, and so among devices and accumulation steps
-    config.data.seed = 0  # of the data: tokenizer sample, generated numbers, order of shapes
+    config.data.seed = 0  # of the data: tokenizer sample, generated numbers, what is held out, order of shapes
     config.data.cache_dir = ""  # tokenised text, and large text until it is; empty: the user's cache directory
 
     config.optimizer = ConfigDict()  # Adam

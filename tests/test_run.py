@@ -106,6 +106,11 @@ def test_a_string_is_no_list_of_lines(run):
         run.translate("zwei")
 
 
+def test_a_translator_knows_no_classes(run):
+    with pytest.raises(UserError, match="numbers translates and knows no classes: use translate"):
+        run.classify(["eins"])
+
+
 def test_the_score_of_a_translation_is_its_probability_token_by_token(run, sources):
     found = [best for best, *_ in run.translator().search(sources)]
     spelt = run.tokenizer.encode([best.text for best in found])

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import app, flags
@@ -51,16 +51,16 @@ SETTINGS = {  # of a search: fields of config.decode that a command may set othe
     "min_length": (flags.DEFINE_integer, "shortest output in tokens, the end symbol included"),
     "max_extra_length": (flags.DEFINE_integer, "tokens that an output may have beyond those of its input"),
     "max_input_length": (flags.DEFINE_integer, "longer inputs, in tokens, are cut with a warning"),
-    "batch_size": (flags.DEFINE_integer, "sentences translated at a time"),
-    "window": (flags.DEFINE_integer, "lines read, sorted by length and translated before the first is put out"),
+    "batch_size": (flags.DEFINE_integer, "sentences that go through the model at a time"),
+    "window": (flags.DEFINE_integer, "lines read, sorted by length and dealt with before the first is put out"),
 }
 
 
-def define_run() -> Callable[[], "tuple[Run, dict[str, Any]]"]:
-    """Defines the flags that name a trained run and set its search.
+def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict[str, Any]]"]:
+    """Defines the flags that name a trained run and set its search, or those of them that are named.
 
     Returns:
-      A function that restores it (an ensemble where several are named) and gives the settings for its translator.
+      A function that restores it (an ensemble where several are named) and gives the settings that were set.
     """
     workdirs = flags.DEFINE_multi_string(
         "workdir",
@@ -71,7 +71,10 @@ def define_run() -> Callable[[], "tuple[Run, dict[str, Any]]"]:
     average = flags.DEFINE_string(
         "average", None, "how many of the last checkpoints to average, or ema; default: what the run's config says"
     )
-    holders = {name: define(name, None, f"{text}; default: the run's") for name, (define, text) in SETTINGS.items()}
+    holders = {}
+    for name in names:
+        define, text = SETTINGS[name]
+        holders[name] = define(name, None, f"{text}; default: the run's")
 
     def restore() -> "tuple[Run, dict[str, Any]]":
         if not workdirs.value:

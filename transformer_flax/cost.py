@@ -73,7 +73,7 @@ def _show(name: str, cost: "Cost") -> None:
             [
                 ["time", f"{cost.days:,.2f} days"],
                 ["a step", f"{cost.days * 86_400 / cost.steps:.3f} s"],
-                ["tokens a second, source and target", f"{cost.tokens_per_second:,.0f}"],
+                ["tokens a second", f"{cost.tokens_per_second:,.0f}"],
                 ["training, counted from the model", f"{cost.training_flops:.2g} FLOP"],
                 ["training, as table 2 counts it (base 3.3e18, big 2.3e19)", f"{cost.table2_flops:.2g} FLOP"],
             ],

@@ -1,7 +1,7 @@
 """Measures a trained run: python -m transformer_flax.evaluate --workdir=runs/base [--split=test].
 
-On a split of the run's own data, or on two text files, line by line: --source=FILE --reference=FILE. A table goes to
-standard error, the same as JSON to standard output.
+On a split of the run's own data, or on two text files, line by line: --source=FILE --reference=FILE, the second one of
+translations, or of labels. A table goes to standard error, the same as JSON to standard output.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import logging
 import os
 import pathlib
 import sys
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -18,18 +19,23 @@ from transformer_flax.data.pairs import SPLITS
 from transformer_flax.data.text import read_side_by_side
 from transformer_flax.errors import UserError
 
+if TYPE_CHECKING:
+    from transformer_flax.run import ClassReport, Report
+    from transformer_flax.training.progress import Progress
+
 RESTORE = cli.define_run()
 SPLIT = flags.DEFINE_enum("split", "test", SPLITS, "of the data that the run was made with")
-SOURCE = flags.DEFINE_string("source", None, "a file to translate in place of a split, one sentence a line")
-REFERENCE = flags.DEFINE_string("reference", None, "its translation, line by line")
+SOURCE = flags.DEFINE_string("source", None, "a file to measure on in place of a split, one sentence a line")
+REFERENCE = flags.DEFINE_string("reference", None, "its translation, or its labels, line by line")
 TRANSLATIONS = flags.DEFINE_string("translations", None, "write the translations to this file")
+CONFUSION = flags.DEFINE_string("confusion", None, "of a classifier: draw what it takes for what, PNG, SVG or PDF")
 
 logger = logging.getLogger(__name__)
 
 
 def main() -> None:
     if (SOURCE.value is None) != (REFERENCE.value is None):
-        raise UserError("--source and --reference belong together: a text, and its translation line by line")
+        raise UserError("--source and --reference belong together: a text, and its translation or labels line by line")
     if SOURCE.value is not None and flags.FLAGS["split"].present:
         raise UserError("--split does nothing beside --source: leave one of them out")
     if TRANSLATIONS.value is not None:
@@ -43,17 +49,38 @@ def main() -> None:
         sources, references = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(REFERENCE.value))
     run, settings = RESTORE()
     print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
+    if run.classes is None and CONFUSION.value is not None:
+        raise UserError(f"--confusion is for a run that classifies; {run.config.name} translates")
+    if run.classes is not None and TRANSLATIONS.value is not None:
+        raise UserError(
+            f"{run.config.name} classifies: its labels are what python -m transformer_flax.classify puts out"
+        )
     if SOURCE.value is None:
         sources, references = run.split(SPLIT.value)
 
-    from transformer_flax.training.progress import Progress, counted
+    from transformer_flax.run import ClassReport  # loaded by now
+    from transformer_flax.training.progress import Progress
 
     with Progress(stderr=True) as progress, progress.bar("lines") as update:
         report = run.evaluate(sources, references, progress=lambda done: update(done, len(sources)), **settings)
+    head = {"run": run.config.name, "text": what, "sentences": len(sources)}
+    title = f"{run.config.name}, {what}: {len(sources):,} sentences"
+    if isinstance(report, ClassReport):
+        values = _tell_of_labels(report, title, progress)
+    else:
+        values = _tell_of_translations(report, title, progress)
+    json.dump(head | values, sys.stdout, indent=2)
+    print()
+
+
+def _tell_of_translations(report: "Report", title: str, progress: "Progress") -> dict[str, Any]:
+    """Shows a table and writes the translations; returns all else."""
+    from transformer_flax.training.progress import counted
+
     for warning in report.warnings:
         logger.warning(warning)
     progress.table(
-        f"{run.config.name}, {what}: {len(sources):,} sentences",
+        title,
         ["", ""],
         [
             ["BLEU", f"{report.bleu:.2f}"],
@@ -77,9 +104,43 @@ def main() -> None:
         progress.say(f"{name + ':':<12}{text}")
     if TRANSLATIONS.value is not None:
         pathlib.Path(TRANSLATIONS.value).write_text("".join(f"{line}\n" for line in report.translations), "utf-8")
-    values = {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"}
-    json.dump({"run": run.config.name, "text": what, "sentences": len(sources), **values}, sys.stdout, indent=2)
-    print()
+    return {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"}
+
+
+def _tell_of_labels(report: "ClassReport", title: str, progress: "Progress") -> dict[str, Any]:
+    """Shows tables and draws what is taken for what; returns all but the labels."""
+    from transformer_flax.analysis.confusion import plot_confusion
+    from transformer_flax.training.progress import counted
+
+    each = {
+        name: {"precision": p, "recall": r, "f1": f, "texts": n}
+        for name, p, r, f, n in zip(
+            report.classes,
+            *(values.tolist() for values in (report.precision, report.recall, report.f1, report.support)),
+            strict=True,
+        )
+    }
+    progress.table(
+        title,
+        ["class", "precision", "recall", "F1", "texts"],
+        [
+            [name, f"{of['precision']:.1%}", f"{of['recall']:.1%}", f"{of['f1']:.1%}", f"{of['texts']:,}"]
+            for name, of in each.items()
+        ],
+    )
+    for name, text in {
+        "accuracy": f"{report.accuracy:.2%}",
+        "macro-F1": f"{report.macro_f1:.2%}",
+        "perplexity": f"{report.perplexity:.3f} of the right classes",
+        "lines": f"{report.lines_per_second:,.1f} a second, {counted(report.compilations, 'compilation')} included",
+        "parameters": report.parameters,
+    }.items():
+        progress.say(f"{name + ':':<12}{text}")
+    if CONFUSION.value is not None:
+        plot_confusion(report, file=CONFUSION.value)
+    names = ("accuracy", "macro_f1", "perplexity", "lines_per_second", "compilations", "parameters")
+    told = {name: getattr(report, name) for name in names}
+    return {**told, "classes": each, "confusion": report.confusion.tolist()}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """A trained run as one object, for notebooks and scripts."""
 
 import dataclasses
-import inspect
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,27 +8,29 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
+from transformer_flax.data.classes import Classes
 from transformer_flax.data.pairs import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.bleu import FullScores, full_scores
+from transformer_flax.decoding.f1 import ClassScores, compare
+from transformer_flax.decoding.labeller import SETTINGS, Labeller
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
-from transformer_flax.model.kinds import Config, find_kind, init_params, make_model
+from transformer_flax.model.kinds import init_params, make_model
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.averaging import choose, load_params, mean, require_vocabulary
+from transformer_flax.training.described import load_described
 from transformer_flax.training.loss import perplexity
-from transformer_flax.training.prepare import model_config
 from transformer_flax.training.workdir import Workdir
-
-TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Report(FullScores):
-    """How good a run is on a text."""
+    """How good a run's translations of a text are."""
 
     perplexity: float  # of the references, per word-piece, unsmoothed
     sentences_per_second: float  # translated, compilation included
@@ -37,6 +38,17 @@ class Report(FullScores):
     parameters: str  # which checkpoints were used
     decode: dict[str, Any]  # settings of the search
     translations: list[str]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassReport(ClassScores):
+    """How well a run tells the classes of a text apart."""
+
+    perplexity: float  # of the right classes
+    lines_per_second: float  # classified, compilation included
+    compilations: int
+    parameters: str  # which checkpoints were used
+    labels: list[str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,17 +64,29 @@ class Run:
     params: Any
     parameters: str  # which checkpoints `params` are from
     fingerprints: dict[str, str]  # of the splits that it was trained on and measured with
+    classes: Classes | None = None  # that it tells apart; None for one that translates
     partners: tuple["Run", ...] = ()  # whose probabilities are averaged with this one's
-    _translators: dict = dataclasses.field(default_factory=dict, init=False)  # so `dataclasses.replace` gives others
+    _made: dict = dataclasses.field(default_factory=dict, init=False)  # so `dataclasses.replace` gives others
 
     def __repr__(self) -> str:
         return f"<Run {self.config.name}: {self.parameters}>"
 
     def translate(self, lines: Iterable[str], **settings) -> list[str]:
         """The best translation of each line, in order; settings are those of `translator`."""
-        if isinstance(lines, str):
-            raise UserError(f"translate takes a list of lines, not a string: [{lines[:40]!r}]")
+        _require_lines("translate", lines)
         return self.translator(**settings).translate(lines)
+
+    def classify(self, lines: Iterable[str], **settings) -> list[str]:
+        """The likeliest class of each line, in order; settings are those of `labeller`."""
+        _require_lines("classify", lines)
+        return self.labeller(**settings).label(lines)
+
+    def probabilities(self, lines: Iterable[str], **settings) -> np.ndarray:
+        """The probability of each class, in the order of `run.classes.names`: float32 [lines, C]."""
+        _require_lines("probabilities", lines)
+        labeller = self.labeller(**settings)
+        found = list(labeller.log_probabilities(lines))
+        return np.exp(np.array(found, np.float32).reshape(-1, len(labeller.classes)))
 
     def score(self, sources: Sequence[str], targets: Sequence[str], **settings) -> list[list[float]]:
         """log P of each token of given targets, the end symbol included."""
@@ -75,18 +99,41 @@ class Run:
 
         Args:
           settings: arguments of `Translator`, such as beam_size=8, nbest=8 or sampling=Sampling(temperature=0.7).
+
+        Raises:
+          UserError: the run classifies.
         """
-        settings = {**self.config.decode, **settings}
+        self._require_translator()
+        return self._make(Translator, self.tokenizer, **{**self.config.decode, **settings})
+
+    def labeller(self, **settings) -> Labeller:
+        """What classifies for the run, with `config.decode` as it is but for the settings given.
+
+        Args:
+          settings: arguments of `Labeller`, such as batch_size=256.
+
+        Raises:
+          UserError: the run translates.
+        """
+        if self.classes is None:
+            raise UserError(f"{self.config.name} translates and knows no classes: use translate in place of classify")
+        own = {name: self.config.decode[name] for name in SETTINGS}
+        return self._make(Labeller, self.tokenizer, self.classes.names, **{**own, **settings})
+
+    def _make(self, what: type, *arguments, **settings) -> Any:
+        """A Translator or Labeller of the run and its partners; the same one for the same settings."""
         key = tuple(sorted(settings.items()))
-        if key not in self._translators:
+        if key not in self._made:
             members = (self, *self.partners)
-            self._translators[key] = Translator(
-                [run.model for run in members],
-                [run.params for run in members],
-                self.tokenizer,
-                **settings,
+            models, params = [run.model for run in members], [run.params for run in members]
+            self._made[key] = what(models, params, *arguments, **settings)
+        return self._made[key]
+
+    def _require_translator(self) -> None:
+        if self.classes is not None:
+            raise UserError(
+                f"{self.config.name} tells classes apart ({self.classes}) and does not translate: use classify instead"
             )
-        return self._translators[key]
 
     def evaluate(
         self,
@@ -95,12 +142,16 @@ class Run:
         *,
         progress: Callable[[int], Any] = lambda done: None,
         **settings,
-    ) -> Report:
-        """Translates a text and compares it with its reference; `split` gives those of the run's own data."""
+    ) -> Report | ClassReport:
+        """Translates or classifies a text and compares it with references; `split` gives those of the run's data."""
         if len(sources) != len(references):
             raise UserError(
                 f"there are {len(sources):,} sources and {len(references):,} references: each needs the other"
             )
+        evaluate = self._evaluate_translations if self.classes is None else self._evaluate_labels
+        return evaluate(sources, references, progress, settings)
+
+    def _evaluate_translations(self, sources, references, progress, settings) -> Report:
         translator = self.translator(**settings)
         started = time.perf_counter()
         translations = translator.translate(sources, progress=progress)
@@ -115,6 +166,23 @@ class Run:
             parameters=self.parameters,
             decode={**self.config.decode, **settings},
             translations=translations,
+        )
+
+    def _evaluate_labels(self, sources, references, progress, settings) -> ClassReport:
+        labeller = self.labeller(**settings)
+        started = time.perf_counter()
+        found = list(labeller.log_probabilities(sources, progress=progress))
+        seconds = time.perf_counter() - started
+        labels = [labeller.classes[np.argmax(log_probs)] for log_probs in found]
+        scores = compare(labels, references, labeller.classes)
+        right = [log_probs[labeller.classes.index(name)] for log_probs, name in zip(found, references, strict=True)]
+        return ClassReport(
+            **vars(scores),
+            perplexity=perplexity(-np.sum(right, dtype=np.float64), len(right)),
+            lines_per_second=len(labels) / seconds,
+            compilations=labeller.compilations,
+            parameters=self.parameters,
+            labels=labels,
         )
 
     def split(self, name: str) -> tuple[list[str], list[str]]:
@@ -159,9 +227,10 @@ class Run:
         """`attention` of each of several lines, in order.
 
         Raises:
-          UserError: a line is too long, not every line has a target, the model has no attention, or the run is an
-            ensemble.
+          UserError: a line is too long, not every line has a target, the model has no attention, or the run classifies
+            or is an ensemble.
         """
+        self._require_translator()
         if self.partners:
             raise UserError("an ensemble has no attention of its own: ask one of its members")
         self.count_heads()
@@ -185,9 +254,14 @@ class Run:
         """This run and others as one model, whose next-token probabilities are the mean of theirs.
 
         Raises:
-          UserError: another has not the same tokenizer.
+          UserError: another has not the same tokenizer, or not the same classes.
         """
         for other in others:
+            if getattr(other.classes, "names", None) != getattr(self.classes, "names", None):
+                raise UserError(
+                    f"{self.config.name} ({self.classes or 'translating'}) and {other.config.name} "
+                    f"({other.classes or 'translating'}) have different classes, so they cannot be an ensemble"
+                )
             if other.tokenizer.to_json() != self.tokenizer.to_json():
                 raise UserError(
                     f"{self.config.name} (vocabulary {self.tokenizer.vocab_size:,}) and {other.config.name} "
@@ -197,6 +271,11 @@ class Run:
         partners = (*self.partners, *(member for other in others for member in (other, *other.partners)))
         parameters = "; ".join([self.parameters, *(other.parameters for other in others)])
         return dataclasses.replace(self, partners=partners, parameters=parameters)
+
+
+def _require_lines(what: str, lines: Iterable[str]) -> None:
+    if isinstance(lines, str):
+        raise UserError(f"{what} takes a list of lines, not a string: [{lines[:40]!r}]")
 
 
 def _require_short(what: str, lines: Sequence[Sequence[int]], longest: int, setting: str) -> None:
@@ -227,6 +306,12 @@ def restore(
     """
     place = Workdir(workdir)
     config, tokenizer, sizes = load_described(place)
+    classes = place.load_classes()
+    if (told := len(classes) if classes else 0) != getattr(sizes, "num_classes", 0):
+        raise UserError(
+            f"{place.config_file} names {told:,} classes, and its model has {getattr(sizes, 'num_classes', 0):,}; put "
+            "the original there"
+        )
     choice = choose(place.checkpoints, config, average=average, steps=steps)
     for step in choice.steps:
         require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
@@ -234,60 +319,4 @@ def restore(
     like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
     params = mean(load_params(place.checkpoints, step, like, kind=choice.kind) for step in choice.steps)
     params = jax.device_put(params)  # once: arrays of the host would travel with every batch
-    return Run(config, tokenizer, model, params, str(choice), place.load_fingerprints())
-
-
-def load_described(place: Workdir) -> tuple[ConfigDict, Tokenizer, Config]:
-    """What a run is, checked: its config, its tokenizer and its model, without parameters.
-
-    Raises:
-      UserError: there is no run, or one that cannot be read.
-    """
-    config, tokenizer = place.load_config(), place.load_tokenizer()
-    _require_fields(config, place)
-    return config, tokenizer, model_config(config, tokenizer.vocab_size)
-
-
-def _require_fields(config: ConfigDict, place: Workdir) -> None:
-    """Refuses the config of another version or of another type, rather than to guess what it would have said."""
-    arguments = inspect.signature(Translator).parameters.values()
-    needed: dict[str, dict[str, Any]] = {
-        "": {"name": str, "ema_decay": float},
-        "eval": {"final_average": int},
-        "checkpoint": {"every": int},
-        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str),
-        "decode": {a.name: a.annotation for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty},
-        "model": {"kind": str},
-    }
-    model = config.get("model", {})
-    kind = model.get("kind", "") if isinstance(model, (ConfigDict, dict)) else ""
-    if isinstance(kind, str) and kind:
-        try:
-            fields = dataclasses.fields(find_kind(kind).config)
-        except UserError as error:
-            raise UserError(f"{place.config_file}: {error}") from error
-        needed["model"] |= {field.name: field.type for field in fields}
-        del needed["model"]["vocab_size"]  # which the tokenizer knows
-    for section, fields in needed.items():
-        there: Any = config.get(section, {}) if section else config
-        where = ".".join(filter(None, ("config", section)))
-        if not isinstance(there, (ConfigDict, dict)):
-            raise UserError(f"{place.config_file}: {where} is {there!r}; it must be an object of fields")
-        for field, wanted in fields.items():
-            if field not in there:
-                raise UserError(
-                    f"{place.config_file} lacks {where}.{field}, as a run of another version of this package; add it "
-                    "there (configs/base.py says what it means)"
-                )
-            value = there[field]
-            if type(value) is not wanted and not (wanted is float and type(value) is int):
-                raise UserError(f"{place.config_file}: {where}.{field} is {value!r}; it must be {TYPES[wanted]}")
-        if section in ("decode", "model") and (unknown := sorted(there.keys() - fields.keys())):
-            raise UserError(
-                f"{place.config_file} has {where}.{unknown[0]}, which this version of the package does not know, and "
-                "what it does to the model neither; use the version that made the run"
-            )
-    for name in ("eval.final_average", "checkpoint.every"):
-        section, field = name.split(".")
-        if config[section][field] < 1:
-            raise UserError(f"{place.config_file}: config.{name} is {config[section][field]}; it must be at least 1")
+    return Run(config, tokenizer, model, params, str(choice), place.load_fingerprints(), classes)

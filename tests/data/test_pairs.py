@@ -178,7 +178,7 @@ def test_a_file_with_damage_behind_its_header_is_refused(tmp_path, suffix):
 
 
 def test_an_unknown_source_is_refused_with_those_there_are():
-    with pytest.raises(UserError, match=r"config\.data\.source is 'web'.*numbers, folder or tfds"):
+    with pytest.raises(UserError, match=r"config\.data\.source is 'web'.*numbers, folder, tsv or tfds"):
         load_pairs(data_config(source="web"), "train")
 
 

@@ -30,7 +30,7 @@ def random_params(config: Config) -> dict:
                 return noise
             case "v":
                 return noise / np.sqrt(shape.shape[-1]).astype(np.float32)
-            case "embedding" | "table":
+            case "embedding" | "table" | "query":
                 return noise * np.float32(config.d_model**-0.5)
         raise AssertionError(f"no value for the parameter {path}")
 

@@ -56,7 +56,7 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     shutil.rmtree(tmp_path / "whole/checkpoints/6")
     resumed = run("whole", **settings)
     jax.tree.map(np.testing.assert_array_equal, expected, final_state(tmp_path / "whole", 6))
-    assert resumed["valid"].translations == whole["valid"].translations
+    assert resumed["valid"].outputs == whole["valid"].outputs
 
     again = read_lines(tmp_path / "whole/metrics.jsonl")
     assert timeless(again) == timeless(lines)
@@ -79,13 +79,13 @@ def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_with
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), final_state(tmp_path / name, 6), state
         )
         assert evaluations["valid"].scalars == pytest.approx(expected["valid"].scalars, rel=1e-4)
-        assert evaluations["valid"].translations == expected["valid"].translations
+        assert evaluations["valid"].outputs == expected["valid"].outputs
 
 
 def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
     evaluations = run("run", eval__test=True)
     assert set(evaluations) == {"valid", "test"}
-    assert len(evaluations["test"].translations) == PAIRS["test"]  # at the end, all of them
+    assert len(evaluations["test"].outputs) == PAIRS["test"]  # at the end, all of them
     workdir = tmp_path / "run"
     assert json.loads((workdir / "config.json").read_text())["config"]["model"]["d_model"] == 16
     assert (workdir / "tokenizer.json").is_file()
@@ -202,7 +202,7 @@ def test_a_finished_run_that_is_decoded_otherwise_keeps_what_its_metrics_speak_o
     run("run")
     file = tmp_path / "run/translations/6.txt"
     before = file.read_text()
-    shown = run("run", decode__min_length=5, decode__beam_size=1)["valid"].translations
+    shown = run("run", decode__min_length=5, decode__beam_size=1)["valid"].outputs
     assert shown != before.splitlines()
     assert file.read_text() == before
 
@@ -220,4 +220,4 @@ def test_two_do_not_train_in_one_directory(run, tmp_path):
 def test_a_refused_run_leaves_its_directory_free_for_the_mended_one(run):
     with pytest.raises(UserError, match="tokens_per_batch is 64"):
         run("run", data__tokens_per_batch=64)
-    assert run("run")["valid"].translations
+    assert run("run")["valid"].outputs

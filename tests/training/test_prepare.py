@@ -133,8 +133,8 @@ def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
     assert re.search(r"trained on +│ +2 of 4 ", told)
     counts = json.loads((tmp_path / "run/selection.json").read_text())
     assert counts == {"used": 2, "left out": {"an empty side": 1, "more than 20 tokens": 1}}
-    assert len(evaluations["test"].translations) == 4  # never left out of test
-    assert evaluations["test"].translations[2] == ""
+    assert len(evaluations["test"].outputs) == 4  # never left out of test
+    assert evaluations["test"].outputs[2] == ""
 
 
 def test_the_text_of_the_train_split_is_let_go_of(folder, tmp_path, monkeypatch):

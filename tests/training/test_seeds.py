@@ -57,7 +57,7 @@ def test_each_is_within_float_tolerance_what_it_is_alone(config, together, tmp_p
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), *states)
         restored = transformer_flax.restore(together / f"seed{seed}")  # an ordinary run
         assert restored.config.seed == seed
-        assert restored.translate(alone.sources) == alone.translations
+        assert restored.translate(alone.sources) == alone.outputs
         ours, theirs = (read_lines(path / "metrics.jsonl") for path in (together / f"seed{seed}", tmp_path / str(seed)))
         assert [line["step"] for line in ours] == [line["step"] for line in theirs]
         assert ours[-1]["valid/perplexity"] == pytest.approx(theirs[-1]["valid/perplexity"], rel=1e-4)

@@ -104,11 +104,11 @@ def _cells(line: Line) -> list[str]:
 
 
 def show_best(standing: Standing) -> str:
-    """The best validation score so far: "BLEU 34.98"."""
+    """The best validation score so far: "BLEU 34.98", "accuracy 87.6%"."""
     if standing.best is None:
         return ""
     name, value = standing.best
-    return f"BLEU {value:.2f}" if name == "BLEU" else f"exact {value:.1%}"
+    return f"BLEU {value:.2f}" if name == "BLEU" else f"{name} {value:.1%}"
 
 
 def show_seconds(seconds: float) -> str:

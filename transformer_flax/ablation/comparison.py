@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from transformer_flax.ablation import beyond, statistics, table3
-from transformer_flax.ablation.results import FAILED, Result
+from transformer_flax.ablation.results import CLASSIFYING, FAILED, Result
 from transformer_flax.ablation.statistics import Difference, Estimate
 from transformer_flax.errors import UserError
 
@@ -63,6 +63,13 @@ EXACT_MATCH = dataclasses.replace(
     digits=1,
     of=lambda scores: 100 * scores["exact_match"],
     level_name="exact match, %",
+)
+ACCURACY = dataclasses.replace(
+    EXACT_MATCH,
+    name="accuracy",
+    unit="% of texts",
+    of=lambda scores: 100 * scores["accuracy"],
+    level_name="accuracy, %",
 )
 
 
@@ -141,7 +148,8 @@ class Agreement:
 def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
     """Compares every variant with base.
 
-    The score is BLEU, unless that is 0 for all runs, as on single words: then it is exact match. Base is the row of
+    The score is accuracy where texts are classified, and else BLEU, unless that is 0 for all runs, as on single words:
+    then it is exact match. Base is the row of
     that name, or else a variant of a grid that changes nothing. Of several results of one run the last counts. A run
     that ended with a perplexity that is not finite has failed.
 
@@ -157,7 +165,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
         raise UserError("there are no results to report yet; let a run of the sweep finish first")
     kept = sorted(last.values(), key=lambda result: (_order(result), result.seed))
     finished = [result for result in kept if result.finished]
-    score = BLEU if any(result.scores["valid"]["bleu"] for result in finished) else EXACT_MATCH
+    score = _score(finished)
     runs: dict[str, list[Result]] = {}
     for result in finished:
         runs.setdefault(result.variant, []).append(result)
@@ -180,6 +188,12 @@ def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
         else [],
         {variant: missing for variant, missing in missing_seeds.items() if missing},
     )
+
+
+def _score(finished: Sequence[Result]) -> Measure:
+    if finished and finished[0].measures == CLASSIFYING:
+        return ACCURACY
+    return BLEU if any(result.scores["valid"]["bleu"] for result in finished) else EXACT_MATCH
 
 
 def agreement(comparison: Comparison, measure: Measure) -> Agreement:

@@ -225,8 +225,8 @@ def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[f
 def _points(run: Result, measure: Measure) -> dict[float, float]:
     """What is averaged, by step; without points that are not finite."""
     points = {
-        step: measure.of({"perplexity": perplexity, "bleu": bleu, "exact_match": exact_match})
-        for step, _, perplexity, bleu, exact_match in run.curve
+        step: measure.of(dict(zip(("perplexity", *run.measures), scores, strict=True)))
+        for step, _, *scores in run.curve
     }
     return {step: value for step, value in points.items() if math.isfinite(value)}
 

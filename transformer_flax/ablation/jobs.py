@@ -12,10 +12,12 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from transformer_flax.ablation.grid import Variant
-from transformer_flax.ablation.results import FAILED, FINISHED, FREE_FIELDS, Result
+from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, FREE_FIELDS, TRANSLATING, Result
 from transformer_flax.decoding.bleu import score
 from transformer_flax.errors import UserError
+from transformer_flax.model.classifier import ClassifierConfig
 from transformer_flax.model.cost import count_parameters
+from transformer_flax.model.kinds import Config
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.prepare import model_config
 from transformer_flax.training.workdir import Workdir, flatten
@@ -75,14 +77,16 @@ class Run:
         place = Workdir(self.path)
         self._require_config(place)
         model = model_config(self.variant.config, place.load_tokenizer().vocab_size)
-        return self._result(FINISHED, "", sum(count_parameters(model).values()), standing)
+        return self._result(FINISHED, "", model, standing)
 
     def failure(self, error: str) -> Result:
         """What it is known by if it has failed."""
         model = model_config(self.variant.config, self.variant.config.data.vocab_size)
-        return self._result(FAILED, error, sum(count_parameters(model).values()), self.standing())
+        return self._result(FAILED, error, model, self.standing())
 
-    def _result(self, status: str, error: str, parameters: int, standing: Standing) -> Result:
+    def _result(self, status: str, error: str, model: Config, standing: Standing) -> Result:
+        # Of BLEU, it depends on nothing but the version of sacreBLEU.
+        signature = "" if isinstance(model, ClassifierConfig) else score(["a"], ["a"]).signature
         return Result(
             variant=self.variant.name,
             row=self.variant.row,
@@ -90,12 +94,12 @@ class Run:
             seed=self.seed,
             status=status,
             error=error,
-            parameters=parameters,
+            parameters=sum(count_parameters(model).values()),
             flops=standing.flops,
             steps=standing.step,
             seconds=standing.seconds,
             scores=standing.scores,
-            signature=score(["a"], ["a"]).signature,  # which depends on nothing but the version of sacreBLEU
+            signature=signature,
             curve=[list(point) for point in standing.curve],
         )
 
@@ -211,7 +215,8 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
     """
     lines = _shared(lines)
     trained = [line for line in lines if "train/learning_rate" in line]
-    evaluated = [line for line in lines if "valid/bleu" in line]
+    evaluated = [line for line in lines if "valid/perplexity" in line]
+    measures = CLASSIFYING if any("valid/macro_f1" in line for line in evaluated) else TRANSLATING
     made = trained[-1]["step"] if trained else 0
     timed_steps, flops, before = 0, 0.0, 0
     for line in trained:
@@ -219,7 +224,7 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
             timed_steps += line["step"] - before
             flops += (line["step"] - before) * line["train/flops_per_second"] / line["train/steps_per_second"]
         before = line["step"]
-    names = ("step", "seconds", "valid/perplexity", "valid/bleu", "valid/exact_match")
+    names = ("step", "seconds", "valid/perplexity", *(f"valid/{name}" for name in measures))
     curve = tuple([line[name] for name in names] for line in evaluated)
     last = [line for line in lines if line["step"] == steps]
     scores: dict[str, dict[str, float]] = {}
@@ -232,7 +237,7 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
         step=made,
         seconds=trained[-1]["seconds"] if trained else 0.0,
         loss=trained[-1].get("train/loss") if trained else None,
-        best=_best(curve),
+        best=_best(curve, measures),
         rate=trained[-1].get("train/steps_per_second") if trained else None,
         curve=curve,
         flops=flops * made / timed_steps if timed_steps else 0.0,
@@ -255,15 +260,17 @@ def _shared(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def measured(result: Result) -> Standing:
     """How far a run was when it ended, as far as its result tells."""
-    return Standing(step=result.steps, seconds=result.seconds, best=_best(result.curve), rate=None)
+    return Standing(step=result.steps, seconds=result.seconds, best=_best(result.curve, result.measures), rate=None)
 
 
-def _best(curve: Sequence[Sequence[float]]) -> tuple[str, float] | None:
-    """The best validation score: BLEU, or exact matches where BLEU, which counts four words in a row, tells nothing."""
+def _best(curve: Sequence[Sequence[float]], measures: tuple[str, str]) -> tuple[str, float] | None:
+    """The best validation score: accuracy, or BLEU, or exact matches where BLEU, of four words in a row, is nothing."""
     if not curve:
         return None
-    bleu, exact = ([point[column] for point in curve] for column in (3, 4))
-    return ("BLEU", max(bleu)) if any(bleu) else ("exact", max(exact))
+    first, second = (max(point[column] for point in curve) for column in (3, 4))
+    if measures == CLASSIFYING:
+        return "accuracy", first
+    return ("BLEU", first) if first else ("exact", second)
 
 
 def folder_name(variant: str) -> str:

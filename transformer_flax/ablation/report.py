@@ -8,6 +8,7 @@ from typing import Any
 
 from transformer_flax.ablation import beyond, figures, table3
 from transformer_flax.ablation.comparison import (
+    ACCURACY,
     BLEU,
     SIGNIFICANT,
     Agreement,
@@ -176,6 +177,8 @@ def _methods(comparison: Comparison) -> str:
     if comparison.score is BLEU:
         signatures = sorted({run.signature for entry in comparison.entries for run in entry.runs})
         lines.append(f"BLEU is sacreBLEU's, of detokenised, cased text: {', '.join(map(as_text, signatures))}.")
+    elif comparison.score is ACCURACY:
+        lines.append("The score is the share of texts of which the class that is found is the right one.")
     else:
         beside = " It stands beside the paper's BLEU: signs and ranks compare, sizes do not."
         lines.append(

@@ -20,7 +20,7 @@ from transformer_flax.training.workdir import write_whole
 RESULTS = "results.jsonl"
 SESSION = {"command": str, "versions": dict, "hardware": str, "commit": str}  # of the time when a sweep went on
 HEAD = {"config": dict, "name": str} | SESSION
-MEASURES = {"perplexity", "bleu", "exact_match"}
+TRANSLATING, CLASSIFYING = ("bleu", "exact_match"), ("accuracy", "macro_f1")  # what is measured, beside perplexity
 FINISHED, FAILED = "finished", "failed"
 # Where these differ, results are comparable: seeds belong to the runs, the others change nothing that is learned.
 FREE_FIELDS = (
@@ -53,12 +53,17 @@ class Result:
     steps: int  # that were made
     seconds: float  # from its beginning to its last step, evaluations included; its share of seeds trained together
     scores: dict[str, dict[str, float]]  # of each split at the end
-    signature: str  # of the BLEU
-    curve: list[list[float]]  # [step, seconds, perplexity, bleu, exact_match] of each evaluation on validation data
+    signature: str  # of the BLEU; empty where texts are classified
+    curve: list[list[float]]  # [step, seconds, perplexity, *measures] of each evaluation on validation data
 
     @property
     def finished(self) -> bool:
         return self.status == FINISHED
+
+    @property
+    def measures(self) -> tuple[str, str]:
+        """The names of its task's scores."""
+        return TRANSLATING if self.signature else CLASSIFYING
 
 
 def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
@@ -218,9 +223,11 @@ def _result(values: dict[str, Any]) -> Result:
         raise ValueError("its scores or its curve are no numbers")
     if not all(len(point) == 5 for point in values["curve"]):
         raise ValueError("a point of its curve has not five numbers")
-    if values["status"] == FINISHED and not values["scores"].get("valid", {}).keys() >= MEASURES:
-        raise ValueError(f"it has finished, and has not {', '.join(sorted(MEASURES))} of the validation data")
-    return Result(**values)
+    result = Result(**values)
+    measures = {"perplexity", *result.measures}
+    if result.finished and not result.scores.get("valid", {}).keys() >= measures:
+        raise ValueError(f"it has finished, and has not {', '.join(sorted(measures))} of the validation data")
+    return result
 
 
 def _dicts(scores: dict[str, Any]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from transformer_flax.ablation.board import Board, Line
 from transformer_flax.ablation.estimate import Estimator
 from transformer_flax.ablation.jobs import Job, Recipe, Run, measured, share_out
 from transformer_flax.ablation.launch import Launcher, last_of
-from transformer_flax.ablation.results import RESULTS, Journal, Result, require_same_variants
+from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
 from transformer_flax.errors import UserError
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.progress import counted, duration
@@ -258,4 +258,8 @@ def _scores(results: Sequence[Result]) -> str:
     def mean(name: str) -> float:
         return sum(result.scores["valid"][name] for result in results) / len(results)
 
-    return f"perplexity {mean('perplexity'):.3f}, BLEU {mean('bleu'):.2f}, exact {mean('exact_match'):.1%}"
+    if results[0].measures == CLASSIFYING:
+        scores = f"accuracy {mean('accuracy'):.1%}, macro-F1 {mean('macro_f1'):.1%}"
+    else:
+        scores = f"BLEU {mean('bleu'):.2f}, exact {mean('exact_match'):.1%}"
+    return f"perplexity {mean('perplexity'):.3f}, {scores}"

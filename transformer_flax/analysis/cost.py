@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
 from transformer_flax.model.cost import activation_bytes, count_modules, forward_flops, training_flops
+from transformer_flax.model.kinds import kind_of
 from transformer_flax.training.prepare import check, model_config
 
 
@@ -15,7 +16,7 @@ class Cost:
     """All that is told, in bytes, seconds and floating-point operations."""
 
     parameters: dict[str, int]  # by module
-    tokens_per_step: int  # source and target, of full batches
+    tokens_per_step: int  # that the model reads, source and target, of full batches
     forward_flops: dict[str, int]  # of a step, by module
     step_flops: int  # forward and backward
     memory: dict[str, int]  # bytes, on one device that held all
@@ -57,10 +58,11 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
     parameters = count_modules(model)
     step_flops = training_flops(model, lengths, lengths)
     total = 4 * sum(parameters.values())  # float32
+    tokens = len(kind_of(model).reads) * rows * length
     step_seconds = step_flops / (num_devices * peak * utilisation)
     return Cost(
         parameters=parameters,
-        tokens_per_step=2 * rows * length,
+        tokens_per_step=tokens,
         forward_flops=forward_flops(model, lengths, lengths),
         step_flops=step_flops,
         memory={
@@ -76,6 +78,6 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
         training_flops=config.steps * step_flops,
         table2_flops=config.steps * step_seconds * num_devices * peak,
         device=f"{num_devices} x {device}, {peak / 1e12:g} TFLOP/s each, of which {utilisation:.0%} are reached",
-        tokens_per_second=2 * rows * length / step_seconds,
+        tokens_per_second=tokens / step_seconds,
         days=config.steps * step_seconds / 86_400,
     )

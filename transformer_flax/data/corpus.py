@@ -12,15 +12,14 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from transformer_flax.data.cache import cache_root
 from transformer_flax.data.pairs import Pairs, read_pairs
 from transformer_flax.data.strict_json import read_json, require_plain
-from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID
 
@@ -32,6 +31,16 @@ FORGOTTEN_SECONDS = 24 * 3600  # without a file added to it: nobody is writing t
 BLOCK = 1 << 18  # pairs looked at at a time
 
 logger = logging.getLogger(__name__)
+
+
+class Vocabulary(Protocol):
+    """What a side is tokenised with: a Tokenizer, or the Classes that labels name."""
+
+    vocab_size: int
+
+    def to_json(self) -> str: ...
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,21 +102,29 @@ class Corpus:
 
 
 def load_corpus(
-    pairs: Pairs, tokenizer: Tokenizer, cache_dir: str, *, progress: Callable[[int, int], None] = lambda done, of: None
+    pairs: Pairs,
+    tokenizer: Vocabulary,
+    cache_dir: str,
+    *,
+    labels: Vocabulary | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Corpus:
     """The pairs tokenised, from the cache if they are there; a new cache entry appears whole or not at all.
 
     Args:
       pairs: the split.
       tokenizer: whose ids are wanted.
+      labels: whose ids are wanted of the target side, where targets are labels.
       cache_dir: where caches lie; empty for the usual place.
       progress: called with (pairs done, of all pairs) while tokenising.
     """
-    key = hashlib.sha256("\n".join([FORMAT, pairs.fingerprint, tokenizer.to_json()]).encode()).hexdigest()[:32]
+    vocabularies = {"source": tokenizer, "target": labels or tokenizer}
+    known = [FORMAT, pairs.fingerprint, tokenizer.to_json(), *([labels.to_json()] if labels else [])]
+    key = hashlib.sha256("\n".join(known).encode()).hexdigest()[:32]
     folder = cache_root(cache_dir) / "corpora" / key
     if folder.is_dir():
         try:
-            return _open(folder, len(pairs), tokenizer)
+            return _open(folder, len(pairs), vocabularies)
         except Exception as error:  # what a damaged header can do to NumPy is of many kinds
             logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
             _remove(folder)
@@ -125,7 +142,7 @@ def load_corpus(
 
     try:
         partial.mkdir(parents=True)
-        _tokenize(pairs, tokenizer, partial, counted)
+        _tokenize(pairs, vocabularies, partial, counted)
         try:
             partial.rename(folder)
         except OSError:  # another process was first: its entry is the same
@@ -141,7 +158,7 @@ def load_corpus(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     try:
-        return _open(folder, len(pairs), tokenizer)
+        return _open(folder, len(pairs), vocabularies)
     except Exception as error:
         raise UserError(
             f"the tokenised text in {folder} is damaged ({error}) and could not be replaced; remove it, or name "
@@ -198,9 +215,11 @@ class _Side:
         return {f"{self._name}.ids": self._ids.close(), f"{self._name}.offsets": self._offsets.close()}
 
 
-def _tokenize(pairs: Pairs, tokenizer: Tokenizer, folder: pathlib.Path, progress: Callable[[int, int], None]) -> None:
+def _tokenize(
+    pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: pathlib.Path, progress: Callable[[int, int], None]
+) -> None:
     """Writes the entry. While all cores encode some pairs, those before are written and those behind are read."""
-    sides = [_Side(folder, name, _dtype(tokenizer)) for name in ("source", "target")]
+    sides = [_Side(folder, name, _dtype(vocabulary)) for name, vocabulary in vocabularies.items()]
     ahead: collections.deque[list[concurrent.futures.Future]] = collections.deque()
     done = 0
 
@@ -214,7 +233,8 @@ def _tokenize(pairs: Pairs, tokenizer: Tokenizer, folder: pathlib.Path, progress
     with concurrent.futures.ThreadPoolExecutor(AHEAD) as pool:
         for start in range(0, len(pairs), CHUNK):
             texts = zip(*read_pairs(pairs, range(start, min(start + CHUNK, len(pairs)))), strict=True)
-            ahead.append([pool.submit(tokenizer.encode_flat, side) for side in texts])
+            encoders = [vocabulary.encode_flat for vocabulary in vocabularies.values()]
+            ahead.append([pool.submit(encode, side) for encode, side in zip(encoders, texts, strict=True)])
             if len(ahead) == AHEAD:
                 write()
         while ahead:
@@ -223,14 +243,13 @@ def _tokenize(pairs: Pairs, tokenizer: Tokenizer, folder: pathlib.Path, progress
     (folder / CHECKSUMS).write_text(json.dumps(checksums))
 
 
-def _open(folder: pathlib.Path, pairs: int, tokenizer: Tokenizer) -> Corpus:
+def _open(folder: pathlib.Path, pairs: int, vocabularies: Mapping[str, Vocabulary]) -> Corpus:
     """The entry, memory-mapped.
 
     Raises:
       Exception: it is cut short, or not what was written.
     """
     checksums = read_json(folder / CHECKSUMS)
-    dtype = _dtype(tokenizer)
 
     def load(name: str, dtype: Any) -> np.ndarray:
         require_plain(folder / f"{name}.npy")
@@ -241,24 +260,24 @@ def _open(folder: pathlib.Path, pairs: int, tokenizer: Tokenizer) -> Corpus:
             raise ValueError(f"{name}.npy has changed")
         return array
 
-    def load_side(side: str) -> Sentences:
-        ids, offsets = load(f"{side}.ids", dtype), load(f"{side}.offsets", np.int64)
+    def load_side(side: str, vocabulary: Vocabulary) -> Sentences:
+        ids, offsets = load(f"{side}.ids", _dtype(vocabulary)), load(f"{side}.offsets", np.int64)
         ends = offsets[1:]
         # No checksum vouches for these: whoever wrote the arrays has written theirs too.
         divides = len(ends) == pairs and offsets[0] == 0 and offsets[-1] == len(ids)
         if not (divides and all(np.all(offsets[block] < ends[block]) for block in blocks(pairs))):
             raise ValueError(f"{side}.offsets.npy does not divide the ids into {pairs:,} sentences")
-        if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+        if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary.vocab_size:
             raise ValueError(f"{side}.ids.npy has ids beyond the vocabulary")
         if not all(np.all(ids[ends[block] - 1] == END_ID) for block in blocks(pairs)):
             raise ValueError(f"{side}.ids.npy has sentences without an end")
         return Sentences(ids, offsets)
 
-    return Corpus(*(load_side(side) for side in ("source", "target")))
+    return Corpus(**{side: load_side(side, vocabulary) for side, vocabulary in vocabularies.items()})
 
 
-def _dtype(tokenizer: Tokenizer) -> Any:
-    return np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32)
+def _dtype(vocabulary: Vocabulary) -> Any:
+    return np.dtype(np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.int32)
 
 
 def _remove(folder: pathlib.Path) -> None:

@@ -8,8 +8,9 @@ from typing import Protocol
 from transformer_flax.data.cache import cache_root
 from transformer_flax.data.lines import Lines
 from transformer_flax.data.numbers import NumberPairs
-from transformer_flax.data.text import OPENERS, decode_lines, open_text, require_as_many
+from transformer_flax.data.text import decode_lines, open_text, require_as_many, require_text, text_folder
 from transformer_flax.data.tfds import TfdsPairs
+from transformer_flax.data.tsv import TsvPairs
 from transformer_flax.errors import UserError
 
 SPLITS = ("train", "valid", "test")
@@ -45,7 +46,9 @@ def load_pairs(config, split: str) -> Pairs:
         return FolderPairs(config, split)
     if config.source == "tfds":
         return TfdsPairs(config, split)
-    raise UserError(f"config.data.source is {config.source!r}; it must be numbers, folder or tfds")
+    if config.source == "tsv":
+        return TsvPairs(config, split)
+    raise UserError(f"config.data.source is {config.source!r}; it must be numbers, folder, tsv or tfds")
 
 
 class FolderPairs:
@@ -55,12 +58,8 @@ class FolderPairs:
     """
 
     def __init__(self, config, split: str):
-        folder = pathlib.Path(config.path)
-        if not config.path:
-            raise UserError("config.data.path is empty: name the folder of texts with --config.data.path=FOLDER")
-        if not folder.is_dir():
-            raise UserError(f"config.data.path is {config.path!r}: there is no such folder")
-        files = [_find(folder, split, language) for language in (config.source_language, config.target_language)]
+        folder, languages = text_folder(config.path), (config.source_language, config.target_language)
+        files = [require_text(folder, f"{split}.{language}") for language in languages]
         self._source, self._target = (_read(file, cache_root(config.cache_dir)) for file in files)
         require_as_many(files[0], self._source, files[1], self._target)
         digest = hashlib.sha256()
@@ -83,12 +82,3 @@ class FolderPairs:
 def _read(file: pathlib.Path, cache: pathlib.Path) -> Lines:
     with open_text(file) as stream:
         return Lines(decode_lines(stream, str(file)), cache)
-
-
-def _find(folder: pathlib.Path, split: str, language: str) -> pathlib.Path:
-    for suffix in OPENERS:
-        file = folder / f"{split}.{language}{suffix}"
-        if file.is_file():
-            return file
-    present = ", ".join(sorted(file.name for file in folder.iterdir())[:20]) or "nothing"
-    raise UserError(f"{folder} has no {split}.{language} (nor .gz or .xz); it holds {present}")

@@ -24,6 +24,38 @@ def open_text(file: pathlib.Path) -> BinaryIO:
     return stream
 
 
+def text_folder(path: str) -> pathlib.Path:
+    """The folder that config.data.path names.
+
+    Raises:
+      UserError: there is none.
+    """
+    if not path:
+        raise UserError("config.data.path is empty: name the folder of texts with --config.data.path=FOLDER")
+    if not pathlib.Path(path).is_dir():
+        raise UserError(f"config.data.path is {path!r}: there is no such folder")
+    return pathlib.Path(path)
+
+
+def find_text(folder: pathlib.Path, name: str) -> pathlib.Path | None:
+    """The text `name` in a folder: plain, .gz or .xz; None if there is none."""
+    files = [folder / f"{name}{suffix}" for suffix in OPENERS]
+    return next((file for file in files if file.is_file()), None)
+
+
+def require_text(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """`find_text`.
+
+    Raises:
+      UserError: there is none; tells what there is.
+    """
+    file = find_text(folder, name)
+    if file is None:
+        present = ", ".join(sorted(file.name for file in folder.iterdir())[:20]) or "nothing"
+        raise UserError(f"{folder} has no {name} (nor .gz or .xz); it holds {present}")
+    return file
+
+
 def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None) -> Iterator[str]:
     """The lines of a file without their ends; none is read before it is asked for.
 

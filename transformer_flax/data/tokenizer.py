@@ -227,10 +227,16 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def sample_texts(
-    pairs: Pairs, max_pairs: int, seed: int, *, progress: Callable[[int, int], None] = lambda done, of: None
+    pairs: Pairs,
+    max_pairs: int,
+    seed: int,
+    *,
+    sources_only: bool = False,
+    progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[str]:
     """Both sides of at most `max_pairs` pairs, a sample that depends on the pairs and the seed alone.
 
+    With `sources_only`, one side: where the others are labels, and no text.
     `progress` is called with (pairs read, of all in the sample).
     """
     indices = range(len(pairs))
@@ -239,5 +245,5 @@ def sample_texts(
     for start in range(0, len(indices), SAMPLE_BLOCK):
         block = np.asarray(indices[start : start + SAMPLE_BLOCK]).tolist()
         for pair in read_pairs(pairs, block):
-            yield from pair
+            yield from pair[:1] if sources_only else pair
         progress(start + len(block), len(indices))

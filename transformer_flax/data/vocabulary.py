@@ -20,11 +20,12 @@ TRAINING = "1"  # raise it when the same text and config would give another toke
 logger = logging.getLogger(__name__)
 
 
-def find_tokenizer(pairs: Pairs, config) -> Tokenizer | None:
+def find_tokenizer(pairs: Pairs, config, *, sources_only: bool = False) -> Tokenizer | None:
     """The tokenizer that was trained before on these pairs as `config.data` says; None if there is none."""
-    for file in _folder(config).glob(f"{_key(pairs, config)}.*.json"):
+    key = _key(pairs, config, sources_only)
+    for file in _folder(config).glob(f"{key}.*.json"):
         try:
-            if file.name != _name(pairs, config, file.read_bytes()):
+            if file.name != _name(key, file.read_bytes()):
                 raise UserError("it has changed since it was made")
             return Tokenizer.load(file)
         except (OSError, UserError) as error:
@@ -33,14 +34,14 @@ def find_tokenizer(pairs: Pairs, config) -> Tokenizer | None:
     return None
 
 
-def keep_tokenizer(tokenizer: Tokenizer, pairs: Pairs, config) -> None:
+def keep_tokenizer(tokenizer: Tokenizer, pairs: Pairs, config, *, sources_only: bool = False) -> None:
     """Makes it what `find_tokenizer` finds.
 
     Raises:
       UserError: the cache cannot be written.
     """
     content = tokenizer.to_json().encode()
-    file = _folder(config) / _name(pairs, config, content)
+    file = _folder(config) / _name(_key(pairs, config, sources_only), content)
     partial = file.with_name(f".{file.name}.partial.{uuid.uuid4().hex}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -60,12 +61,13 @@ def _folder(config) -> pathlib.Path:
     return cache_root(config.cache_dir) / "tokenizers"
 
 
-def _key(pairs: Pairs, config) -> str:
+def _key(pairs: Pairs, config, sources_only: bool) -> str:
     settings = [config.tokenizer, config.vocab_size, config.tokenizer_sample, config.seed]
-    known = json.dumps([TRAINING, tokenizers.__version__, pairs.fingerprint, *settings])
+    sides = ["sources"] if sources_only else []
+    known = json.dumps([TRAINING, tokenizers.__version__, pairs.fingerprint, *settings, *sides])
     return hashlib.sha256(known.encode()).hexdigest()[:32]
 
 
-def _name(pairs: Pairs, config, content: bytes) -> str:
+def _name(key: str, content: bytes) -> str:
     """What a file of this content is called, which tells whether it is whole."""
-    return f"{_key(pairs, config)}.{zlib.crc32(content):08x}.json"
+    return f"{key}.{zlib.crc32(content):08x}.json"

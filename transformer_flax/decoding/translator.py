@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.decoding.batching import NARROWEST, batches, encode, fill, warn_of_cut
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.decoding.search import (
     Bounds,
@@ -26,12 +26,7 @@ from transformer_flax.decoding.search import (
     sample,
 )
 from transformer_flax.errors import UserError
-from transformer_flax.special_tokens import END_ID, PAD_ID
-
-logger = logging.getLogger(__name__)
-
-NARROWEST = 16  # widths are powers of two from here, so that a handful of programs serves all lengths
-ROOMY = 64  # beyond this width there are fewer rows, so that memory stays bounded
+from transformer_flax.special_tokens import PAD_ID
 
 
 def _ignore(done: int) -> None:
@@ -145,11 +140,13 @@ class Translator:
                 before, read = read, read + len(window)
                 if len(begins) < len(window):
                     raise UserError(f"there are only {before + len(begins):,} prefixes: each line needs one")
-                sources, shortened = self._encode([line if line.strip() else "" for line in window], before)
+                sources, shortened = self._encode(
+                    [line if line.strip() else "" for line in window], lines_before=before
+                )
                 cut += len(shortened)
                 yield from self._search_window(sources, self.tokenizer.encode(begins), before, progress)
         finally:
-            self._warn_of_cut(cut, read)
+            warn_of_cut(cut, read, self._max_input_length)
         if not isinstance(starts, itertools.repeat) and next(starts, None) is not None:
             raise UserError(f"there are more prefixes than the {read:,} lines: each line needs one")
 
@@ -171,13 +168,14 @@ class Translator:
         outputs, cut_outputs = self._encode(targets, limit=longest)
         for i in cut_outputs:
             outputs[i].pop()
-        self._warn_of_cut(len({*cut_inputs, *cut_outputs}), len(sources))
+        warn_of_cut(len({*cut_inputs, *cut_outputs}), len(sources), self._max_input_length)
         pairs = list(zip(inputs, outputs, strict=True))
         scores: list[list[float]] = [[] for _ in pairs]
         done = 0
         # Logits [rows, width, V] are what fills the memory here, so there are as few rows as tokens allow.
-        for chosen, rows, width in self._batches([max(map(len, pair)) for pair in pairs], longest, roomy=NARROWEST):
-            source, target = (_fill([pairs[i][side] for i in chosen], rows, width) for side in (0, 1))
+        lengths = [max(map(len, pair)) for pair in pairs]
+        for chosen, rows, width in batches(lengths, longest, self._batch_size, roomy=NARROWEST):
+            source, target = (fill([pairs[i][side] for i in chosen], rows, width) for side in (0, 1))
             for i, log_probs in zip(chosen, np.asarray(self._score(self.params, source, target)), strict=False):
                 scores[i] = log_probs[: len(pairs[i][1])].tolist()
             done += len(chosen)
@@ -185,36 +183,10 @@ class Translator:
         return scores
 
     def _encode(
-        self, lines: Sequence[str], lines_before: int = 0, *, limit: int | None = None
+        self, lines: Sequence[str], *, limit: int | None = None, lines_before: int = 0
     ) -> tuple[list[list[int]], list[int]]:
-        """The ids of each line with the end symbol, and which lines were cut."""
         limit = limit or self._max_input_length
-        encoded = [[*ids, END_ID] for ids in self.tokenizer.encode(lines)]
-        long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
-        if long and self._refuse_long:
-            raise UserError(
-                f"line {lines_before + long[0] + 1:,} has {len(encoded[long[0]]):,} tokens and at most {limit:,} are "
-                "taken; split it, or raise max_input_length"
-            )
-        for i in long:
-            encoded[i] = [*encoded[i][: limit - 1], END_ID]
-        return encoded, long
-
-    def _warn_of_cut(self, cut: int, lines: int) -> None:
-        if cut:
-            logger.warning("%d of %d lines were cut to %d tokens", cut, lines, self._max_input_length)
-
-    def _batches(self, lengths: list[int], longest: int, *, roomy: int = ROOMY) -> Iterator[tuple[list[int], int, int]]:
-        """Groups sentences of like length, long ones first: (their indices, rows, width) of few shapes."""
-        pending = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
-        while pending:
-            width = NARROWEST
-            while width < lengths[pending[0]]:
-                width *= 2
-            width = min(width, longest)
-            rows = max(1, self._batch_size * roomy // max(width, roomy))
-            yield pending[:rows], rows, width
-            pending = pending[rows:]
+        return encode(self.tokenizer, lines, limit, refuse_long=self._refuse_long, lines_before=lines_before)
 
     def _search_window(self, sources, prefixes, lines_before: int, progress) -> list[list[Translation]]:
         roomiest = self._max_input_length + self._max_extra_length
@@ -232,9 +204,9 @@ class Translator:
         ]
         done = lines_before + widths.count(0)
         progress(done)
-        for chosen, rows, width in self._batches(widths, self._max_input_length):
-            source = _fill([sources[i] for i in chosen], rows, width)
-            prefix = _fill([prefixes[i] for i in chosen], rows, width + self._max_extra_length)
+        for chosen, rows, width in batches(widths, self._max_input_length, self._batch_size):
+            source = fill([sources[i] for i in chosen], rows, width)
+            prefix = fill([prefixes[i] for i in chosen], rows, width + self._max_extra_length)
             numbers = np.zeros(rows, np.uint32)
             numbers[: len(chosen)] = [lines_before + i for i in chosen]
             hypotheses = jax.device_get(self._search(self.params, source, prefix, numbers))
@@ -304,11 +276,3 @@ def as_step(model: nn.Module, params: Any, source: jax.Array, hypotheses: int, m
         return logits, {**state, **updated}
 
     return step, first
-
-
-def _fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
-    """Ids side by side in [rows, width], padding elsewhere."""
-    filled = np.full((rows, width), PAD_ID, np.int32)
-    for row, ids in enumerate(lines):
-        filled[row, : len(ids)] = ids
-    return filled

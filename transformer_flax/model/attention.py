@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.compatibility import Additive, Compatibility, Dot
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.config import EncoderConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.neighbourhood import attend_nearby, neighbourhood_mask
 from transformer_flax.model.positions import sinusoids
@@ -125,7 +125,7 @@ class MultiHeadAttention(nn.Module):
     can be had by making the collection "intermediates" mutable.
     """
 
-    config: TransformerConfig
+    config: EncoderConfig
     to_itself: bool = False  # self-attention, which alone has a neighbourhood and distances
 
     def setup(self):

@@ -1,4 +1,4 @@
-"""What a Transformer is made of: one row of table 3."""
+"""What a Transformer is made of, one row of table 3, and what its encoder alone is."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,11 +18,11 @@ LARGEST = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
-class TransformerConfig:
-    """Sizes and choices of the model, in the paper's symbols; `configs/base.py` explains each.
+class EncoderConfig:
+    """Sizes and choices of an encoder, in the paper's symbols; `configs/base.py` explains each.
 
     Raises:
-      UserError: a value that no Transformer can have, named as the config field it comes from.
+      UserError: a value that none can have, named as the config field it comes from.
     """
 
     vocab_size: int  # V
@@ -41,7 +41,6 @@ class TransformerConfig:
     attention_dropout: float
     ffn_dropout: float
     pre_norm: bool
-    tie_embeddings: bool
     attention_bias: bool
     scan_layers: bool
     remat: str
@@ -61,7 +60,7 @@ class TransformerConfig:
         )
         for name in ("dropout", "attention_dropout", "ffn_dropout"):
             require(self, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
-        for name in ("pre_norm", "tie_embeddings", "attention_bias", "scan_layers"):
+        for name in ("pre_norm", "attention_bias", "scan_layers"):
             require(self, name, lambda v: type(v) is bool, "True or False")
         require(self, "positions", lambda v: v in POSITIONS, f"one of {', '.join(POSITIONS)}")
         require(self, "compatibility", lambda v: v in COMPATIBILITIES, f"one of {', '.join(COMPATIBILITIES)}")
@@ -77,6 +76,17 @@ class TransformerConfig:
                 lambda v: v != "additive",
                 "scaled_dot or dot with rotary positions, as products alone tell how far apart turned vectors stand",
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerConfig(EncoderConfig):
+    """Sizes and choices of the whole model."""
+
+    tie_embeddings: bool
+
+    def __post_init__(self):
+        super().__post_init__()
+        require(self, "tie_embeddings", lambda v: type(v) is bool, "True or False")
 
 
 def require(config: Any, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:

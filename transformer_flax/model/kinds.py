@@ -1,8 +1,9 @@
 """Which models there are: `config.model.kind` names one, and its config's type tells it from there on.
 
-A model of whatever kind is a Linen module of a config, with `vocab_size` and `dtype` among its fields, and with the
-methods that training and search ask for: `features(source, target)`, and `begin(source, hypotheses, length)` and
-`step(tokens, parents, position)`. Adam's schedule asks for `d_model`.
+A model of whatever kind is a Linen module of a config, with `vocab_size` and `dtype` among its fields. One that
+translates has the methods that training and search ask for: `features(source, target)`, and
+`begin(source, hypotheses, length)` and `step(tokens, parents, position)`. One that classifies is called with the source
+alone, and gives a logit for each class. Adam's schedule asks for `d_model`.
 """
 
 import dataclasses
@@ -14,12 +15,13 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.errors import UserError
-from transformer_flax.model import convolutional, recurrent, transformer
+from transformer_flax.model import classifier, convolutional, recurrent, transformer
+from transformer_flax.model.classifier import ClassifierConfig
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.convolutional import ConvolutionalConfig
 from transformer_flax.model.recurrent import RecurrentConfig
 
-Config = TransformerConfig | RecurrentConfig | ConvolutionalConfig
+Config = TransformerConfig | RecurrentConfig | ConvolutionalConfig | ClassifierConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +30,8 @@ class Kind:
 
     config: type[Config]
     module: type[nn.Module]
-    attention_maps: Callable[[Any, Any, jax.Array, jax.Array], dict[str, jax.Array]]
+    attention_maps: Callable[..., dict[str, jax.Array]]
+    reads: tuple[str, ...] = ("source", "target")  # sides of a batch that it is called with
     segments: bool = False  # keep several pairs in a row apart, where they are given
 
 
@@ -36,6 +39,7 @@ KINDS = {
     "transformer": Kind(TransformerConfig, transformer.Transformer, transformer.attention_maps, segments=True),
     "recurrent": Kind(RecurrentConfig, recurrent.RecurrentTranslator, recurrent.attention_maps),
     "convolutional": Kind(ConvolutionalConfig, convolutional.ConvolutionalTranslator, convolutional.attention_maps),
+    "classifier": Kind(ClassifierConfig, classifier.Classifier, classifier.attention_maps, reads=("source",)),
 }
 
 
@@ -89,14 +93,15 @@ def init_params(config: Config, key: jax.Array) -> Any:
     """Fresh float32 parameters of `make_model(config)`."""
     tokens = jnp.ones((1, 1), jnp.int32)
     # One program, as op by op there would be hundreds to compile.
-    return jax.jit(make_model(config).init)(key, tokens, tokens)["params"]
+    return jax.jit(make_model(config).init)(key, *(tokens for _ in kind_of(config).reads))["params"]
 
 
-def attention_maps(config: Config, params: Any, source: jax.Array, target: jax.Array) -> dict[str, jax.Array]:
-    """The attention weights of one teacher-forced pass over source [B, S] and target [B, T], in float32.
+def attention_maps(config: Config, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:
+    """The attention weights of one pass over what the model reads, in float32: source [B, S] and, teacher-forced,
+    target [B, T].
 
     Returns:
-      Those of "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T] and "cross" [N, B, H, T, S] that this kind of model
-      has, layer by layer.
+      Those of "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T], "cross" [N, B, H, T, S] and "pooling"
+      [1, B, H, 1, S] that this kind of model has, layer by layer.
     """
-    return kind_of(config).attention_maps(config, params, source, target)
+    return kind_of(config).attention_maps(config, params, *sides)

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.config import EncoderConfig
 
 
 def rotate(x: jax.Array, sinusoids: jax.Array) -> jax.Array:
@@ -45,7 +45,7 @@ class Distances(nn.Module):
     does not look ahead, learns those below 1 only.
     """
 
-    config: TransformerConfig
+    config: EncoderConfig
 
     @nn.compact
     def __call__(self, distances: jax.Array) -> jax.Array:

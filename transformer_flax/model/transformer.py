@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention, ancestor_mask, causal_mask, padding_mask, segment_mask
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.config import EncoderConfig, TransformerConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.positions import Positions, positions_in_segments
 from transformer_flax.special_tokens import BEGIN_ID
@@ -33,7 +33,7 @@ def shift_right(target: jax.Array, segments: jax.Array | None = None) -> jax.Arr
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation 2."""
 
-    config: TransformerConfig
+    config: EncoderConfig
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -43,7 +43,7 @@ class FeedForward(nn.Module):
         return dense(c.d_model, name="w_2")(hidden)
 
 
-def layer_norm(config: TransformerConfig, **kwargs) -> nn.LayerNorm:
+def layer_norm(config: EncoderConfig, **kwargs) -> nn.LayerNorm:
     # The plain variance: the fast one, E[x^2] - E[x]^2, cancels where activations are large beside their spread.
     return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, dtype=config.dtype, use_fast_variance=False, **kwargs)
 
@@ -54,7 +54,7 @@ class AddAndNorm(nn.Module):
     With `pre_norm`, x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code.
     """
 
-    config: TransformerConfig
+    config: EncoderConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, sublayer) -> jax.Array:
@@ -68,7 +68,7 @@ class AddAndNorm(nn.Module):
 class EncoderLayer(nn.Module):
     """Figure 1, left: self-attention, then feed-forward."""
 
-    config: TransformerConfig
+    config: EncoderConfig
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
@@ -109,7 +109,14 @@ class DecoderLayer(nn.Module):
         return self.after_feed_forward(y, self.feed_forward)
 
 
-def _layers(layer: type[nn.Module], config: TransformerConfig) -> list[nn.Module]:
+def embedding(config: Any) -> nn.Embed:
+    """The vectors [V, d_model] of the vocabulary (section 3.4)."""
+    c = config
+    init = nn.initializers.normal(c.d_model**-0.5)
+    return nn.Embed(c.vocab_size, c.d_model, dtype=c.dtype, embedding_init=init)
+
+
+def _layers(layer: type[nn.Module], config: EncoderConfig) -> list[nn.Module]:
     """The N layers of a stack; with `remat`, what gradients need of them is computed again instead of kept."""
     if config.remat != "none":
         policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
@@ -117,26 +124,69 @@ def _layers(layer: type[nn.Module], config: TransformerConfig) -> list[nn.Module
     return [layer(config) for _ in range(config.num_layers)]
 
 
-class Transformer(nn.Module):
-    """The whole model: token ids in, next-token logits out. Dropout is active when a "dropout" key is given."""
+class Encoder(nn.Module):
+    """The left half: token ids in, a vector for each out. Dropout is active when a "dropout" key is given.
 
-    config: TransformerConfig
+    Whoever builds on it gives it its `source_embedding`.
+    """
+
+    config: EncoderConfig
 
     def setup(self):
         c = self.config
-        embedding = functools.partial(
-            nn.Embed, c.vocab_size, c.d_model, dtype=c.dtype, embedding_init=nn.initializers.normal(c.d_model**-0.5)
-        )
-        if c.tie_embeddings:  # section 3.4: one matrix embeds both languages and gives the logits
-            self.embedding = self.source_embedding = self.target_embedding = self.output_embedding = embedding()
-        else:
-            self.source_embedding, self.target_embedding, self.output_embedding = (embedding() for _ in range(3))
         self.positions = Positions(c)
         self.embedding_dropout = Dropout(c.dropout)
         self.encoder = _layers(EncoderLayer, c)
-        self.decoder = _layers(DecoderLayer, c)
-        if c.pre_norm:  # the residual stream was never normalised: do it once at the end of each stack
+        if c.pre_norm:  # the residual stream was never normalised: do it once at the end of a stack
             self.encoder_norm = layer_norm(c)
+
+    def encode(self, source: jax.Array, segments: jax.Array | None = None) -> jax.Array:
+        """source [B, S] -> [B, S, d_model]."""
+        mask = padding_mask(source) if segments is None else segment_mask(segments, segments)
+        x = self._embed(self.source_embedding, source, self._positions(source.shape[1], segments))
+        x = self._through(self.encoder, x, mask)
+        return self.encoder_norm(x) if self.config.pre_norm else x
+
+    def _through(self, layers: list[nn.Module], x: jax.Array, *others: jax.Array) -> jax.Array:
+        if not self.config.scan_layers or self.is_initializing():
+            for layer in layers:
+                x = layer(x, *others)
+            return x
+        # Parameters are stacked here, not where they are kept, so that a run looks the same either way.
+        params = jax.tree.map(lambda *p: jnp.stack(p), *(layer.variables["params"] for layer in layers))
+        keys = jax.random.split(self.make_rng("dropout"), len(layers)) if self.has_rng("dropout") else None
+        one = layers[0].clone(parent=None)
+
+        def apply(x, params_and_key):
+            params, key = params_and_key
+            y: Any = one.apply({"params": params}, x, *others, rngs=None if key is None else {"dropout": key})
+            return y, None
+
+        return jax.lax.scan(apply, x, (params, keys))[0]
+
+    def _positions(self, length: int, segments: jax.Array | None) -> jax.Array:
+        positions = self.positions(length)
+        return positions if segments is None else positions[positions_in_segments(segments)]
+
+    def _embed(self, embedding: nn.Embed, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        x = embedding(tokens) * self.config.d_model**0.5 + positions.astype(self.config.dtype)
+        return self.embedding_dropout(x)
+
+
+class Transformer(Encoder):
+    """The whole model: token ids in, next-token logits out. Dropout is active when a "dropout" key is given."""
+
+    config: TransformerConfig  # pyrefly: ignore (which is never set anew)
+
+    def setup(self):
+        super().setup()
+        c = self.config
+        if c.tie_embeddings:  # section 3.4: one matrix embeds both languages and gives the logits
+            self.embedding = self.source_embedding = self.target_embedding = self.output_embedding = embedding(c)
+        else:
+            self.source_embedding, self.target_embedding, self.output_embedding = (embedding(c) for _ in range(3))
+        self.decoder = _layers(DecoderLayer, c)
+        if c.pre_norm:
             self.decoder_norm = layer_norm(c)
 
     def __call__(
@@ -167,13 +217,6 @@ class Transformer(nn.Module):
         else:
             memory_mask = segment_mask(target_segments, source_segments)
         return self.decode(target, memory, memory_mask, target_segments)
-
-    def encode(self, source: jax.Array, segments: jax.Array | None = None) -> jax.Array:
-        """source [B, S] -> [B, S, d_model]."""
-        mask = padding_mask(source) if segments is None else segment_mask(segments, segments)
-        x = self._embed(self.source_embedding, source, self._positions(source.shape[1], segments))
-        x = self._through(self.encoder, x, mask)
-        return self.encoder_norm(x) if self.config.pre_norm else x
 
     def decode(
         self, target: jax.Array, memory: jax.Array, memory_mask: jax.Array, segments: jax.Array | None = None
@@ -215,31 +258,6 @@ class Transformer(nn.Module):
         for layer in self.decoder:
             y = layer.step(y, position, mask, self.get_variable("memory", "mask"))
         return to_logits(*self._features(y))
-
-    def _through(self, layers: list[nn.Module], x: jax.Array, *others: jax.Array) -> jax.Array:
-        if not self.config.scan_layers or self.is_initializing():
-            for layer in layers:
-                x = layer(x, *others)
-            return x
-        # Parameters are stacked here, not where they are kept, so that a run looks the same either way.
-        params = jax.tree.map(lambda *p: jnp.stack(p), *(layer.variables["params"] for layer in layers))
-        keys = jax.random.split(self.make_rng("dropout"), len(layers)) if self.has_rng("dropout") else None
-        one = layers[0].clone(parent=None)
-
-        def apply(x, params_and_key):
-            params, key = params_and_key
-            y: Any = one.apply({"params": params}, x, *others, rngs=None if key is None else {"dropout": key})
-            return y, None
-
-        return jax.lax.scan(apply, x, (params, keys))[0]
-
-    def _positions(self, length: int, segments: jax.Array | None) -> jax.Array:
-        positions = self.positions(length)
-        return positions if segments is None else positions[positions_in_segments(segments)]
-
-    def _embed(self, embedding: nn.Embed, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        x = embedding(tokens) * self.config.d_model**0.5 + positions.astype(self.config.dtype)
-        return self.embedding_dropout(x)
 
     def _features(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self.decoder_norm(y) if self.config.pre_norm else y, self.output_embedding.embedding

@@ -37,14 +37,14 @@ class Checkpoints:
     """The checkpoints of a run.
 
     Kept are the latest `keep` regular ones (those at the interval, which averages take) and, of all, the best by
-    validation BLEU. Others, which an interruption or an evaluation made, go when the next regular one is whole, as all
+    validation score. Others, which an interruption or an evaluation made, go when the next regular one is whole, as all
     do that are not kept: none goes before its successor is there.
 
     Args:
       directory: where they lie, one folder a step.
       every: the interval, in steps.
       keep: how many regular ones to keep.
-      scores: validation BLEU by step, of parameters as they are in that step's checkpoint; it may grow.
+      scores: validation score by step, of parameters as they are in that step's checkpoint; it may grow.
     """
 
     def __init__(self, directory: pathlib.Path, *, every: int, keep: int, scores: Mapping[int, float] | None = None):

@@ -1,4 +1,4 @@
-"""How good parameters are on a split: loss and perplexity of the references, BLEU of real translations."""
+"""How good parameters are on a split: loss and perplexity of the references, and scores of what is really put out."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,23 +10,22 @@ from ml_collections import ConfigDict
 from transformer_flax.data.batches import BucketedBatches
 from transformer_flax.data.corpus import Corpus
 from transformer_flax.data.pairs import Pairs
-from transformer_flax.decoding.bleu import score
-from transformer_flax.decoding.translator import Translator
 from transformer_flax.training.distributed import from_first, share
 from transformer_flax.training.metrics import Meter
 from transformer_flax.training.parallel import Parallel
 from transformer_flax.training.progress import Progress
+from transformer_flax.training.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Of some parameters on a split."""
 
-    scalars: dict[str, float]  # loss, perplexity, accuracy, bleu, exact_match
-    signature: str  # of the BLEU
+    scalars: dict[str, float]  # loss, perplexity, accuracy, and the scores of the task, such as bleu and exact_match
+    signatures: dict[str, str]  # of scores that can be made in several ways
     sources: list[str]
     references: list[str]
-    translations: list[str]
+    outputs: list[str]  # translations, or labels
 
 
 class Evaluator:
@@ -38,7 +37,7 @@ class Evaluator:
       config: of the run.
       eval_step: compiled, `(params, batch) -> (sums, counts)`.
       parallel: places batches for it.
-      translator: given the parameters at each call.
+      task: of the run.
       progress: for bars, and for what was cut.
     """
 
@@ -51,11 +50,11 @@ class Evaluator:
         *,
         eval_step: Callable,
         parallel: Parallel,
-        translator: Translator,
+        task: Task,
         progress: Progress,
     ):
         self._name, self._eval_step, self._parallel = name, eval_step, parallel
-        self._translator, self._progress = translator, progress
+        self._task, self._progress = task, progress
         limit = config.decode.max_input_length
         self._batches = BucketedBatches(
             corpus,
@@ -78,7 +77,7 @@ class Evaluator:
 
         Args:
           params: as `Parallel.unreplicate` gives them, or on the host.
-          max_sentences: how many of the first sentences are translated; 0: all.
+          max_sentences: for how many of the first sentences something is put out; 0: all.
           check: called after every batch; what it raises ends the evaluation.
         """
         meter = Meter()
@@ -91,20 +90,13 @@ class Evaluator:
                 check()
         examples = [self._pairs[i] for i in range(min(max_sentences or len(self._pairs), len(self._pairs)))]
         sources, references = ([example[side] for example in examples] for side in (0, 1))
-        self._translator.params = [self._parallel.local(placed)]
-        with self._progress.bar(f"{self._name} translations") as update:
+        params = self._parallel.local(placed)
+        with self._progress.bar(f"{self._name} {self._task.outputs}") as update:
 
             def progress(done: int) -> None:
                 update(done, len(sources))
                 check()
 
-            translations = from_first(lambda: self._translator.translate(sources, progress=progress))
-        self._translator.params = None  # training has use for the memory
-        scores = score(translations, references)
-        return Evaluation(
-            {**meter.means(), "bleu": scores.bleu, "exact_match": scores.exact_match},
-            scores.signature,
-            sources,
-            references,
-            translations,
-        )
+            outputs = from_first(lambda: self._task.write(params, sources, progress))
+        scores = self._task.measure(outputs, references)
+        return Evaluation({**meter.means(), **scores.scalars}, scores.signatures, sources, references, outputs)

@@ -13,14 +13,12 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.decoding.translator import Translator
 from transformer_flax.model.cost import count_parameters, training_flops
-from transformer_flax.model.kinds import Config, init_params, make_model
+from transformer_flax.model.kinds import Config, init_params, kind_of, make_model
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.distributed import agreed_stop, is_first, share
 from transformer_flax.training.evaluation import Evaluation, Evaluator
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.machine import keep_compiled, peak_flops
 from transformer_flax.training.optimizer import make_optimizer, paper_schedule
 from transformer_flax.training.parallel import Parallel, make_parallel
@@ -31,6 +29,7 @@ from transformer_flax.training.record import Record
 from transformer_flax.training.resume import resume
 from transformer_flax.training.seeds import Seeds, check_seeds
 from transformer_flax.training.step import Metrics, TrainState, init_key, make_eval_step, make_train_step
+from transformer_flax.training.tasks import make_task
 from transformer_flax.training.workdir import Workdir
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend starts
@@ -123,9 +122,10 @@ class Trainer:
         self._compilations: collections.Counter[str] = collections.Counter()
 
         self._model = model = make_model(model_config(config, data.tokenizer.vocab_size))
+        self._task = make_task(config, model, data)
         optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self._schedule = paper_schedule(config.model.d_model, config.optimizer.warmup_steps, config.optimizer.factor)
-        loss_fn = parallel.gathering(translation_loss(model, config.label_smoothing, config.loss_chunks))
+        loss_fn = parallel.gathering(self._task.loss_fn)
         axis_name = parallel.axis_name
         train_step = make_train_step(
             loss_fn,
@@ -143,7 +143,6 @@ class Trainer:
         self._init = lambda seed: TrainState.create(
             seed, init_params(model.config, init_key(seed)), optimizer, keep_ema=config.ema_decay > 0
         )
-        self._translator = Translator([model], None, data.tokenizer, **config.decode)
         self._evaluators = {
             split: Evaluator(
                 split,
@@ -152,7 +151,7 @@ class Trainer:
                 config,
                 eval_step=self._eval_step,
                 parallel=parallel,
-                translator=self._translator,
+                task=self._task,
                 progress=progress,
             )
             for split in data.pairs
@@ -175,7 +174,7 @@ class Trainer:
         with contextlib.ExitStack() as stack:
             self._interruption = stack.enter_context(Interruption())
             for record in self._records:
-                record.open(stack)
+                record.open(stack, self._task)
             state, start = self._restore(stack)
             if start < last:
                 for record, own in zip(self._records, self._own(state), strict=True):
@@ -289,7 +288,7 @@ class Trainer:
         """Notes the time of a step, which all seeds have taken together, and what each has done in it."""
         for record in self._records:
             lengths = record.data.train.lengths(step - 1)
-            tokens = sum(int(side.sum()) for side in lengths.values())
+            tokens = sum(int(lengths[side].sum()) for side in kind_of(self._model.config).reads)
             flops = training_flops(self._model.config, *lengths.values())
             record.meter.add_time(seconds, tokens, flops)
 
@@ -320,7 +319,7 @@ class Trainer:
         return note
 
     def _evaluate(self, record: Record, state: TrainState, *, last: bool = False) -> dict[str, Evaluation]:
-        """Evaluates the validation split, and all splits after the last step; shows and keeps the translations.
+        """Evaluates the validation split, and all splits after the last step; shows and keeps what is put out.
 
         Raises:
           Interrupted: it is done anew when the run goes on.
@@ -366,13 +365,13 @@ class Trainer:
         ]
         seed = f", seed {record.config.seed}," if self._seeds.count > 1 else ""
         self._progress.table(f"{self._config.name}{seed} after {self._config.steps:,} steps", ["split", *columns], rows)
-        counts = {**self._compilations, "translation": self._translator.compilations}
+        counts = {**self._compilations, self._task.outputs: self._task.compilations}
         path = record.workdir.path
         for label, text in {
-            "BLEU": evaluations["valid"].signature,
+            **evaluations["valid"].signatures,
             "time": f"{duration(record.writer.seconds)} since the run began",
             "compilations": ", ".join(f"{count} {name}" for name, count in counts.items()),
-            "everything": f"{path}/ (config, tokenizer, checkpoints, metrics.jsonl, translations)",
+            "everything": f"{path}/ (config, tokenizer, checkpoints, metrics.jsonl, {self._task.outputs})",
             "curves": f"tensorboard --logdir {path} (pip install tensorboard)",
         }.items():
             self._progress.say(f"{label + ':':<14}{text}")

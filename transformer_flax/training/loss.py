@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy and perplexity: the one definition of each (section 5.4)."""
+"""Label-smoothed cross-entropy and perplexity: the one definition of each (section 5.4); the loss of each task."""
 
 import functools
 from collections.abc import Callable
@@ -9,25 +9,25 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.transformer import to_logits
-from transformer_flax.special_tokens import PAD_ID
+from transformer_flax.special_tokens import NUM_SPECIAL, PAD_ID
 
 Sums = dict[str, jax.Array]
 LossFn = Callable[[Any, Any, jax.Array | None], tuple[Sums, Sums]]
 
 
 class TokenLosses(NamedTuple):
-    """Of each target token, float32 [...]."""
+    """Of each target token, or label, float32 [...]."""
 
     loss: jax.Array  # label-smoothed cross-entropy
     nll: jax.Array  # unsmoothed: -log p(target)
-    correct: jax.Array  # bool: no other token is likelier
+    correct: jax.Array  # bool: no other is likelier
 
 
-def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float) -> TokenLosses:
+def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float, *, padding: bool = True) -> TokenLosses:
     """Cross-entropy -sum_v q'(v) log p(v) against q' = (1 - smoothing) [v = target] + smoothing u(v).
 
-    u is uniform over the V - 1 ids other than padding (Szegedy et al., 2016, section 7, where u is uniform over the
-    labels; padding is none). As q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), with log Z the log-sum-exp of
+    u is uniform over the labels (Szegedy et al., 2016, section 7): all V ids, but not that of padding, where it is
+    one of them. As q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), with log Z the log-sum-exp of
     the logits.
 
     The gradient is written out, softmax(logits) - q': derived from the above, it would come in parts, each an array of
@@ -37,20 +37,22 @@ def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float) -> Tok
       logits: [..., V].
       target: int [...].
       smoothing: epsilon_ls.
+      padding: whether id 0 is padding, as in a vocabulary.
     """
-    return _cross_entropy(logits.astype(jnp.float32), target, smoothing)
+    return _cross_entropy(logits.astype(jnp.float32), target, smoothing, padding)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float) -> TokenLosses:
-    return _forward(logits, target, smoothing)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float, padding: bool) -> TokenLosses:
+    return _forward(logits, target, smoothing, padding)[0]
 
 
-def _forward(logits, target, smoothing):
+def _forward(logits, target, smoothing, padding):
     best = jnp.max(logits, axis=-1)
     log_z = best + jnp.log(jnp.sum(jnp.exp(logits - best[..., None]), axis=-1))
     target_logit = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-    mean = (jnp.sum(logits, axis=-1) - logits[..., PAD_ID]) / (logits.shape[-1] - 1)  # under u
+    total = jnp.sum(logits, axis=-1)
+    mean = (total - logits[..., PAD_ID]) / (logits.shape[-1] - 1) if padding else total / logits.shape[-1]  # under u
     losses = TokenLosses(
         loss=log_z - (1 - smoothing) * target_logit - smoothing * mean,
         nll=log_z - target_logit,
@@ -59,10 +61,10 @@ def _forward(logits, target, smoothing):
     return losses, (logits, target, log_z)
 
 
-def _backward(smoothing, residuals, gradients):
+def _backward(smoothing, padding, residuals, gradients):
     logits, target, log_z = residuals
     ids = jnp.arange(logits.shape[-1])
-    u = (ids != PAD_ID) / (logits.shape[-1] - 1)
+    u = (ids != PAD_ID) / (logits.shape[-1] - 1) if padding else 1 / logits.shape[-1]
     p = jnp.exp(logits - log_z[..., None])
     is_target = ids == target[..., None]
     spread = smoothing * gradients.loss[..., None]
@@ -92,11 +94,7 @@ def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1) 
     """
 
     def sums_of(y, embedding, target):
-        losses = cross_entropy(to_logits(y, embedding), target, label_smoothing)
-        values = {"loss": losses.loss, "nll": losses.nll, "accuracy": losses.correct}
-        return {
-            name: jnp.sum(jnp.where(target != PAD_ID, value, 0), dtype=jnp.float32) for name, value in values.items()
-        }
+        return _sums(cross_entropy(to_logits(y, embedding), target, label_smoothing), target != PAD_ID)
 
     def loss_fn(params, batch, key):
         rngs = None if key is None else {"dropout": key}
@@ -109,6 +107,35 @@ def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1) 
         return sums, dict.fromkeys(sums, jnp.sum(target != PAD_ID, dtype=jnp.float32))
 
     return loss_fn
+
+
+def classification_loss(model: nn.Module, label_smoothing: float) -> LossFn:
+    """The task of classifying: `loss_fn(params, batch, key) -> (sums, counts)` over the rows of a batch.
+
+    A row's label is the first token of its target, class c being token NUM_SPECIAL + c; an empty row has none and
+    counts nowhere. Without a key there is no dropout. sums and counts have the names that `translation_loss` gives.
+
+    Args:
+      model: gives logits [B, C] of a source [B, S].
+      label_smoothing: epsilon_ls.
+    """
+
+    def loss_fn(params, batch, key):
+        rngs = None if key is None else {"dropout": key}
+        logits: Any = model.apply({"params": params}, batch["source"], rngs=rngs)
+        label = batch["target"][:, 0]
+        there = label != PAD_ID
+        losses = cross_entropy(logits, jnp.maximum(label - NUM_SPECIAL, 0), label_smoothing, padding=False)
+        sums = _sums(losses, there)
+        return sums, dict.fromkeys(sums, jnp.sum(there, dtype=jnp.float32))
+
+    return loss_fn
+
+
+def _sums(losses: TokenLosses, there: jax.Array) -> Sums:
+    """Over those that are no padding, by the names that a run reports them with."""
+    values = {"loss": losses.loss, "nll": losses.nll, "accuracy": losses.correct}
+    return {name: jnp.sum(jnp.where(there, value, 0), dtype=jnp.float32) for name, value in values.items()}
 
 
 def split_rows(x: jax.Array, parts: int) -> jax.Array:

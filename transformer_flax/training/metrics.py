@@ -117,14 +117,15 @@ class MetricsWriter:
     Args:
       file: the JSON lines, as `JsonLines` has them; time goes on from the last that is kept.
       step: the step that training starts from.
-      scores: to be kept up to date with the validation BLEU by step, where it is of that step's parameters alone.
+      scores: to be kept up to date with the validation score by step, where it is of that step's parameters alone.
+      score: its name.
     """
 
-    def __init__(self, file: pathlib.Path, step: int, scores: dict[int, float]):
+    def __init__(self, file: pathlib.Path, step: int, scores: dict[int, float], *, score: str):
         self._lines = JsonLines(file, step)
         kept = self._lines.kept
         self._written = {(line["step"], name.split("/")[0]) for line in kept for name in line}
-        self._scores = scores
+        self._scores, self._score = scores, f"valid/{score}"
         for line in kept:
             self._note_score(line["step"], line)
         self._started = time.monotonic() - (kept[-1].get("seconds", 0.0) if kept else 0.0)
@@ -167,7 +168,7 @@ class MetricsWriter:
 
     def _note_score(self, step: int, values: dict[str, float]) -> None:
         if values.get("valid/averaged") == 1:
-            self._scores[step] = values["valid/bleu"]
+            self._scores[step] = values[self._score]
 
     def close(self) -> None:
         self._lines.close()

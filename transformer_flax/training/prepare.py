@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from transformer_flax.data.batches import BATCHING, Batches, training_batches
+from transformer_flax.data.classes import Classes
 from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
@@ -19,6 +20,7 @@ from transformer_flax.data.tokenizer import KINDS, SMALLEST_VOCABULARY, Tokenize
 from transformer_flax.data.vocabulary import find_tokenizer, keep_tokenizer
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
+from transformer_flax.model.classifier import ClassifierConfig
 from transformer_flax.model.kinds import Config, find_kind, make_config, most_positions
 from transformer_flax.training.averaging import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.distributed import first_ahead, from_first, is_first, share
@@ -35,6 +37,7 @@ class Data:
     pairs: dict[str, Pairs]  # of the splits that are evaluated
     corpora: dict[str, Corpus]  # of all
     train: Batches
+    classes: Classes | None = None  # that the targets name, where they are labels
 
 
 AT_LEAST_1 = (
@@ -82,7 +85,7 @@ def check(config: ConfigDict) -> None:
     if share()[1] > 1:
         require("on_write_failure", lambda value: value == "stop", "stop with several processes")
     require("data.batching", lambda value: value in BATCHING, f"one of {', '.join(BATCHING)}")
-    if not find_kind(config.model.kind).segments:
+    if not (find_kind(config.model.kind).segments or isinstance(model, ClassifierConfig)):
         require(
             "data.batching",
             lambda value: value != "packed",
@@ -104,8 +107,12 @@ def check(config: ConfigDict) -> None:
         lambda value: value >= averaged,
         f"at least {averaged}: what config.eval.average or final_average takes must be kept",
     )
+    if isinstance(model, ClassifierConfig):
+        for name, only in (("loss_chunks", 1), ("data.batching", "bucketed"), ("data.max_length_ratio", 0)):
+            require(name, lambda value, only=only: value == only, f"{only!r} where texts are classified")
     if most_positions(model) is not None:
-        longest = max(config.data.max_length, config.decode.max_input_length + config.decode.max_extra_length)
+        extra = 0 if isinstance(model, ClassifierConfig) else config.decode.max_extra_length
+        longest = max(config.data.max_length, config.decode.max_input_length + extra)
         require(
             "model.max_length",
             lambda value: value >= longest,
@@ -141,12 +148,13 @@ def _given_tokenizer(config: ConfigDict) -> Tokenizer | None:
     return tokenizer
 
 
-def _train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress) -> Tokenizer:
+def _train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sources_only: bool) -> Tokenizer:
     with contextlib.ExitStack() as merging:
 
         def texts() -> Iterator[str]:
             with progress.bar("reading text for the tokenizer") as update:
-                yield from sample_texts(pairs, config.data.tokenizer_sample, config.data.seed, progress=update)
+                most, seed = config.data.tokenizer_sample, config.data.seed
+                yield from sample_texts(pairs, most, seed, sources_only=sources_only, progress=update)
             # From here on the library works alone and does not say how far it is: a bar without an end.
             merging.enter_context(progress.bar("merging pieces of words"))
 
@@ -183,6 +191,7 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
     fingerprints = {split: pairs[split].fingerprint for split in splits}
     given = _given_tokenizer(config)
     workdir.check(config, fingerprints, given)
+    classes = _find_classes(pairs["train"], config)
 
     if workdir.tokenizer_file.exists():
         tokenizer = workdir.load_tokenizer()
@@ -192,16 +201,19 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
     elif given:
         tokenizer = given
     else:
-        tokenizer = find_tokenizer(pairs["train"], config.data)
+        sources_only = classes is not None
+        tokenizer = find_tokenizer(pairs["train"], config.data, sources_only=sources_only)
         if tokenizer is None:
             progress.say("training the tokenizer")
-            tokenizer = _train_tokenizer(pairs["train"], config, progress)
-            keep_tokenizer(tokenizer, pairs["train"], config.data)
+            tokenizer = _train_tokenizer(pairs["train"], config, progress, sources_only=sources_only)
+            keep_tokenizer(tokenizer, pairs["train"], config.data, sources_only=sources_only)
 
     corpora = {}
     for split in splits:
         with progress.bar(f"tokenising {split}") as update:
-            corpora[split] = load_corpus(pairs[split], tokenizer, config.data.cache_dir, progress=update)
+            corpora[split] = load_corpus(
+                pairs[split], tokenizer, config.data.cache_dir, labels=classes, progress=update
+            )
     del pairs["train"]  # whose text nobody reads again, and which takes memory and room on the disk
     selection = select_training_pairs(
         corpora["train"],
@@ -215,14 +227,35 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
         progress.table("training pairs left out", ["with", "pairs"], rows)
     train = training_batches(corpora["train"], selection.indices, config.data, seed=config.seed, share=share())
     with workdir.lock():  # or a run that trains here would find another config than its own
-        workdir.claim(config, fingerprints, tokenizer)  # now that nothing about it can be refused any more
+        workdir.claim(config, fingerprints, tokenizer, classes)  # now that nothing about it can be refused any more
         workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
     sizes = ", ".join(f"{len(corpora[split]):,} {split}" for split in splits)
+    if classes:
+        progress.say(f"{len(classes):,} classes: {classes}")
     progress.say(
         f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "
         + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
-    return Data(tokenizer, pairs, corpora, train)
+    return Data(tokenizer, pairs, corpora, train, classes)
+
+
+def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
+    """The classes that the targets of the train split name, if the model is to tell them apart.
+
+    Raises:
+      UserError: there are not as many as the model has.
+    """
+    if not isinstance(model_config(config, config.data.vocab_size), ClassifierConfig):
+        return None
+    classes = Classes.of(pairs)
+    if len(classes) < 2:
+        raise UserError(f"all texts of the train split are of one class, {classes}: there is nothing to tell apart")
+    if len(classes) != config.model.num_classes:
+        raise UserError(
+            f"config.model.num_classes is {config.model.num_classes}, and the train split has {len(classes):,} classes "
+            f"({classes}); set --config.model.num_classes={len(classes)}"
+        )
+    return classes
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> Config:

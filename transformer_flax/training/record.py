@@ -1,4 +1,4 @@
-"""What a run writes down as it learns: checkpoints, metrics, translations, and what it was not taught."""
+"""What a run writes down as it learns: checkpoints, metrics, what it puts out, and what it was not taught."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,9 +14,10 @@ from transformer_flax.training.metrics import JsonLines, Meter, MetricsWriter
 from transformer_flax.training.prepare import Data
 from transformer_flax.training.progress import Progress
 from transformer_flax.training.step import Metrics, TrainState
+from transformer_flax.training.tasks import Task
 from transformer_flax.training.workdir import Workdir
 
-SAMPLES = 3  # translations shown at an evaluation
+SAMPLES = 3  # outputs shown at an evaluation
 
 
 class Record:
@@ -48,12 +49,17 @@ class Record:
     def say(self, text: str) -> None:
         self._progress.say(f"{self._label}{text}")
 
-    def open(self, stack: contextlib.ExitStack) -> None:
+    def open(self, stack: contextlib.ExitStack, task: Task) -> None:
         """Keeps other processes from training here, as long as the stack lasts.
+
+        Args:
+          stack: that gives the directory free again.
+          task: which names what is kept.
 
         Raises:
           UserError: another one does already.
         """
+        self.task = task
         stack.enter_context(self.workdir.lock())
         self._scores: dict[int, float] = {}
         every, keep = self.config.checkpoint.every, max(self.config.checkpoint.keep, self._least_kept)
@@ -69,7 +75,7 @@ class Record:
           totals: that were saved with it.
         """
         self.meter = Meter(totals)
-        self.writer = MetricsWriter(self.workdir.metrics_file, step, self._scores)
+        self.writer = MetricsWriter(self.workdir.metrics_file, step, self._scores, score=self.task.score)
         stack.callback(self.writer.close)
         self._skipped = JsonLines(self.workdir.skipped_file, step)
         stack.callback(self._skipped.close)
@@ -137,17 +143,16 @@ class Record:
         """Writes an evaluation, unless it was made before: then perhaps with another config.decode."""
         if not self.writer.has(step, split):
             with self.writing():
-                self.workdir.save_translations(
-                    str(step) if split == "valid" else f"{step}.{split}", evaluation.translations
-                )
+                name = str(step) if split == "valid" else f"{step}.{split}"
+                self.workdir.save_outputs(self.task.outputs, name, evaluation.outputs)
                 self.writer.write(step, split, {**evaluation.scalars, "averaged": averaged})
         scalars = "  ".join(f"{name} {value:.4g}" for name, value in evaluation.scalars.items())
         self.say(f"step {step:>7,} {split}: {scalars}")
 
     def show(self, evaluation: Evaluation) -> None:
-        """Some sentences, their translations and their references."""
+        """Some sentences, what is put out for them, and their references."""
         count = len(evaluation.sources)
         for i in np.linspace(0, count - 1, min(SAMPLES, count), dtype=int):
-            shown = (" ", evaluation.sources[i]), (">", evaluation.translations[i]), ("=", evaluation.references[i])
+            shown = (" ", evaluation.sources[i]), (">", evaluation.outputs[i]), ("=", evaluation.references[i])
             for mark, text in shown:
                 self.say(f"    {mark} {text}")

@@ -1,7 +1,7 @@
 """What a working directory looks like. Nobody else knows.
 
 config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   skipped.jsonl   events.*
-translations/<step>.txt   profile/
+translations/<step>.txt, or of a classifier labels/<step>.txt   profile/
 
 Whoever reads a directory need not trust it: nothing in it is executed or unpickled, and what its files hold is checked.
 Any part of it may be a link, and is read through it. Training writes to the directory and to checkpoints/ where they
@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
+from transformer_flax.data.classes import Classes
 from transformer_flax.data.strict_json import CHECKSUM, checked, read_json, signed
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
@@ -43,6 +44,8 @@ FREE_FIELDS = (
     "parallel.",
     "decode.",
 )
+OUTPUTS = ("translations", "labels")  # folders of what a model puts out
+RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # what config.json holds
 LOCK = ".lock"
 
 logger = logging.getLogger(__name__)
@@ -76,8 +79,10 @@ class Workdir:
         elif self.path.exists() and any(not _is_partial(file) for file in self.path.iterdir()):
             raise UserError(f"{self.path} is not empty and holds no run; choose another --workdir")
 
-    def claim(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer) -> None:
-        """Makes the directory this run's own: writes its config, its data's fingerprints and its tokenizer.
+    def claim(
+        self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer, classes: Classes | None = None
+    ) -> None:
+        """Makes the directory this run's own: writes its config, its data's fingerprints, its tokenizer, its classes.
 
         Raises:
           UserError: as `check` does.
@@ -90,6 +95,7 @@ class Workdir:
             "config": config.to_dict(),
             "data_fingerprints": known | fingerprints,
             "tokenizer_crc32": _checksum(self.tokenizer_file),
+            **({"classes": list(classes.names)} if classes else {}),
         }
         self._write(self.config_file, json.dumps(signed(run), indent=2) + "\n")
 
@@ -151,14 +157,19 @@ class Workdir:
                 )
         return tokenizer
 
+    def load_classes(self) -> Classes | None:
+        """The classes that the run tells apart; None for one that does not classify."""
+        names = self._load_run().get("classes")
+        return None if names is None else Classes(names)
+
     def save_selection(self, counts: dict) -> None:
         """How many training pairs are used, and left out for which reason."""
         self._write(self.path / "selection.json", json.dumps(counts, indent=2) + "\n")
 
-    def save_translations(self, name: str, translations: list[str]) -> pathlib.Path:
-        """One translation a line, in the order of the split."""
-        file = self.path / "translations" / f"{name}.txt"
-        self._write(file, "".join(f"{line}\n" for line in translations))
+    def save_outputs(self, what: str, name: str, outputs: list[str]) -> pathlib.Path:
+        """Translations or labels, one a line, in the order of the split."""
+        file = self.path / what / f"{name}.txt"
+        self._write(file, "".join(f"{line}\n" for line in outputs))
         return file
 
     def _load_run(self) -> dict:
@@ -168,10 +179,15 @@ class Workdir:
             raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}")
         try:
             run = checked(read_json(self.config_file))
-            if unknown := sorted(run.keys() - {"config", "data_fingerprints", "tokenizer_crc32"}):
+            if unknown := sorted(run.keys() - RUN):
                 raise ValueError(f"it has an entry {unknown[0]!r}")
             if not (isinstance(run["config"], dict) and isinstance(run["data_fingerprints"], dict)):
                 raise ValueError("not the config of a run")
+            names = run.get("classes", [])
+            if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+                raise ValueError("its classes are no names")
+            if len(set(names)) < len(names):
+                raise ValueError("two of its classes have one name")
             return run
         except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: neither JSON nor UTF-8
             raise self._unreadable(error) from error
@@ -205,7 +221,8 @@ class Workdir:
         step = max(saved, default=0)
         if step > config.steps:
             raise UserError(f"{self.path} is at step {step:,} already, past config.steps={config.steps:,}")
-        for place in (self.path / "translations", self.profile, *(self.checkpoints / str(step) for step in saved)):
+        written = [self.path / what for what in (*OUTPUTS, self.profile.name)]
+        for place in (*written, *(self.checkpoints / str(step) for step in saved)):
             if place.is_symlink():
                 raise UserError(
                     f"{place} is a link; training writes and deletes there, which it never does behind a link: put the "

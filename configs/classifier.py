@@ -1,0 +1,30 @@
+"""The encoder alone, telling classes of texts apart: for tab-separated files of your own.
+
+    python train.py --config=configs/classifier.py --config.data.path=FOLDER --config.model.num_classes=3
+
+FOLDER holds train.tsv and test.tsv, a text a line: its label, a tab, the text (or as `data.label_column` and
+`data.text_column` say).
+A tenth of train becomes the valid split; with a valid.tsv, --config.data.held_out=0.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import base
+
+
+def get_config() -> ConfigDict:
+    config = base.get_config()
+    config.name = "classifier"
+    config.steps = 2_000
+    config.model.kind = "classifier"
+    config.model.pooling = "mean"  # of the encoder's outputs; or "max", "first" token, or "attention": a learned query
+    config.model.num_classes = 2  # as many as labels in train
+    del config.model.tie_embeddings  # there is one matrix of them
+    config.model.update(num_layers=2, d_model=128, d_ff=256, num_heads=4, d_k=32, d_v=32, dropout=0.3)
+    config.data.update(source="tsv", name="", held_out=0.1, vocab_size=4_000, tokens_per_batch=1024, num_buckets=4)
+    config.data.update(max_length=128)
+    config.optimizer.update(factor=0.3, warmup_steps=300)
+    config.decode.max_input_length = 128
+    config.eval.update(every=250, final_average=5)
+    config.checkpoint.update(every=100, keep=5)
+    return config

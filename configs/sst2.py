@@ -1,0 +1,18 @@
+"""Whether a phrase of a film review is positive: SST-2 (Socher et al., 2013), 67,349 training phrases.
+
+    python train.py --config=configs/sst2.py --config.data.path=FOLDER
+
+FOLDER holds train.tsv, valid.tsv and test.tsv, a phrase a line: 1 for positive or 0, tab, phrase.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import classifier
+
+
+def get_config() -> ConfigDict:
+    config = classifier.get_config()
+    config.name = "sst2"
+    config.model.num_classes = 2
+    config.data.update(held_out=0.0, max_length=80)
+    return config

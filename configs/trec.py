@@ -1,0 +1,18 @@
+"""What a question asks for, in 6 classes: TREC (Li and Roth, 2002), 5,452 training questions.
+
+    python train.py --config=configs/trec.py --config.data.path=FOLDER
+
+FOLDER holds train.tsv and test.tsv, a question a line: coarse class, tab, fine class, tab, question.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import classifier
+
+
+def get_config() -> ConfigDict:
+    config = classifier.get_config()
+    config.name = "trec"
+    config.model.num_classes = 6
+    config.data.update(text_column=2, max_length=64, vocab_size=3_000)
+    return config

@@ -1,0 +1,76 @@
+"""Sweeps of runs that classify: accuracy where translators have BLEU."""
+
+import dataclasses
+
+import pytest
+
+from configs import classifier
+from tests.ablation.made import SESSION, result
+from transformer_flax.ablation import grid, report
+from transformer_flax.ablation.board import show_best
+from transformer_flax.ablation.comparison import ACCURACY, LOG_PERPLEXITY, compare
+from transformer_flax.ablation.jobs import Recipe, measure, measured
+from transformer_flax.ablation.results import RESULTS, Journal, read
+from transformer_flax.training.workdir import flatten
+
+ACCURACIES = {"mean": 0.8, "max": 0.9, "attention": 0.85}
+
+
+def classified(pooling: str, seed: int):
+    """A finished run of a sweep over poolings, whose base is "mean"."""
+    scores = {"perplexity": 1.5, "accuracy": ACCURACIES[pooling] + seed / 100, "macro_f1": 0.7}
+    made = result(f"base model.pooling={pooling}", seed, row="base", signature="")
+    return dataclasses.replace(
+        made,
+        changes={} if pooling == "mean" else {"model.pooling": pooling},
+        scores={"valid": scores, "test": scores},
+        curve=[[step, 1.0, 1.5, scores["accuracy"] * step / 200, 0.7] for step in (100, 200)],
+    )
+
+
+def test_the_best_of_a_run_is_its_accuracy():
+    lines = [
+        {"step": step, "seconds": 1.0, "valid/perplexity": 1.5, "valid/accuracy": accuracy, "valid/macro_f1": 0.5}
+        for step, accuracy in ((10, 0.875), (20, 0.75))
+    ]
+    standing = measure(lines, 20)
+    assert standing.scores["valid"]["accuracy"] == 0.75
+    assert standing.curve[0] == [10, 1.0, 1.5, 0.875, 0.5]
+    assert show_best(standing) == "accuracy 87.5%"
+    assert show_best(measured(classified("mean", 0))) == "accuracy 80.0%"
+
+
+def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
+    config = classifier.get_config()
+    head = {"name": "trec", "config": flatten(config.to_dict()), **SESSION}
+    journal = Journal(tmp_path / RESULTS, head)
+    for pooling in ACCURACIES:
+        for seed in (0, 1, 2):
+            journal.append(classified(pooling, seed))
+    head, results = read(tmp_path / RESULTS)
+    assert results == journal.results
+
+    comparison = compare(results, head["config"])
+    assert comparison.measures == (LOG_PERPLEXITY, ACCURACY)
+    assert comparison.base.variant == "base model.pooling=mean"
+    others = [entry for entry in comparison.entries if entry is not comparison.base]
+    effects = {entry.variant.split("=")[1]: entry.effects[ACCURACY].ours.value for entry in others}
+    assert effects == pytest.approx({"max": 10, "attention": 5})
+    text = report.write(results, head, tmp_path / "report").read_text()
+    assert "| variant | perplexity | accuracy, % |" in text
+    assert "81.0 [" in text
+    assert "BLEU" not in text.split("All of its config")[0]
+    assert (tmp_path / "report/curves_score.png").exists()
+
+
+def test_the_grid_has_the_fields_of_a_classifier(tmp_path):
+    base = classifier.get_config()
+    variants = grid.variants(base, "base", axes=["model.pooling=mean,max", "model.num_layers=1"])
+    runs = Recipe("configs/classifier.py", base, {}, tmp_path).runs(variants, seeds=1)
+    assert [run.variant.changes for run in runs] == [
+        {"model.num_layers": 1},
+        {"model.num_layers": 1, "model.pooling": "max"},
+    ]
+    failure = runs[0].failure("it is a test")
+    assert (failure.signature, failure.measures) == ("", ("accuracy", "macro_f1"))
+    assert failure.parameters > 500_000

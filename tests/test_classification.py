@@ -1,0 +1,232 @@
+"""The encoder alone, the whole way: from tab-separated files to labels, in Python and from the shell."""
+
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import classifier
+from tests.commands.process import refused, succeeds
+from tests.training.small import final_state
+from transformer_flax.analysis.confusion import plot_confusion
+from transformer_flax.data.classes import Classes
+from transformer_flax.errors import UserError
+from transformer_flax.model.classifier import Classifier
+from transformer_flax.run import restore
+from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
+from transformer_flax.training.loop import train
+from transformer_flax.training.loss import classification_loss, cross_entropy
+from transformer_flax.training.metrics import read_lines
+from transformer_flax.training.workdir import Workdir
+
+WORDS = {"animal": ["cat", "dog", "cow"], "colour": ["red", "blue", "green"], "number": ["two", "ten", "six"]}
+FILLERS = ["the", "a", "of", "is", "seen", "here", "again"]
+LAST = 60
+
+
+def write_texts(folder):
+    """Texts of three classes, each with a word that tells its own."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 300), ("test", 40)):
+        rows = []
+        for _ in range(count):
+            label = str(rng.choice(list(WORDS)))
+            text = [*rng.choice(FILLERS, rng.integers(1, 5)), rng.choice(WORDS[label])]
+            rows.append(f"{rng.permutation(text).tolist()}\t{label}\t{' '.join(rng.permutation(text))}\n")
+        (folder / f"{split}.tsv").write_text("".join(rows))
+    return folder
+
+
+def config_for(folder, **overrides):
+    config = classifier.get_config()
+    config.steps = LAST
+    config.model.update(num_layers=1, d_model=16, d_ff=16, num_heads=2, d_k=8, d_v=8, dropout=0.1, num_classes=3)
+    config.data.update(path=str(folder), cache_dir=str(folder / "cache"), label_column=1, text_column=2)
+    config.data.update(vocab_size=300, tokens_per_batch=512, num_buckets=1)
+    config.decode.update(max_input_length=16, batch_size=16)
+    config.optimizer.update(factor=1.0, warmup_steps=30)
+    config.eval.update(every=30, final_average=1)
+    config.checkpoint.update(every=30, keep=2)
+    config.log.every = 30
+    config.parallel.num_devices = 1
+    config.update_from_flattened_dict({name.replace("__", "."): value for name, value in overrides.items()})
+    return config
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(folder of the texts, working directory, last evaluations)"""
+    folder = write_texts(tmp_path_factory.mktemp("texts"))
+    return folder, folder / "run", train(config_for(folder), folder / "run")
+
+
+@pytest.fixture(scope="module")
+def run(trained):
+    return restore(trained[1])
+
+
+def test_a_run_learns_to_tell_classes_apart_and_keeps_what_it_has_put_out(trained):
+    folder, workdir, evaluations = trained
+    lines = [line.split("\t") for line in (folder / "test.tsv").read_text().splitlines()]
+    put_out = (workdir / f"labels/{LAST}.test.txt").read_text().splitlines()
+    right = np.mean([label == found for (_, label, _), found in zip(lines, put_out, strict=True)])
+    assert evaluations["test"].scalars["accuracy"] == pytest.approx(right)
+    assert right > 0.9
+    assert evaluations["test"].scalars["macro_f1"] > 0.9
+    (last,) = (line for line in read_lines(workdir / "metrics.jsonl") if "test/accuracy" in line)
+    assert last["test/accuracy"] == pytest.approx(right)
+    assert len((workdir / "labels/30.txt").read_text().splitlines()) == len(evaluations["valid"].outputs) > 15
+
+
+def test_what_was_interrupted_goes_on_to_the_bit(trained):
+    folder, workdir, evaluations = trained
+    again = folder / "again"
+    shutil.copytree(workdir, again)
+    shutil.rmtree(again / f"checkpoints/{LAST}")
+    resumed = train(config_for(folder), again)
+    jax.tree.map(np.testing.assert_array_equal, final_state(again, LAST), final_state(workdir, LAST))
+    assert resumed["valid"].outputs == evaluations["valid"].outputs
+
+
+def test_a_run_is_restored_from_its_directory_alone(run, trained, tmp_path):
+    _, workdir, evaluations = trained
+    shutil.copytree(workdir, tmp_path / "elsewhere")
+    run = restore(tmp_path / "elsewhere")
+    assert run.classes.names == ("animal", "colour", "number")
+    texts, labels = run.split("test")
+    assert run.classify(texts) == evaluations["test"].outputs
+    probabilities = run.probabilities(texts)
+    assert probabilities.shape == (len(texts), 3)
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(run.probabilities(texts, batch_size=3, window=7), probabilities, atol=1e-5)
+    np.testing.assert_allclose(run.ensemble(run).probabilities(texts), probabilities, atol=1e-5)
+    assert run.probabilities([]).shape == (0, 3)
+    assert len(run.classify(["", "the cat " * 50])) == 2
+
+    report = run.evaluate(texts, labels)
+    for name in ("accuracy", "macro_f1", "perplexity"):
+        assert getattr(report, name) == pytest.approx(evaluations["test"].scalars[name], rel=1e-4)
+    assert report.labels == evaluations["test"].outputs
+    plot_confusion(report, file=tmp_path / "confusion.png")
+    assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_classifier_does_not_do_is_told(run):
+    for attempt in (run.translate, lambda lines: run.attention(lines[0])):
+        with pytest.raises(UserError, match=r"tells classes apart \(animal, colour, number\) and does not translate"):
+            attempt(["the cat"])
+    with pytest.raises(UserError, match="classify takes a list of lines, not a string"):
+        run.classify("the cat")
+    with pytest.raises(UserError, match="'plant' is none of the classes that the model knows, which are animal"):
+        run.evaluate(["a rose"], ["plant"])
+
+
+def test_classes_that_are_not_those_of_the_model_are_refused(trained, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(trained[1], copy)
+    noted = json.loads((copy / "config.json").read_text())
+    del noted["crc32"]
+    for classes, message in (
+        (["animal", "colour"], "names 2 classes, and its model has 3"),
+        (["animal", "animal", "colour"], "two of its classes have one name"),
+        ([1, 2, 3], "its classes are no names"),
+    ):
+        (copy / "config.json").write_text(json.dumps(noted | {"classes": classes}))
+        with pytest.raises(UserError, match=message):
+            restore(copy)
+    assert Workdir(trained[1]).load_classes().names == ("animal", "colour", "number")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"model__num_classes": 2}, r"num_classes is 2, and the train split has 3 classes \(animal, .*num_classes=3"),
+        ({"data__text_column": 3}, "text_column is 3"),
+        ({"loss_chunks": 2}, "config.loss_chunks is 2; it must be 1 where texts are classified"),
+        ({"data__batching": "packed"}, "config.data.batching is 'packed'; it must be 'bucketed' where"),
+        ({"model__positions": "learned", "model__max_length": 64}, "max_length is 64; it must be at least 128"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_it_is(trained, tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message):
+        train(config_for(trained[0], **overrides), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_labels_that_train_does_not_have_are_refused(tmp_path):
+    texts = write_texts(tmp_path)
+    with (texts / "test.tsv").open("a") as file:
+        file.write("-\tplant\ta rose\n")
+    with pytest.raises(UserError, match="the label 'plant' is none of the classes of the train split"):
+        train(config_for(texts), tmp_path / "run")
+    (texts / "train.tsv").write_text("".join(f"-\tone\ttext {i}\n" for i in range(50)))
+    with pytest.raises(UserError, match="all texts of the train split are of one class, one"):
+        train(config_for(texts), tmp_path / "run")
+
+
+# The loss
+
+
+def test_an_empty_row_weighs_nothing_and_micro_batches_add_up(run):
+    tokens = run.tokenizer.encode(["the cat", "here is red", "six", "a dog"])
+    source = np.zeros((6, 12), np.int32)
+    target = np.zeros((6, 12), np.int32)
+    for row, ids in enumerate(tokens):
+        source[row, : len(ids) + 1] = [*ids, END_ID]
+        target[row, :2] = [NUM_SPECIAL + row % 3, END_ID]
+    loss_fn = jax.jit(classification_loss(run.model, 0.1), static_argnums=2)
+    sums, counts = loss_fn(run.params, {"source": source, "target": target}, None)
+    assert set(map(float, counts.values())) == {4}
+    halves = [loss_fn(run.params, {"source": source[i::2], "target": target[i::2]}, None)[0] for i in (0, 1)]
+    for name, value in sums.items():
+        assert float(value) == pytest.approx(sum(float(half[name]) for half in halves), rel=1e-4)
+    assert isinstance(run.model, Classifier)
+
+
+def test_smoothing_over_classes_leaves_none_out():
+    logits = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    target = np.array([0, 1, 2, 3, 0])
+    q = 0.9 * np.eye(4)[target] + 0.1 / 4
+
+    def plainly(logits):
+        return -jnp.sum(q * jax.nn.log_softmax(logits))
+
+    def ours(logits):
+        return jnp.sum(cross_entropy(logits, jnp.array(target), 0.1, padding=False).loss)
+
+    assert float(ours(logits)) == pytest.approx(float(plainly(logits)), rel=1e-5)
+    np.testing.assert_allclose(jax.grad(ours)(logits), jax.grad(plainly)(logits), atol=1e-5)
+
+
+def test_many_classes_are_told_in_short():
+    assert str(Classes([f"c{i:02}" for i in range(30)])).endswith("c19 and 10 more")
+
+
+# From the shell
+
+
+def test_lines_become_labels_with_their_probabilities(run, trained):
+    texts, _ = run.split("test")
+    given = "".join(f"{text}\n" for text in texts[:5]) + "\n"
+    result = succeeds("classify", f"--workdir={trained[1]}", "--probabilities", given=given)
+    lines = [line.split("\t") for line in result.stdout.splitlines()]
+    assert [line[0] for line in lines] == run.classify([*texts[:5], ""])
+    expected = run.probabilities(texts[:1])[0]
+    assert lines[0][1:] == [f"{name} {p:.4f}" for name, p in zip(run.classes.names, expected, strict=True)]
+    assert "6 lines in" in result.stderr
+
+
+def test_a_split_is_measured_and_drawn(trained, tmp_path):
+    picture = tmp_path / "confusion.svg"
+    result = succeeds("evaluate", f"--workdir={trained[1]}", f"--confusion={picture}")
+    report = json.loads(result.stdout)
+    assert report["accuracy"] == pytest.approx(trained[2]["test"].scalars["accuracy"])
+    assert list(report["classes"]) == ["animal", "colour", "number"]
+    assert sum(map(sum, report["confusion"])) == report["sentences"] == 40
+    assert "macro-F1:" in result.stderr
+    assert "<svg" in picture.read_text()
+    message = refused("classify", f"--workdir={tmp_path}")
+    assert "holds no run" in message

@@ -1,0 +1,96 @@
+"""What there is to learn: the loss of a task, what a model then puts out for a text, and how good that is."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import flax.linen as nn
+from ml_collections import ConfigDict
+
+from transformer_flax.decoding.bleu import score
+from transformer_flax.decoding.f1 import compare
+from transformer_flax.decoding.labeller import SETTINGS, Labeller
+from transformer_flax.decoding.translator import Translator
+from transformer_flax.training.loss import LossFn, classification_loss, translation_loss
+from transformer_flax.training.prepare import Data
+
+
+class Scores(NamedTuple):
+    """Of outputs beside their references."""
+
+    scalars: dict[str, float]
+    signatures: dict[str, str]  # by the score: how exactly it was made, where there are several ways
+
+
+class Task(Protocol):
+    """All that the loop has to know of what a run learns."""
+
+    loss_fn: LossFn
+    outputs: str  # what is put out, a line for each of a text; names the folder that keeps it
+    score: str  # of a validation split, by which the best checkpoint is known
+
+    @property
+    def compilations(self) -> int:
+        """Of the programs that put out something."""
+        ...
+
+    def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
+        """What the model puts out for each text with parameters that are on the device."""
+        ...
+
+    def measure(self, outputs: Sequence[str], references: Sequence[str]) -> Scores:
+        """How good that is."""
+        ...
+
+
+class Translation:
+    """Sentences in one language, from sentences in another."""
+
+    outputs, score = "translations", "bleu"
+
+    def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
+        self.loss_fn = translation_loss(model, config.label_smoothing, config.loss_chunks)
+        self._translator = Translator([model], None, data.tokenizer, **config.decode)
+
+    @property
+    def compilations(self) -> int:
+        return self._translator.compilations
+
+    def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
+        self._translator.params = [params]
+        translations = self._translator.translate(sources, progress=progress)
+        self._translator.params = None  # training has use for the memory
+        return translations
+
+    def measure(self, outputs: Sequence[str], references: Sequence[str]) -> Scores:
+        found = score(outputs, references)
+        return Scores({"bleu": found.bleu, "exact_match": found.exact_match}, {"BLEU": found.signature})
+
+
+class Classification:
+    """The class of each text."""
+
+    outputs, score = "labels", "accuracy"
+
+    def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
+        assert data.classes
+        self.loss_fn = classification_loss(model, config.label_smoothing)
+        settings = {name: config.decode[name] for name in SETTINGS}
+        self._labeller = Labeller([model], None, data.tokenizer, data.classes.names, **settings)
+
+    @property
+    def compilations(self) -> int:
+        return self._labeller.compilations
+
+    def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
+        self._labeller.params = [params]
+        labels = self._labeller.label(sources, progress=progress)
+        self._labeller.params = None
+        return labels
+
+    def measure(self, outputs: Sequence[str], references: Sequence[str]) -> Scores:
+        return Scores({"macro_f1": compare(outputs, references, self._labeller.classes).macro_f1}, {})
+
+
+def make_task(config: ConfigDict, model: nn.Module, data: Data) -> Task:
+    """The task that a run's model is for: classifying where the data have classes."""
+    return Classification(config, model, data) if data.classes else Translation(config, model, data)
