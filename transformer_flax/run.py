@@ -227,8 +227,8 @@ class Run:
         """`attention` of each of several lines, in order.
 
         Raises:
-          UserError: a line is too long, not every line has a target, the run classifies, its model has no attention, or
-            it is an ensemble.
+          UserError: a line is too long, not every line has a target, the model has no attention, or the run classifies
+            or is an ensemble.
         """
         self._require_translator()
         if self.partners:

@@ -28,7 +28,7 @@ SCORES = {  # of one state of the decoder and one of the encoder
 @pytest.mark.parametrize("kind", SCORES)
 def test_attention_is_a_softmax_of_its_score_over_what_is_no_padding(kind):
     attention = Attention(dataclasses.replace(RECURRENT, attention=kind))
-    params = {"query": {"kernel": W}, "key": {"kernel": U}, "score": {"kernel": V}} if kind == "additive" else {}
+    params = {"query": {"kernel": W}, "key": {"kernel": U}, "v": V.T} if kind == "additive" else {}
     variables = {"params": params}
     keys = attention.apply(variables, STATES, method="keys")
     contexts = attention.apply(variables, Y, Memory(keys, STATES, MASK))

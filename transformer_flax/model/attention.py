@@ -82,11 +82,10 @@ def attention_weights(
     Returns:
       [B, H, Q, M]; rows sum to 1. A row with nothing allowed is all zeros, with finite gradients.
     """
-    return masked_softmax(compatibility.of_all(query, key, offsets), mask)
+    return _masked_softmax(compatibility.of_all(query, key, offsets), mask)
 
 
-def masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """softmax over the last axis, with zeros where the mask is False, of a row without any True too."""
+def _masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
     weights = jax.nn.softmax(jnp.where(mask, logits, jnp.finfo(logits.dtype).min))
     return jnp.where(mask, weights, 0)
 
@@ -110,7 +109,7 @@ def look_up(
     Returns:
       [B, K, H, d_v].
     """
-    weights = masked_softmax(compatibility.of_few(query, key), mask)
+    weights = _masked_softmax(compatibility.of_few(query, key), mask)
     if query.shape[1] == 1:
         return jnp.einsum("bhkm,bhmv->bkhv", weights.astype(value.dtype), value)
     mixed = jnp.sum(weights[..., None] * value[:, :, None], axis=-2)  # with [B, H, 1, M, d_v] -> [B, H, K, d_v]

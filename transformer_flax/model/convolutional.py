@@ -15,8 +15,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.attention import masked_softmax
+from transformer_flax.model.attention import attention_weights
 from transformer_flax.model.checks import require, require_size
+from transformer_flax.model.compatibility import Dot
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.embedded import Embedded, EmbeddedConfig
 from transformer_flax.model.positions import Positions
@@ -111,8 +112,8 @@ class DecoderLayer(nn.Module):
 
     def _attend(self, h: jax.Array, y: jax.Array, embedded: jax.Array, memory: Memory) -> jax.Array:
         query = (self.query(h) + embedded) * HALVED
-        products = jnp.einsum("btd,bsd->bts", query, memory.keys, preferred_element_type=jnp.float32)
-        weights = masked_softmax(products, memory.mask)
+        one_head = query[:, :, None], memory.keys[:, :, None], memory.mask[:, None]
+        weights = attention_weights(*one_head, Dot(scaled=False))[:, 0]
         self.sow("intermediates", "weights", weights)
         # A mean of S vectors has an S-th of their variance: S sqrt(1/S) scales it up again.
         weights *= jnp.sum(memory.mask, axis=-1, keepdims=True) ** 0.5

@@ -4,7 +4,6 @@ Letters of shapes: B batch, T positions, V vocabulary.
 """
 
 import dataclasses
-import functools
 
 import flax.linen as nn
 import jax
@@ -19,6 +18,7 @@ from transformer_flax.model.checks import (
     require_switch,
 )
 from transformer_flax.model.dropout import Dropout
+from transformer_flax.model.transformer import embedding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,15 +51,12 @@ class Embedded(nn.Module):
 
     def setup(self):
         c = self.config
-        embedding = functools.partial(
-            nn.Embed, c.vocab_size, c.d_model, dtype=c.dtype, embedding_init=nn.initializers.normal(c.d_model**-0.5)
-        )
         if c.tie_embeddings:  # as the Transformer's (section 3.4)
-            self.embedding = self.source_embedding = self.target_embedding = self.output_embedding = embedding()
+            self.embedding = self.source_embedding = self.target_embedding = self.output_embedding = embedding(c)
         else:
-            self.source_embedding, self.target_embedding, self.output_embedding = (embedding() for _ in range(3))
+            self.source_embedding, self.target_embedding, self.output_embedding = (embedding(c) for _ in range(3))
         self.embedding_dropout = Dropout(c.dropout)
 
-    def embed(self, embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
+    def embed(self, vectors: nn.Embed, tokens: jax.Array) -> jax.Array:
         """Tokens [B, T] -> [B, T, d_model], times sqrt(d_model), so that they start with a variance of one."""
-        return embedding(tokens) * self.config.d_model**0.5
+        return vectors(tokens) * self.config.d_model**0.5

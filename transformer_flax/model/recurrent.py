@@ -16,8 +16,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.attention import masked_softmax
+from transformer_flax.model.attention import attention_weights
 from transformer_flax.model.checks import require, require_one_of
+from transformer_flax.model.compatibility import Additive, Dot
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.embedded import Embedded, EmbeddedConfig
 from transformer_flax.model.transformer import shift_right, to_logits
@@ -59,9 +60,12 @@ class Attention(nn.Module):
     config: RecurrentConfig
 
     def setup(self):
-        if self.config.attention == "additive":
-            self.query, self.key = (_dense(self.config, self.config.d_model, use_bias=False) for _ in range(2))
-            self.score = _dense(self.config, 1, use_bias=False)
+        c = self.config
+        if c.attention == "additive":
+            self.query, self.key = (_dense(c, c.d_model, use_bias=False) for _ in range(2))
+            self.compatibility = Additive(self.param("v", nn.initializers.normal(c.d_model**-0.5), (1, c.d_model)))
+        else:
+            self.compatibility = Dot(scaled=c.attention == "scaled")
 
     def keys(self, states: jax.Array) -> jax.Array:
         """What of the encoder's states [B, S, d_model] does not depend on the decoder's -> [B, S, d_model]."""
@@ -71,17 +75,11 @@ class Attention(nn.Module):
         """From y [B, T, d_model] to the memory -> [B, T, d_model]."""
         if self.config.attention == "none":
             return jnp.broadcast_to(memory.values, y.shape)
-        weights = masked_softmax(self._scores(y, memory.keys), memory.mask)
+        query = self.query(y) if self.config.attention == "additive" else y
+        one_head = query[:, :, None], memory.keys[:, :, None], memory.mask[:, None]
+        weights = attention_weights(*one_head, self.compatibility)[:, 0]
         self.sow("intermediates", "weights", weights)
         return jnp.einsum("bts,bsd->btd", weights.astype(memory.values.dtype), memory.values)
-
-    def _scores(self, y: jax.Array, keys: jax.Array) -> jax.Array:
-        """[B, T, d_model] and [B, S, d_model] -> [B, T, S] in float32."""
-        if self.config.attention == "additive":
-            sums = self.query(y)[:, :, None] + keys[:, None]
-            return self.score(nn.tanh(sums))[..., 0].astype(jnp.float32)
-        products = jnp.einsum("btd,bsd->bts", y, keys, preferred_element_type=jnp.float32)
-        return products / self.config.d_model**0.5 if self.config.attention == "scaled" else products
 
 
 class RecurrentTranslator(Embedded):

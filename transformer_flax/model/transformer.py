@@ -109,7 +109,7 @@ class DecoderLayer(nn.Module):
         return self.after_feed_forward(y, self.feed_forward)
 
 
-def embedding(config: EncoderConfig) -> nn.Embed:
+def embedding(config: Any) -> nn.Embed:
     """The vectors [V, d_model] of the vocabulary (section 3.4)."""
     c = config
     init = nn.initializers.normal(c.d_model**-0.5)

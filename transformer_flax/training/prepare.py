@@ -83,7 +83,7 @@ def check(config: ConfigDict) -> None:
     if share()[1] > 1:
         require("on_write_failure", lambda value: value == "stop", "stop with several processes")
     require("data.batching", lambda value: value in BATCHING, f"one of {', '.join(BATCHING)}")
-    if not find_kind(config.model.kind).segments:
+    if not (find_kind(config.model.kind).segments or isinstance(model, ClassifierConfig)):
         require(
             "data.batching",
             lambda value: value != "packed",
