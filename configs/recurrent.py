@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.model.num_layers = 2  # N, of the encoder and of the decoder
     config.model.d_model = 288  # of embeddings and states; even, as each direction of the encoder has a half of it
     config.model.cell = "gru"  # or "lstm"
-    config.model.attention = "additive"  # or "dot", "scaled" (by 1 / sqrt(d_model)); "none": the encoder's last state
+    config.model.attention = "additive"  # or "dot", "scaled_dot", over sqrt(d_model); "none": the encoder's last state
     config.model.dropout = 0.2  # on embeddings, behind each layer, and on what the logits are made of
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
     config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, states and loss stay float32

@@ -62,8 +62,8 @@ def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
     fingerprints = {split: pairs[split].fingerprint for split in pairs}
     place.claim(config, fingerprints, Tokenizer.train(pairs["train"].lines, 285))
     # As if the model had learned to copy, but six letters at most.
-    place.save_translations("1", pairs["valid"].lines)
-    place.save_translations("1.test", [line[:11] for line in pairs["test"].lines])
+    place.save_outputs("translations", "valid", 1, pairs["valid"].lines)
+    place.save_outputs("translations", "test", 1, [line[:11] for line in pairs["test"].lines])
     command = [sys.executable, "docs/length.py", f"--output={tmp_path}/length.png", "--width=1", str(place.path)]
     told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     assert told.splitlines() == [
@@ -76,4 +76,4 @@ def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
     ]
     assert (tmp_path / "length.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match=r"translations/2\.txt cannot be read as translations: "):
-        place.load_translations("2")
+        place.load_translations("valid", 2)

@@ -37,6 +37,11 @@ def test_no_line_is_in_two_splits_and_held_out_ones_all_differ(seed):
         assert not valid & test
 
 
+def test_longer_lines_of_test_leave_train_and_valid_as_they_are():
+    for split in ("train", "valid"):
+        assert draw(split, longest_tested=9) == draw(split, longest_tested=20)
+
+
 def test_every_line_of_test_is_longer_than_any_that_was_trained_on():
     train, valid, test = (set(lengths(draw(split))) for split in SPLITS)
     assert train == set(range(1, 7))

@@ -28,7 +28,7 @@ CONVOLUTIONAL = ConvolutionalConfig(
 RIVALS = {
     "recurrent": RECURRENT,
     "lstm, scaled, untied": dataclasses.replace(
-        RECURRENT, cell="lstm", attention="scaled", tie_embeddings=False, num_layers=1
+        RECURRENT, cell="lstm", attention="scaled_dot", tie_embeddings=False, num_layers=1
     ),
     "lstm, none": dataclasses.replace(RECURRENT, cell="lstm", attention="none"),
     "convolutional": CONVOLUTIONAL,

@@ -21,7 +21,7 @@ W, U, V = (RNG.normal(size=shape).astype(np.float32) / D**0.5 for shape in ((D, 
 SCORES = {  # of one state of the decoder and one of the encoder
     "additive": lambda s, h: np.tanh(s @ W + h @ U) @ V[:, 0],
     "dot": lambda s, h: s @ h,
-    "scaled": lambda s, h: s @ h / D**0.5,
+    "scaled_dot": lambda s, h: s @ h / D**0.5,
 }
 
 

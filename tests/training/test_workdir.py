@@ -112,5 +112,5 @@ def test_the_tokenizer_comes_back_as_it_was(tmp_path):
 
 
 def test_translations_are_one_line_each(tmp_path):
-    file = Workdir(tmp_path).save_outputs("translations", "5", ["a b", "", "ü"])
+    file = Workdir(tmp_path).save_outputs("translations", "valid", 5, ["a b", "", "ü"])
     assert file.read_bytes() == "a b\n\nü\n".encode()

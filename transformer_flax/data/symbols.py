@@ -18,17 +18,18 @@ def draw_lines(split: str, *, num_pairs: int, longest_trained: int, longest_test
 
     train has `num_pairs` lines of at most `longest_trained` symbols, among which a line may come twice. valid has
     HELD_OUT lines, all different, of these lengths but the shortest. test has as many that are longer, of at most
-    `longest_tested` symbols; where that is `longest_trained`, they are as those of valid.
+    `longest_tested` symbols; where that is `longest_trained`, they are as those of valid. Longer lines of test change
+    nothing in train and valid.
     """
-    rng = np.random.default_rng(seed)
-    valid = _draw_distinct(rng, {}, SHORTEST_HELD_OUT, longest_trained)
+    of_valid, of_test, of_train = (np.random.default_rng((seed, part)) for part in range(3))
+    valid = _draw_distinct(of_valid, {}, SHORTEST_HELD_OUT, longest_trained)
     shortest = longest_trained + 1 if longest_tested > longest_trained else SHORTEST_HELD_OUT
-    test = _draw_distinct(rng, valid, shortest, longest_tested)
+    test = _draw_distinct(of_test, valid, shortest, longest_tested)
     if split != "train":
         return list(valid if split == "valid" else test)
     train: list[str] = []
     while len(train) < num_pairs:
-        drawn = _draw(rng, num_pairs, 1, longest_trained)
+        drawn = _draw(of_train, num_pairs, 1, longest_trained)
         train += [line for line in drawn if line not in valid and line not in test]
     return train[:num_pairs]
 

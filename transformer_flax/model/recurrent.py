@@ -19,13 +19,14 @@ import jax.numpy as jnp
 from transformer_flax.model.attention import attention_weights
 from transformer_flax.model.checks import require, require_one_of
 from transformer_flax.model.compatibility import Additive, Dot
+from transformer_flax.model.config import COMPATIBILITIES
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.embedded import Embedded, EmbeddedConfig
 from transformer_flax.model.transformer import shift_right, to_logits
 from transformer_flax.special_tokens import PAD_ID
 
 CELLS = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
-ATTENTION = ("additive", "dot", "scaled", "none")
+ATTENTION = (*COMPATIBILITIES, "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Memory(NamedTuple):
 class Attention(nn.Module):
     """softmax(score(s, h)) h over the encoder's states h, for the decoder's states s, with one head. The score is
 
-    "additive": v^T tanh(W s + U h) (Bahdanau et al., 2015); "dot": s^T h (Luong et al., 2015); "scaled":
+    "additive": v^T tanh(W s + U h) (Bahdanau et al., 2015); "dot": s^T h (Luong et al., 2015); "scaled_dot":
     s^T h / sqrt(d_model). The weights can be had by making the collection "intermediates" mutable.
     """
 
@@ -65,7 +66,7 @@ class Attention(nn.Module):
             self.query, self.key = (_dense(c, c.d_model, use_bias=False) for _ in range(2))
             self.compatibility = Additive(self.param("v", nn.initializers.normal(c.d_model**-0.5), (1, c.d_model)))
         else:
-            self.compatibility = Dot(scaled=c.attention == "scaled")
+            self.compatibility = Dot(scaled=c.attention == "scaled_dot")
 
     def keys(self, states: jax.Array) -> jax.Array:
         """What of the encoder's states [B, S, d_model] does not depend on the decoder's -> [B, S, d_model]."""

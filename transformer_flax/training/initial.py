@@ -50,7 +50,4 @@ def with_vectors(params: Any, vectors: Vectors | None) -> Any:
     """
     if vectors is None:
         return params
-    embedded = {name: {**params[name], "embedding": vectors.vectors} for name in EMBEDDINGS if name in params}
-    if not embedded:
-        raise UserError("config.embedding_init is for models that embed words; this kind has none")
-    return {**params, **embedded}
+    return params | {name: {**params[name], "embedding": vectors.vectors} for name in EMBEDDINGS if name in params}

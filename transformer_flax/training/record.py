@@ -143,8 +143,7 @@ class Record:
         """Writes an evaluation, unless it was made before: then perhaps with another config.decode."""
         if not self.writer.has(step, split):
             with self.writing():
-                name = str(step) if split == "valid" else f"{step}.{split}"
-                self.workdir.save_outputs(self.task.outputs, name, evaluation.outputs)
+                self.workdir.save_outputs(self.task.outputs, split, step, evaluation.outputs)
                 self.writer.write(step, split, {**evaluation.scalars, "averaged": averaged})
         scalars = "  ".join(f"{name} {value:.4g}" for name, value in evaluation.scalars.items())
         self.say(f"step {step:>7,} {split}: {scalars}")

@@ -166,19 +166,22 @@ class Workdir:
         """How many training pairs are used, and left out for which reason."""
         self._write(self.path / "selection.json", json.dumps(counts, indent=2) + "\n")
 
-    def save_outputs(self, what: str, name: str, outputs: list[str]) -> pathlib.Path:
-        """Translations or labels, one a line, in the order of the split."""
-        file = self.path / what / f"{name}.txt"
+    def _outputs_file(self, what: str, split: str, step: int) -> pathlib.Path:
+        return self.path / what / (f"{step}.txt" if split == "valid" else f"{step}.{split}.txt")
+
+    def save_outputs(self, what: str, split: str, step: int, outputs: list[str]) -> pathlib.Path:
+        """Translations or labels after a step, one a line, in the order of the split."""
+        file = self._outputs_file(what, split, step)
         self._write(file, "".join(f"{line}\n" for line in outputs))
         return file
 
-    def load_translations(self, name: str) -> list[str]:
+    def load_translations(self, split: str, step: int) -> list[str]:
         """What `save_outputs` has written of translations.
 
         Raises:
-          UserError: there are none of that name, or not as they were written.
+          UserError: there are none of that split and step, or not as they were written.
         """
-        file = self.path / "translations" / f"{name}.txt"
+        file = self._outputs_file("translations", split, step)
         try:
             require_plain(file)
             text = file.read_text("utf-8")
