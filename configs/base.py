@@ -5,8 +5,8 @@
 
 The first run fetches 1.7 GB of archives and prepares them, once; from then on TensorFlow is not needed any more.
 In the paper: 8 P100 for 12 hours, 27.3 BLEU on newstest2014, perplexity 4.92 and 25.8 BLEU on newstest2013.
-Every field of every config is here, with the paper's value unless it says otherwise; classifier.py has those of `model`
-for the encoder alone.
+Every field that a Transformer's run has is here, with the paper's value unless it says otherwise. Those that only
+another kind of model has are in classifier.py, recurrent.py and convolutional.py, those of word vectors in vectors.py.
 """
 
 from ml_collections import ConfigDict

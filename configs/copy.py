@@ -5,7 +5,7 @@
     python docs/length.py --output=copy_length.png runs/sweep-copy/*/seed?
 
 Validation lines are as long as those of training, 20 letters at most; test lines are longer, up to 40. docs/length.md
-has the pictures.
+has the picture.
 """
 
 from ml_collections import ConfigDict

@@ -34,7 +34,7 @@ def define_config(default: pathlib.Path) -> flags.FlagHolder:
     holder = config_flags.DEFINE_config_file(
         "config",
         help_string="a file of configs/; any of its fields can be set, as in --config.model.num_heads=16; "
-        "configs/base.py explains them all",
+        "the file, or those it builds on, explain them",
     )
     flags.FLAGS["config"].default_as_str = f"configs/{default.name}"
     return holder

@@ -149,9 +149,8 @@ def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
     """Compares every variant with base.
 
     The score is accuracy where texts are classified, and else BLEU, unless that is 0 for all runs, as on single words:
-    then it is exact match. Base is the row of
-    that name, or else a variant of a grid that changes nothing. Of several results of one run the last counts. A run
-    that ended with a perplexity that is not finite has failed.
+    then it is exact match. Base is the row of that name, or else a variant of a grid that changes nothing. Of several
+    results of one run the last counts. A run that ended with a perplexity that is not finite has failed.
 
     Args:
       results: in any order.

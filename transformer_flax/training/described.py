@@ -63,7 +63,7 @@ def _require_fields(config: ConfigDict, place: Workdir) -> None:
             if field not in there:
                 raise UserError(
                     f"{place.config_file} lacks {where}.{field}, as a run of another version of this package; add it "
-                    "there (configs/base.py says what it means)"
+                    "there (configs/ says what it means)"
                 )
             value = there[field]
             if type(value) is not wanted and not (wanted is float and type(value) is int):

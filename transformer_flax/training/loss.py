@@ -27,8 +27,7 @@ def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float, *, pad
     """Cross-entropy -sum_v q'(v) log p(v) against q' = (1 - smoothing) [v = target] + smoothing u(v).
 
     u is uniform over the labels (Szegedy et al., 2016, section 7): all V ids, but not that of padding, where it is
-    one of them. As q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), with log Z the log-sum-exp of
-    the logits.
+    one of them. As q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), with log Z the log-sum-exp of the logits.
 
     The gradient is written out, softmax(logits) - q': derived from the above, it would come in parts, each an array of
     [tokens, V], and be several times as slow.

@@ -140,7 +140,7 @@ def _require(config: ConfigDict, name: str, is_valid: Callable[[Any], bool], req
 def _refuse_none(section: ConfigDict, name: str) -> None:
     for field, value in section.items():
         if value is None:
-            raise UserError(f"{name}.{field} is None; give it a value (configs/base.py says which)")
+            raise UserError(f"{name}.{field} is None; give it a value (configs/ says which)")
         if isinstance(value, ConfigDict):
             _refuse_none(value, f"{name}.{field}")
 
