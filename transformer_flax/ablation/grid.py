@@ -170,8 +170,12 @@ def _find(field: str, base: ConfigDict, where: str) -> Any:
     if field not in known:
         same_end = [name for name in known if name.endswith(f".{field}")]
         near = same_end or difflib.get_close_matches(field, known, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else "configs/base.py lists them all"
-        raise UserError(f"{where}: no config has a field {field!r}; {hint}")
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else "the file that --config names, or those it builds on, list them"
+        )
+        raise UserError(f"{where}: this config has no field {field!r}; {hint}")
     return known[field]
 
 
