@@ -228,5 +228,7 @@ def test_a_split_is_measured_and_drawn(trained, tmp_path):
     assert sum(map(sum, report["confusion"])) == report["sentences"] == 40
     assert "macro-F1:" in result.stderr
     assert "<svg" in picture.read_text()
+    for file, message in (("a.jpeg", "must end in .png, .svg, .pdf"), ("no/a.png", "No such file")):
+        assert message in refused("evaluate", "--workdir=/nowhere", f"--confusion={tmp_path / file}")
     message = refused("classify", f"--workdir={tmp_path}")
     assert "holds no run" in message

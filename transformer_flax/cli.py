@@ -23,11 +23,19 @@ USER_ERROR = 2  # exit statuses
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 CLOSED_PIPE = 141  # 128 + SIGPIPE
 
+PICTURES = (".png", ".svg", ".pdf")
+
+ROOT = pathlib.Path(__file__).parents[1]  # of the clone, where configs/ lies, which is not part of the package
+
 flags.disclaim_key_flags()  # a flag defined here is one of the command that asks for it, and in its --help
 
 
 def define_config(default: pathlib.Path) -> flags.FlagHolder:
-    """Defines --config=FILE[:ARGUMENT], which is `default` where it is not given, and --config.FIELD=VALUE."""
+    """Defines --config=FILE[:ARGUMENT], which is `default` where it is not given, and --config.FIELD=VALUE.
+
+    From any directory, configs can build on those of configs/.
+    """
+    sys.path.insert(1, str(ROOT))
     # Not as the flag's own default: that is overridden while the flag is defined, where no error could be explained.
     if not any(re.match(r"--?config(=|$)", arg) for arg in sys.argv):
         sys.argv.insert(1, f"--config={default}")
@@ -94,6 +102,14 @@ def restore_named(name: str, average: str | None = None) -> "Run":
     if directory and re.fullmatch(r"\d+(,\d+)*", steps):
         return restore(directory, steps=[int(step) for step in steps.split(",")])
     return restore(name, average=int(average) if average and average.isdecimal() else average)
+
+
+def require_picture(name: str, file: str) -> None:
+    """Raises:
+    UserError: what the flag of that name says is the file of no picture.
+    """
+    if pathlib.Path(file).suffix.lower() not in PICTURES:
+        raise UserError(f"--{name}={file}: the file of a picture must end in {', '.join(PICTURES)}")
 
 
 def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str = "") -> None:
@@ -181,6 +197,8 @@ def _explain(error: Exception, argv: list[str]) -> str:
         field = re.findall(r"\w+", text)[0]  # the message is a quoted name, with or without a hint
         override = next((arg for arg in argv if re.match(rf"--?config.*\b{field}\b", arg)), field)
         hint = re.search(r'Did you mean "(\w+)"', text)
-        advice = f"did you mean {hint[1]!r}?" if hint else "configs/base.py lists them all"
-        return f"{override}: no config has a field {field!r}; {advice}"
+        advice = (
+            f"did you mean {hint[1]!r}?" if hint else "the file that --config names, or those it builds on, list them"
+        )
+        return f"{override}: this config has no field {field!r}; {advice}"
     return text

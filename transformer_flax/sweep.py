@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from transformer_flax.ablation.launch import Launcher
 
 ROOT = pathlib.Path(__file__).parents[1]
-sys.path.insert(1, str(ROOT))  # where configs/ lies, which is not part of the package
 ARGUMENTS = sys.argv[1:]
 
 CONFIG = cli.define_config(ROOT / "configs/numbers.py")
@@ -83,8 +82,10 @@ def main() -> None:
     from transformer_flax.ablation.jobs import Recipe
     from transformer_flax.ablation.provenance import head
     from transformer_flax.ablation.sweep import sweep
+    from transformer_flax.training.prepare import require_run
     from transformer_flax.training.seeds import check_seeds
 
+    require_run(CONFIG.value)
     base = CONFIG.value.copy_and_resolve_references()
     overrides = _overrides()
     base.update_from_flattened_dict(overrides)

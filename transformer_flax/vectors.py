@@ -5,11 +5,14 @@
     python -m transformer_flax.vectors plot --vectors=vectors/NAME --output=plane.png [WORD ...]
 
 `nearest` takes words from the command line, or one a line from standard input. A line of its output is a word, a
-neighbour and their cosine, parted by tabs. `plot` draws the words that are named, or the most frequent ones.
+neighbour and their cosine, parted by tabs; a word that has no vector is warned of and left out. `plot`
+draws the words that are named, or the most frequent ones.
 """
 
+import logging
 import pathlib
 import sys
+import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -27,6 +30,8 @@ VECTORS = flags.DEFINE_string("vectors", None, "the folder of trained vectors")
 COUNT = flags.DEFINE_integer("count", 10, "neighbours of a word", 1)
 LEAST = flags.DEFINE_integer("least", 5, "how often a neighbour stands in the text, at least", 1)
 MOST_FREQUENT = flags.DEFINE_integer("most_frequent", 200, "words to draw, where none are named", 3)
+
+logger = logging.getLogger(__name__)
 
 
 def train() -> None:
@@ -48,6 +53,8 @@ def train() -> None:
     chosen = VectorConfig(**config.vectors)
     check_text(config)
     require_free(output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryDirectory(dir=output.parent).cleanup()  # refused now, if at all, and not after the training
     keep_compiled(config.data.cache_dir)
     with Progress() as progress:
         pairs = load_pairs(config.data, "train")
@@ -69,22 +76,34 @@ def train() -> None:
                     progress.say(f"epoch {told} of {chosen.epochs}: loss {loss:.3f} a word")
 
             vectors = train_vectors(sides, tokenizer, chosen, config.seed, progress=tell)
-        output.parent.mkdir(parents=True, exist_ok=True)
         vectors.save(output, config.to_dict())
         progress.say(f"{output}/ after {duration(time.perf_counter() - started)}, of {len(vectors.words())} words")
 
 
 def nearest(*words: str) -> None:
-    """Puts out the neighbours of words."""
+    """Puts out the neighbours of words. Those that have none are warned of, and counted in an error at the end."""
     vectors = _load()
+    unknown = 0
     for word in words or (line.strip() for line in sys.stdin if line.strip()):
-        for neighbour, cosine in vectors.nearest(word, COUNT.value, least=LEAST.value):
+        try:
+            found = vectors.nearest(word, COUNT.value, least=LEAST.value)
+        except UserError as error:
+            logger.warning(str(error))
+            unknown += 1
+            continue
+        for neighbour, cosine in found:
             print(f"{word}\t{neighbour}\t{cosine:.3f}", flush=True)
+    if unknown:
+        raise UserError(f"{unknown:,} of the words could not be looked up")
 
 
 def plot(*words: str) -> None:
     """Draws words in a plane."""
     output = _required("output", OUTPUT.value)
+    cli.require_picture("output", output)
+    for name in ("least", "most_frequent"):
+        if words and flags.FLAGS[name].present:
+            raise UserError(f"--{name} does nothing where the words are named: leave one of them out")
     vectors = _load()
     names = list(words) or [word for word, _ in vectors.words(LEAST.value)[: MOST_FREQUENT.value]]
     if len(names) < 3:
@@ -109,6 +128,11 @@ def _required(name: str, value: str | None) -> str:
 
 
 VERBS = {"train": train, "nearest": nearest, "plot": plot}
+IDLE = {  # flags of the other verbs
+    "train": ("vectors", "count", "least", "most_frequent"),
+    "nearest": ("output", "most_frequent"),
+    "plot": ("count",),
+}
 
 
 def main(verb: str = "", *words: str) -> None:
@@ -117,6 +141,9 @@ def main(verb: str = "", *words: str) -> None:
         raise UserError(f"{said}: python -m transformer_flax.vectors {' | '.join(VERBS)}, see --help")
     if words and verb == "train":
         raise UserError(f"train takes no words: {words[0]!r}")
+    for name in IDLE[verb]:
+        if flags.FLAGS[name].present:
+            raise UserError(f"--{name} does nothing with {verb}: leave it out")
     VERBS[verb](*words)
 
 

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.commands import process
 from tests.conftest import ROOT
 
 
@@ -30,7 +31,10 @@ def refused(*arguments) -> str:
         ("--config=configs/table3.py:A-h17", "table 3 has no row 'A-h17' (did you mean A-h1"),
         ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
         ("--config.model.num_head=3", "did you mean 'num_heads'?"),
-        ("--config.nope.field=3", "no config has a field 'nope'"),
+        (
+            "--config.nope.field=3",
+            "this config has no field 'nope'; the file that --config names, or those it builds on",
+        ),
         ("--config.model.d_model=wide", "flag --config.model.d_model=wide: invalid literal for int()"),
         ("--config.steps=1.5", "flag --config.steps=1.5: invalid literal for int()"),
         ("--stpes=3", "Unknown command line flag 'stpes'"),
@@ -39,6 +43,19 @@ def refused(*arguments) -> str:
 )
 def test_wrong_flags_get_one_clear_message(argument, message):
     assert message in refused(argument)
+
+
+def test_a_rival_s_config_is_told_of_what_it_has_not():
+    message = refused("--config=configs/recurrent.py", "--config.model.num_heads=4")
+    assert message.startswith("--config.model.num_heads=4: this config has no field 'num_heads'; ")
+
+
+def test_a_config_of_word_vectors_is_refused():
+    for more in ([], ["--seeds=0,1"]):
+        message = refused("--config=configs/vectors.py", *more)
+        assert "no section config.model; configs/vectors.py is for python -m transformer_flax.vectors" in message
+    for command in ("cost", "sweep"):
+        assert "no section config.model" in process.refused(command, "--config=configs/vectors.py")
 
 
 def test_a_model_that_cannot_be_is_refused_before_anything_is_written(tmp_path):

@@ -1,11 +1,23 @@
 """`python -m transformer_flax.vectors` as a user meets it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from tests.commands.process import refused, succeeds
+from tests.commands.process import refused, run, succeeds
+from tests.conftest import ROOT
 from tests.word_vectors.planted import TOPICS, planted_text
 from transformer_flax.word_vectors.vectors import Vectors
 
+ELSEWHERE = f"""
+import runpy, sys
+sys.path.insert(0, {str(ROOT)!r})
+import transformer_flax
+sys.path.remove({str(ROOT)!r})  # the package can be found, as where it is installed, and configs/ not
+runpy.run_module("transformer_flax.vectors", run_name="__main__")
+"""
 SMALL = [f"--config.vectors.{change}" for change in ("d_model=8", "epochs=8", "rows_per_batch=4", "subsample=0.0")]
 
 
@@ -32,6 +44,10 @@ def test_vectors_are_trained_asked_and_drawn(folder):
     read = succeeds("vectors", "nearest", vectors, "--count=3", given="cat\n\nRED\n").stdout.splitlines()
     assert read[:3] == found
     assert {line.split("\t")[1] for line in read[3:]} == {word.upper() for word in TOPICS[1]} - {"RED"}
+    some = run("vectors", "nearest", vectors, "--count=3", given="+\ncat\n§\n")
+    assert (some.returncode, some.stdout.splitlines()) == (2, found)
+    assert "WARNING: there is no vector of '+'" in some.stderr
+    assert some.stderr.endswith("error: 2 of the words could not be looked up\n")
     succeeds("vectors", "plot", vectors, f"--output={folder}/plane.png", "cat", "dog", "red")
     assert (folder / "plane.png").read_bytes().startswith(b"\x89PNG")
     assert "both is there already" in refused("vectors", "train", *SMALL, f"--output={folder}/made/both")
@@ -43,12 +59,31 @@ def test_one_side_may_be_left_out(folder):
     assert sorted(words) == sorted(word.upper() for topic in TOPICS for word in topic)
 
 
+def test_a_place_that_cannot_be_written_is_told_of_before_the_training(folder):
+    text = [f"--config.data.{change}" for change in (f"path={folder}", f"cache_dir={folder}/cache", "vocab_size=340")]
+    assert "train.en" in refused("vectors", "train", *text, *SMALL, f"--output={folder}/train.en/made")
+
+
+def test_the_config_is_found_from_anywhere(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", ELSEWHERE, "nearest", "--vectors=nowhere", "dog"]
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.stderr == "error: there is no folder nowhere of word vectors\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["learn"], "'learn' is nothing that can be done: python -m transformer_flax.vectors train | nearest | plot"),
         (["nearest", "dog"], "--vectors is not given; it names the folder of trained vectors"),
         (["train", "--output=x", "--config=configs/numbers.py"], "no section config.vectors"),
+        (
+            ["plot", "--vectors=x", "--output=x.bmp"],
+            "--output=x.bmp: the file of a picture must end in .png, .svg, .pdf",
+        ),
+        (["plot", "--count=3"], "--count does nothing with plot: leave it out"),
+        (["nearest", "--output=x", "dog"], "--output does nothing with nearest"),
+        (["plot", "--output=x.png", "--least=3", "dog"], "--least does nothing where the words are named"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, message):

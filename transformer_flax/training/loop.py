@@ -24,7 +24,7 @@ from transformer_flax.training.machine import keep_compiled, peak_flops
 from transformer_flax.training.optimizer import make_optimizer, paper_schedule
 from transformer_flax.training.parallel import Parallel, make_parallel
 from transformer_flax.training.prefetch import prefetch
-from transformer_flax.training.prepare import check, model_config, prepare_data
+from transformer_flax.training.prepare import check, model_config, prepare_data, require_run
 from transformer_flax.training.progress import Progress, duration
 from transformer_flax.training.record import Record
 from transformer_flax.training.resume import resume
@@ -65,6 +65,7 @@ def train_seeds(
     Raises:
       UserError: as `train` does; what ends one of them ends all.
     """
+    require_run(config)
     check_seeds(config, seeds)
     return _train({seed: pathlib.Path(workdir) / f"seed{seed}" for seed in seeds}, config, profile=profile)
 

@@ -69,7 +69,7 @@ def check(config: ConfigDict) -> None:
     Raises:
       UserError: naming the field.
     """
-
+    require_run(config)
     require = functools.partial(_require, config)
     check_text(config)
     model = model_config(config, config.data.vocab_size)
@@ -112,6 +112,16 @@ def check(config: ConfigDict) -> None:
             lambda value: value >= longest,
             f"at least {longest} with learned positions: config.data.max_length, and config.decode.max_input_length + "
             "max_extra_length",
+        )
+
+
+def require_run(config: ConfigDict) -> None:
+    """Raises:
+    UserError: the config is of no run, but of word vectors.
+    """
+    if "model" not in config:
+        raise UserError(
+            "the config has no section config.model; configs/vectors.py is for python -m transformer_flax.vectors train"
         )
 
 
