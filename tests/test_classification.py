@@ -15,6 +15,7 @@ from transformer_flax.analysis.confusion import plot_confusion
 from transformer_flax.data.classes import Classes
 from transformer_flax.errors import UserError
 from transformer_flax.model.classifier import Classifier
+from transformer_flax.model.kinds import attention_maps
 from transformer_flax.run import restore
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 from transformer_flax.training.loop import train
@@ -112,6 +113,12 @@ def test_a_run_is_restored_from_its_directory_alone(run, trained, tmp_path):
     assert report.labels == evaluations["test"].outputs
     plot_confusion(report, file=tmp_path / "confusion.png")
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_a_run_attends_to_is_there_as_arrays(run):
+    source = np.array([[*run.tokenizer.encode(["the cat"])[0], END_ID]])
+    maps = attention_maps(run.model.config, run.params, source)
+    assert {kind: weights.shape for kind, weights in maps.items()} == {"encoder": (1, 1, 2, *2 * source.shape[1:])}
 
 
 def test_what_a_classifier_does_not_do_is_told(run):

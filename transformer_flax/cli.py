@@ -23,6 +23,8 @@ USER_ERROR = 2  # exit statuses
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 CLOSED_PIPE = 141  # 128 + SIGPIPE
 
+PICTURES = (".png", ".svg", ".pdf")
+
 flags.disclaim_key_flags()  # a flag defined here is one of the command that asks for it, and in its --help
 
 
@@ -94,6 +96,17 @@ def restore_named(name: str, average: str | None = None) -> "Run":
     if directory and re.fullmatch(r"\d+(,\d+)*", steps):
         return restore(directory, steps=[int(step) for step in steps.split(",")])
     return restore(name, average=int(average) if average and average.isdecimal() else average)
+
+
+def require_picture(name: str) -> None:
+    """Refuses a file that no picture can be written to: before the work, and not after it."""
+    file = pathlib.Path(name)
+    if file.suffix.lower() not in PICTURES:
+        raise UserError(f"{name} is not the name of a picture; it must end in one of {', '.join(PICTURES)}")
+    existed = file.exists()
+    file.open("ab").close()
+    if not existed:
+        file.unlink()
 
 
 def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str = "") -> None:

@@ -43,6 +43,8 @@ def main() -> None:
         if os.path.isfile(TRANSLATIONS.value) and any(os.path.samefile(TRANSLATIONS.value, file) for file in texts):
             raise UserError(f"{TRANSLATIONS.value} is an input; write the translations to another file")
         open(TRANSLATIONS.value, "ab").close()  # refused now, if at all, and not after the work
+    if CONFUSION.value is not None:
+        cli.require_picture(CONFUSION.value)
     sources, references, what = [], [], f"{SPLIT.value} split"
     if SOURCE.value is not None and REFERENCE.value is not None:
         what = SOURCE.value
@@ -70,7 +72,11 @@ def main() -> None:
     else:
         values = _tell_of_translations(report, title, progress)
     json.dump(head | values, sys.stdout, indent=2)
-    print()
+    print(flush=True)
+    if isinstance(report, ClassReport) and CONFUSION.value is not None:
+        from transformer_flax.analysis.confusion import plot_confusion
+
+        plot_confusion(report, file=CONFUSION.value)
 
 
 def _tell_of_translations(report: "Report", title: str, progress: "Progress") -> dict[str, Any]:
@@ -108,8 +114,7 @@ def _tell_of_translations(report: "Report", title: str, progress: "Progress") ->
 
 
 def _tell_of_labels(report: "ClassReport", title: str, progress: "Progress") -> dict[str, Any]:
-    """Shows tables and draws what is taken for what; returns all but the labels."""
-    from transformer_flax.analysis.confusion import plot_confusion
+    """Shows tables; returns all but the labels."""
     from transformer_flax.training.progress import counted
 
     each = {
@@ -136,8 +141,6 @@ def _tell_of_labels(report: "ClassReport", title: str, progress: "Progress") -> 
         "parameters": report.parameters,
     }.items():
         progress.say(f"{name + ':':<12}{text}")
-    if CONFUSION.value is not None:
-        plot_confusion(report, file=CONFUSION.value)
     names = ("accuracy", "macro_f1", "perplexity", "lines_per_second", "compilations", "parameters")
     told = {name: getattr(report, name) for name in names}
     return {**told, "classes": each, "confusion": report.confusion.tolist()}
