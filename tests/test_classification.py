@@ -125,7 +125,7 @@ def test_what_a_classifier_does_not_do_is_told(run):
     for attempt in (run.translate, lambda lines: run.attention(lines[0]), lambda lines: run.count_heads()):
         with pytest.raises(UserError, match=r"tells classes apart \(animal, colour, number\) and does not translate"):
             attempt(["the cat"])
-    with pytest.raises(UserError, match="beam_size is a setting of a search, and .* classifies; leave it out"):
+    with pytest.raises(UserError, match=r"beam_size is a setting of a search, and .* classifies; leave it out"):
         run.evaluate(["the cat"], ["animal"], beam_size=1)
     with pytest.raises(UserError, match="classify takes a list of lines, not a string"):
         run.classify("the cat")
