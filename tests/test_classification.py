@@ -15,6 +15,7 @@ from transformer_flax.analysis.confusion import plot_confusion
 from transformer_flax.data.classes import Classes
 from transformer_flax.errors import UserError
 from transformer_flax.model.classifier import Classifier
+from transformer_flax.model.kinds import attention_maps
 from transformer_flax.run import restore
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 from transformer_flax.training.loop import train
@@ -46,7 +47,7 @@ def config_for(folder, **overrides):
     config.model.update(num_layers=1, d_model=16, d_ff=16, num_heads=2, d_k=8, d_v=8, dropout=0.1, num_classes=3)
     config.data.update(path=str(folder), cache_dir=str(folder / "cache"), label_column=1, text_column=2)
     config.data.update(vocab_size=300, tokens_per_batch=512, num_buckets=1)
-    config.decode.update(max_input_length=16, batch_size=16)
+    config.decode.update(max_input_length=5, batch_size=16)  # a quarter of the texts are cut
     config.optimizer.update(factor=1.0, warmup_steps=30)
     config.eval.update(every=30, final_average=1)
     config.checkpoint.update(every=30, keep=2)
@@ -114,10 +115,18 @@ def test_a_run_is_restored_from_its_directory_alone(run, trained, tmp_path):
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_a_run_attends_to_is_there_as_arrays(run):
+    source = np.array([[*run.tokenizer.encode(["the cat"])[0], END_ID]])
+    maps = attention_maps(run.model.config, run.params, source)
+    assert {kind: weights.shape for kind, weights in maps.items()} == {"encoder": (1, 1, 2, *2 * source.shape[1:])}
+
+
 def test_what_a_classifier_does_not_do_is_told(run):
-    for attempt in (run.translate, lambda lines: run.attention(lines[0])):
+    for attempt in (run.translate, lambda lines: run.attention(lines[0]), lambda lines: run.count_heads()):
         with pytest.raises(UserError, match=r"tells classes apart \(animal, colour, number\) and does not translate"):
             attempt(["the cat"])
+    with pytest.raises(UserError, match=r"beam_size is a setting of a search, and .* classifies; leave it out"):
+        run.evaluate(["the cat"], ["animal"], beam_size=1)
     with pytest.raises(UserError, match="classify takes a list of lines, not a string"):
         run.classify("the cat")
     with pytest.raises(UserError, match="'plant' is none of the classes that the model knows, which are animal"):

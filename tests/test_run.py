@@ -335,7 +335,7 @@ def test_a_checkpoint_that_is_not_whole_is_named_with_the_others(made, tmp_path,
     assert restore(broken, steps=[30]).parameters == "the parameters of step 30"
 
 
-@pytest.mark.parametrize(("section", "field"), [(None, "ema_decay"), ("decode", "window")])
+@pytest.mark.parametrize(("section", "field"), [(None, "ema_decay"), ("data", "num_pairs"), ("decode", "window")])
 def test_a_run_of_another_version_is_refused_with_the_field_that_it_lacks(made, tmp_path, section, field):
     old = tmp_path / "old"
     shutil.copytree(made, old)

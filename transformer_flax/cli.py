@@ -104,12 +104,20 @@ def restore_named(name: str, average: str | None = None) -> "Run":
     return restore(name, average=int(average) if average and average.isdecimal() else average)
 
 
-def require_picture(name: str, file: str) -> None:
-    """Raises:
-    UserError: what the flag of that name says is the file of no picture.
+def require_picture(flag: str, name: str) -> None:
+    """Refuses a file that no picture can be written to: before the work, and not after it.
+
+    Raises:
+      UserError: it has not the name of a picture.
+      OSError: it cannot be written.
     """
-    if pathlib.Path(file).suffix.lower() not in PICTURES:
-        raise UserError(f"--{name}={file}: the file of a picture must end in {', '.join(PICTURES)}")
+    file = pathlib.Path(name)
+    if file.suffix.lower() not in PICTURES:
+        raise UserError(f"--{flag}={name}: the file of a picture must end in {', '.join(PICTURES)}")
+    existed = file.exists()
+    file.open("ab").close()
+    if not existed:
+        file.unlink()
 
 
 def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str = "") -> None:

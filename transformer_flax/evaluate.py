@@ -45,7 +45,6 @@ def main() -> None:
         open(TRANSLATIONS.value, "ab").close()  # refused now, if at all, and not after the work
     if CONFUSION.value is not None:
         cli.require_picture("confusion", CONFUSION.value)
-        open(CONFUSION.value, "ab").close()
     sources, references, what = [], [], f"{SPLIT.value} split"
     if SOURCE.value is not None and REFERENCE.value is not None:
         what = SOURCE.value

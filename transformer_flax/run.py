@@ -113,10 +113,12 @@ class Run:
           settings: arguments of `Labeller`, such as batch_size=256.
 
         Raises:
-          UserError: the run translates.
+          UserError: the run translates, or a setting is one of a search.
         """
         if self.classes is None:
             raise UserError(f"{self.config.name} translates and knows no classes: use translate in place of classify")
+        if idle := sorted((settings.keys() & self.config.decode.keys()) - {*SETTINGS}):
+            raise UserError(f"{idle[0]} is a setting of a search, and {self.config.name} classifies; leave it out")
         own = {name: self.config.decode[name] for name in SETTINGS}
         return self._make(Labeller, self.tokenizer, self.classes.names, **{**own, **settings})
 
@@ -217,8 +219,9 @@ class Run:
         """How many layers and heads there are of each kind of attention: "encoder", "decoder" and "cross".
 
         Raises:
-          UserError: the model has no attention.
+          UserError: the run classifies, or the model has no attention.
         """
+        self._require_translator()
         return count_heads(self.model.config)
 
     def attentions(
@@ -230,10 +233,9 @@ class Run:
           UserError: a line is too long, not every line has a target, the model has no attention, or the run classifies
             or is an ensemble.
         """
-        self._require_translator()
+        self.count_heads()
         if self.partners:
             raise UserError("an ensemble has no attention of its own: ask one of its members")
-        self.count_heads()
         decode = {**self.config.decode, **settings}
         longest = decode["max_input_length"]
         inputs = [[*ids, END_ID] for ids in self.tokenizer.encode(sources)]

@@ -155,7 +155,19 @@ class Results(Target):
         for seed, status in enumerate(["finished", "failed", "finished"]):
             kept = {"valid": scores, "test": scores} if status == "finished" else {}
             result = Result(
-                f"E ü={seed}", "E", {"a.b": 1}, seed, status, "", 5, 1e9, 9, 1.5, kept, "nrefs:1", [[9, 1.5, 2.5, 0.0, 0.5]]
+                f"E ü={seed}",
+                "E",
+                {"a.b": 1},
+                seed,
+                status,
+                "",
+                5,
+                1e9,
+                9,
+                1.5,
+                kept,
+                "nrefs:1",
+                [[9, 1.5, 2.5, 0.0, 0.5]],
             )
             lines.append(dataclasses.asdict(result))
         (self.folder / "results.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))

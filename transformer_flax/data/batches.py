@@ -15,7 +15,7 @@ import numpy as np
 from transformer_flax.data.corpus import Corpus, blocks, count, ranges
 from transformer_flax.data.packing import pack
 from transformer_flax.errors import UserError
-from transformer_flax.special_tokens import PAD_ID
+from transformer_flax.special_tokens import END_ID, PAD_ID
 
 Batch = dict[str, np.ndarray]
 SIDES = ("source", "target")
@@ -125,7 +125,7 @@ class BucketedBatches(Batches):
     Args:
       indices: of the pairs to use.
       num_buckets: at most so many shapes.
-      max_length: longer sides are cut to so many tokens.
+      max_length: longer sides are cut to so many tokens, the last of a source being the end symbol nevertheless.
     """
 
     def __init__(
@@ -161,9 +161,12 @@ class BucketedBatches(Batches):
         batch = {}
         for side in SIDES:
             sentences = getattr(self.corpus, side)
-            lengths = np.minimum(sentences.lengths_of(pairs), width)
+            whole = sentences.lengths_of(pairs)
+            lengths = np.minimum(whole, width)
             slots = ranges(np.arange(len(pairs)) * width, lengths)
             batch[side] = _block((mine.stop - mine.start, width), slots, sentences.tokens(pairs, lengths))
+            if side == "source":  # is read as it is where something is put out for it
+                batch[side][: len(pairs)][whole > width, -1] = END_ID
         return batch
 
     def _find(self, k: int) -> tuple[np.ndarray, int]:

@@ -17,7 +17,7 @@ from transformer_flax.training.workdir import Workdir
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 # What config.data must say besides, by its source.
 TSV = {"label_column": int, "text_column": int, "held_out": float, "seed": int}
-MADE_TEXT = dict.fromkeys(("seed", "num_pairs", "longest_trained", "longest_tested"), int)
+MADE_TEXT = dict.fromkeys(("seed", "longest_trained", "longest_tested"), int)
 
 
 def load_described(place: Workdir) -> tuple[ConfigDict, Tokenizer, Config]:
@@ -38,7 +38,10 @@ def _require_fields(config: ConfigDict, place: Workdir) -> None:
         "": {"name": str, "ema_decay": float},
         "eval": {"final_average": int},
         "checkpoint": {"every": int},
-        "data": dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str),
+        "data": {
+            **dict.fromkeys(("source", "name", "path", "source_language", "target_language", "cache_dir"), str),
+            "num_pairs": int,
+        },
         "decode": {a.name: a.annotation for a in arguments if a.kind is a.KEYWORD_ONLY and a.default is a.empty},
         "model": {"kind": str},
     }
