@@ -21,7 +21,7 @@ from transformer_flax.model.compatibility import Dot
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.embedded import Embedded, EmbeddedConfig
 from transformer_flax.model.positions import Positions
-from transformer_flax.model.transformer import shift_right, to_logits
+from transformer_flax.model.transformer import embed, shift_right, to_logits
 from transformer_flax.special_tokens import PAD_ID
 
 HALVED = 0.5**0.5  # what keeps the variance of a sum of two as it was
@@ -182,7 +182,7 @@ class ConvolutionalTranslator(Embedded):
         return to_logits(*self._features(y))
 
     def _embed(self, embedding: nn.Embed, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        return self.embedding_dropout(self.embed(embedding, tokens) + positions.astype(self.config.dtype))
+        return self.embedding_dropout(embed(embedding, tokens) + positions.astype(self.config.dtype))
 
     def _features(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self.output(self.dropout(y)), self.output_embedding.embedding

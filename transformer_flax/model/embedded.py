@@ -6,7 +6,6 @@ Letters of shapes: B batch, T positions, V vocabulary.
 import dataclasses
 
 import flax.linen as nn
-import jax
 
 from transformer_flax.model.checks import (
     DTYPES,
@@ -56,7 +55,3 @@ class Embedded(nn.Module):
         else:
             self.source_embedding, self.target_embedding, self.output_embedding = (embedding(c) for _ in range(3))
         self.embedding_dropout = Dropout(c.dropout)
-
-    def embed(self, vectors: nn.Embed, tokens: jax.Array) -> jax.Array:
-        """Tokens [B, T] -> [B, T, d_model], times sqrt(d_model), so that they start with a variance of one."""
-        return vectors(tokens) * self.config.d_model**0.5

@@ -22,7 +22,7 @@ from transformer_flax.model.compatibility import Additive, Dot
 from transformer_flax.model.config import COMPATIBILITIES
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.embedded import Embedded, EmbeddedConfig
-from transformer_flax.model.transformer import shift_right, to_logits
+from transformer_flax.model.transformer import embed, shift_right, to_logits
 from transformer_flax.special_tokens import PAD_ID
 
 CELLS = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
@@ -165,7 +165,7 @@ class RecurrentTranslator(Embedded):
         return to_logits(*self._features(y, self.get_variable("memory", "memory")))
 
     def _embed(self, embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
-        return self.embedding_dropout(self.embed(embedding, tokens))
+        return self.embedding_dropout(embed(embedding, tokens))
 
     def _after(self, x: jax.Array) -> jax.Array:
         # States stay float32 from step to step; what is made of them need not be.

@@ -116,6 +116,11 @@ def embedding(config: Any) -> nn.Embed:
     return nn.Embed(c.vocab_size, c.d_model, dtype=c.dtype, embedding_init=init)
 
 
+def embed(vectors: nn.Embed, tokens: jax.Array) -> jax.Array:
+    """Tokens [...] -> [..., d_model], times sqrt(d_model) (section 3.4), so that they start with a variance of one."""
+    return vectors(tokens) * vectors.features**0.5
+
+
 def _layers(layer: type[nn.Module], config: EncoderConfig) -> list[nn.Module]:
     """The N layers of a stack; with `remat`, what gradients need of them is computed again instead of kept."""
     if config.remat != "none":
@@ -169,8 +174,7 @@ class Encoder(nn.Module):
         return positions if segments is None else positions[positions_in_segments(segments)]
 
     def _embed(self, embedding: nn.Embed, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        x = embedding(tokens) * self.config.d_model**0.5 + positions.astype(self.config.dtype)
-        return self.embedding_dropout(x)
+        return self.embedding_dropout(embed(embedding, tokens) + positions.astype(self.config.dtype))
 
 
 class Transformer(Encoder):
