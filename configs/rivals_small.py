@@ -1,0 +1,33 @@
+"""The rivals on a laptop: each kind of translator with 0.9 million parameters, and the same batches for all.
+
+    python -m transformer_flax.sweep --config=configs/rivals_small.py:transformer --config.data.path=FOLDER --seeds=3
+    python -m transformer_flax.sweep --config=configs/rivals_small.py:recurrent --config.data.path=FOLDER --seeds=3 \\
+      --grid model.attention=additive,dot,scaled_dot,none
+    python -m transformer_flax.sweep --config=configs/rivals_small.py:convolutional --config.data.path=FOLDER --seeds=3
+
+FOLDER holds Multi30k. The steps are five epochs of it, and a run takes minutes; docs/rivals.md has what comes out.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import convolutional, multi30k, recurrent
+from transformer_flax.errors import UserError
+
+KINDS = {"transformer": multi30k, "recurrent": recurrent, "convolutional": convolutional}
+
+
+def get_config(kind: str = "transformer") -> ConfigDict:
+    if kind not in KINDS:
+        raise UserError(f"rivals_small.py:{kind}: the kind behind the colon must be one of {', '.join(KINDS)}")
+    config = KINDS[kind].get_config()
+    config.name = f"rivals_small-{kind}"
+    config.steps = 2_000
+    config.model.dropout = 0.1
+    if kind == "transformer":
+        config.model.update(d_model=96, d_ff=256, d_k=24, d_v=24)
+    else:
+        config.model.d_model = {"recurrent": 140, "convolutional": 92}[kind]
+    config.data.update(vocab_size=3_000, tokens_per_batch=1024)
+    config.eval.update(every=400, sentences=200, final_average=1)
+    config.checkpoint.update(every=400, keep=1)
+    return config

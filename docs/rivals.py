@@ -1,0 +1,133 @@
+"""Makes docs/rivals.md's table and pictures, of sweeps that are finished: python docs/rivals.py [--speed] SWEEP...
+
+    python docs/rivals.py --speed --output=docs runs/sweep-rivals_small-*
+
+SWEEP is the working directory of a sweep, with its runs. Scores are of the test split, as the runs have them at their
+end; curves over time are of the validation split. With --speed, the first seed of each model translates the test split
+too, all models in turn, several times; nothing else should run meanwhile.
+"""
+
+import collections
+import pathlib
+import sys
+
+from absl import flags
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from transformer_flax import cli
+from transformer_flax.errors import UserError
+
+OUTPUT = flags.DEFINE_string("output", None, "folder of the pictures, rivals_time.png and rivals_length.png")
+SPEED = flags.DEFINE_bool("speed", False, "also measure how fast the models translate")
+REPEATS = flags.DEFINE_integer("repeats", 3, "timed translations of the test split by each model", 1)
+EDGES = (8, 11, 14, 18, 99)  # words of a source, at most
+NAMES = {"recurrent none": "recurrent, no attention"}
+
+
+def main(*sweeps: str) -> None:
+    if not sweeps:
+        raise UserError("name the working directories of sweeps, such as runs/sweep-rivals_small-*")
+    runs = collections.defaultdict(list)
+    for sweep in map(pathlib.Path, sweeps):
+        for run in read(sweep):
+            runs[name_of(run[1])].append(run)
+    lengths = {name: [by_length(place) for _, place in each] for name, each in runs.items()}
+    speeds = measure_speed({name: each[0][1] for name, each in runs.items()}) if SPEED.value else {}
+    print_table(runs, speeds)
+    print_lengths(lengths)
+    if OUTPUT.value is not None:
+        draw(runs, lengths, pathlib.Path(OUTPUT.value))
+
+
+def read(sweep: pathlib.Path):
+    """The finished runs of a sweep, each with its working directory."""
+    from transformer_flax.ablation import results
+    from transformer_flax.ablation.jobs import folder_name
+    from transformer_flax.training.workdir import Workdir
+
+    finished = [run for run in results.read(sweep / results.RESULTS)[1] if run.finished]
+    return [(run, Workdir(sweep / folder_name(run.variant) / f"seed{run.seed}")) for run in finished]
+
+
+def name_of(place) -> str:
+    """What the model is called: its kind, and what it attends with where that is a choice."""
+    model = place.load_config().model
+    name = f"{model.kind} {model.attention}" if model.kind == "recurrent" else model.kind
+    return NAMES.get(name, name.replace(" ", ", "))
+
+
+def by_length(place) -> list[float]:
+    """BLEU of the test split's sentences, shortest first."""
+    from transformer_flax.data.pairs import load_pairs
+    from transformer_flax.decoding.bleu import score
+
+    config = place.load_config()
+    pairs = load_pairs(config.data, "test")
+    if place.load_fingerprints().get("test") != pairs.fingerprint:
+        raise UserError(f"{place.path} was not measured with this test split: it has changed, or eval.test was off")
+    triples = [(*pairs[i], ours) for i, ours in enumerate(place.load_translations("test", config.steps))]
+    scores = []
+    for shortest, longest in zip((0, *EDGES), EDGES, strict=False):
+        own = [triple for triple in triples if shortest < len(triple[0].split()) <= longest]
+        scores.append(score([ours for *_, ours in own], [reference for _, reference, _ in own]).bleu)
+    return scores
+
+
+def measure_speed(places) -> dict:
+    """How fast the test split is translated, by one run of each model."""
+    import transformer_flax
+    from benchmarks.timing import interleaved
+
+    restored = {name: transformer_flax.restore(place.path) for name, place in places.items()}
+    sources = next(iter(restored.values())).split("test")[0]
+    translators = {name: run.translator() for name, run in restored.items()}
+    timings = interleaved({name: lambda t=t: t.translate(sources) for name, t in translators.items()}, REPEATS.value)
+    return {name: timing.per_second(len(sources)) for name, timing in timings.items()}
+
+
+def print_table(runs, speeds) -> None:
+    from transformer_flax.ablation.statistics import mean
+
+    print("| model | BLEU | seeds | parameters | training FLOPs | minutes | sentences a second |")
+    print("|---|---|---|---|---|---|---|")
+    for name, each in runs.items():
+        bleu = mean([run.scores["test"]["bleu"] for run, _ in each])
+        half = "" if bleu.interval is None else f" ± {bleu.interval[1] - bleu.value:.2f}"
+        minutes = mean([run.seconds / 60 for run, _ in each]).value
+        cells = [name, f"{bleu.value:.2f}{half}", len(each), f"{each[0][0].parameters:,}", f"{each[0][0].flops:.2e}"]
+        print("| " + " | ".join(map(str, [*cells, f"{minutes:.1f}", speeds.get(name, "")])) + " |")
+
+
+def print_lengths(lengths) -> None:
+    shortest = [1, *(edge + 1 for edge in EDGES)]
+    spans = [f"{first} to {last}" for first, last in zip(shortest, EDGES[:-1], strict=False)] + [f"{shortest[-2]} on"]
+    print("\n| words of the source | " + " | ".join(spans) + " |\n" + "|---" * (len(EDGES) + 1) + "|")
+    for name, each in lengths.items():
+        print(f"| {name} | " + " | ".join(f"{sum(scores) / len(scores):.1f}" for scores in zip(*each, strict=True)) + " |")
+
+
+def draw(runs, lengths, folder: pathlib.Path) -> None:
+    """BLEU over time and over length: means over seeds, and each seed as a faint line."""
+    from matplotlib.figure import Figure
+
+    time, length = Figure(figsize=(7, 4), layout="constrained"), Figure(figsize=(7, 4), layout="constrained")
+    over_time, over_length = time.subplots(), length.subplots()
+    for number, (name, each) in enumerate(runs.items()):
+        curves = [([s / 60 for _, s, *_ in run.curve], [bleu for _, _, _, bleu, _ in run.curve]) for run, _ in each]
+        for axes, lines in (over_time, curves), (over_length, [(range(len(EDGES)), bleu) for bleu in lengths[name]]):
+            for line in lines:
+                axes.plot(*line, color=f"C{number}", linewidth=0.6, alpha=0.4)
+            means = [[sum(values) / len(values) for values in zip(*part, strict=True)] for part in zip(*lines, strict=True)]
+            axes.plot(*means, color=f"C{number}", marker=".", label=name)
+            axes.grid(alpha=0.3)
+    over_time.set(xlabel="minutes since the run began, evaluations included", ylabel="BLEU, validation")
+    over_length.set(xlabel="words of the source, at most", ylabel="BLEU, test", xticks=range(len(EDGES)))
+    over_length.set_xticklabels([*map(str, EDGES[:-1]), "more"])
+    for figure, name in (time, "rivals_time.png"), (length, "rivals_length.png"):
+        figure.axes[0].legend(fontsize=8)
+        figure.savefig(folder / name, dpi=120)
+
+
+if __name__ == "__main__":
+    cli.run(main, takes_files=True)
