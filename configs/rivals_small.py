@@ -14,6 +14,7 @@ from configs import convolutional, multi30k, recurrent
 from transformer_flax.errors import UserError
 
 KINDS = {"transformer": multi30k, "recurrent": recurrent, "convolutional": convolutional}
+FACTORS = {"transformer": 0.8, "recurrent": 0.8, "convolutional": 0.35}  # of the learning rate (docs/rivals.md)
 
 
 def get_config(kind: str = "transformer") -> ConfigDict:
@@ -21,13 +22,14 @@ def get_config(kind: str = "transformer") -> ConfigDict:
         raise UserError(f"rivals_small.py:{kind}: the kind behind the colon must be one of {', '.join(KINDS)}")
     config = KINDS[kind].get_config()
     config.name = f"rivals_small-{kind}"
-    config.steps = 2_000
+    config.steps = 1_500
     config.model.dropout = 0.1
     if kind == "transformer":
         config.model.update(d_model=96, d_ff=256, d_k=24, d_v=24)
     else:
         config.model.d_model = {"recurrent": 140, "convolutional": 92}[kind]
+    config.optimizer.factor = FACTORS[kind]
     config.data.update(vocab_size=3_000, tokens_per_batch=1024)
-    config.eval.update(every=400, sentences=200, final_average=1)
-    config.checkpoint.update(every=400, keep=1)
+    config.eval.update(every=300, sentences=200, final_average=1)
+    config.checkpoint.update(every=300, keep=1)
     return config

@@ -67,7 +67,8 @@ class Classifier(Encoder):
     def setup(self):
         super().setup()
         c = self.config
-        self.embedding = self.source_embedding = embedding(c)
+        # Small beside the positions: a rare word, which training hardly moves, should say little.
+        self.embedding = self.source_embedding = embedding(c, deviation=0.2)
         self.pooling = Pooling(c)
         self.pooled_dropout = Dropout(c.dropout)
         self.output = nn.Dense(c.num_classes, dtype=jnp.float32, kernel_init=nn.initializers.xavier_uniform())

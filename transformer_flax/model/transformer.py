@@ -109,15 +109,15 @@ class DecoderLayer(nn.Module):
         return self.after_feed_forward(y, self.feed_forward)
 
 
-def embedding(config: Any) -> nn.Embed:
-    """The vectors [V, d_model] of the vocabulary (section 3.4)."""
+def embedding(config: Any, deviation: float = 1.0) -> nn.Embed:
+    """The vectors [V, d_model] of the vocabulary (section 3.4), which start with such a deviation behind `embed`."""
     c = config
-    init = nn.initializers.normal(c.d_model**-0.5)
+    init = nn.initializers.normal(deviation * c.d_model**-0.5)
     return nn.Embed(c.vocab_size, c.d_model, dtype=c.dtype, embedding_init=init)
 
 
 def embed(vectors: nn.Embed, tokens: jax.Array) -> jax.Array:
-    """Tokens [...] -> [..., d_model], times sqrt(d_model) (section 3.4), so that they start with a variance of one."""
+    """Tokens [...] -> [..., d_model], times sqrt(d_model) (section 3.4), by which they start with a variance of one."""
     return vectors(tokens) * vectors.features**0.5
 
 
