@@ -69,7 +69,8 @@ def get_config() -> ConfigDict:
     config.data.held_out = 0.0  # for tsv: share of the training texts that are the valid split; 0: valid.tsv is
     config.data.source_language = "en"
     config.data.target_language = "de"
-    config.data.tokenizer = "bpe"  # or "wordpiece": the longest piece first; both are byte-level and lossless
+    # "bpe", or "wordpiece": the longest piece first; both byte-level and lossless; or "words", for classifiers alone
+    config.data.tokenizer = "bpe"
     config.data.tokenizer_file = ""  # a tokenizer.json of Hugging Face's tokenizers to use instead; empty: train one
     config.data.vocab_size = 37_000  # pieces shared by both languages; with a tokenizer_file, as many as it has
     config.data.tokenizer_sample = 2_000_000  # pairs that the tokenizer is trained on, at most

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.data.make import ListPairs
 from transformer_flax.data import tokenizer as tokenizer_module
-from transformer_flax.data.tokenizer import KINDS, SMALLEST_VOCABULARY, Tokenizer, sample_texts
+from transformer_flax.data.tokenizer import LOSSLESS, SMALLEST_VOCABULARY, Tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 
@@ -31,7 +31,7 @@ texts = st.one_of(
 law = settings(deadline=None)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=LOSSLESS)
 def kind(request) -> str:
     return request.param
 
@@ -147,7 +147,7 @@ def test_word_pieces_are_the_longest_that_fit_from_left_to_right():
         first + second for first in ("house", "haus", "number", "winter", "nicht") for second in ("er", "isn", "mmer")
     ]
     spelt = {}
-    for kind in KINDS:
+    for kind in LOSSLESS:
         tokenizer = Tokenizer.train(TEXTS, 400, kind)
         spelt[kind] = [tokenizer.pieces(word)[:-1] for word in words]
         vocabulary = json.loads(tokenizer.to_json())["model"]["vocab"]
@@ -229,7 +229,7 @@ def test_a_vocabulary_without_room_for_every_byte_is_refused(vocab_size, kind):
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
-    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece"):
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece, words"):
         Tokenizer.train(TEXTS, VOCAB_SIZE, "unigram")
 
 
@@ -293,3 +293,20 @@ def test_the_seed_rules_the_sample():
 
 def test_a_sample_is_drawn_from_all_the_pairs():
     assert {pair for seed in range(20) for pair in sampled_pairs(15, seed)} == set(PAIRS)
+
+
+def test_of_words_those_that_occur_once_are_one_piece():
+    texts = ["what is a cat?", "what is a dog?", "what is the <end> of a cat's life?"]
+    tokenizer = Tokenizer.train(texts, 1_000, "words")
+    assert tokenizer.pieces("what is a cat ?")[:-1] == ["what", "is", "a", "cat", "?"]
+    assert tokenizer.pieces("what is the zebra?")[:-1] == ["what", "is", "<unknown>", "<unknown>", "?"]
+    assert tokenizer.pieces("<end> a")[:-1] == ["<unknown>"] * 3 + ["a"]  # and not what ends a text
+    assert Tokenizer.train(texts, 6, "words").pieces("a cat?")[:-1] == ["a", "<unknown>", "?"]  # the two most frequent
+
+
+def test_words_are_read_again_as_they_were(tmp_path):
+    tokenizer = Tokenizer.train(["a b b a", "naïve naïve c"], 1_000, "words")
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    again = Tokenizer.load(tmp_path / "tokenizer.json")
+    texts = ["a b", "naïve  c", "", "\t"]
+    assert again.encode(texts) == tokenizer.encode(texts) == [[4, 5], [6, 3], [], []]

@@ -80,7 +80,7 @@ def test_learned_positions_must_reach_as_far_as_a_translation():
 
 
 def test_an_unknown_kind_of_tokenizer_is_refused_with_the_known_ones():
-    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece"):
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece, words"):
         check(small_config(data__tokenizer="unigram"))
 
 

@@ -1,5 +1,6 @@
-"""Text to integers and back: byte-level pieces of words of both languages, lossless, one JSON file."""
+"""Text to integers and back: byte-level pieces of words of both languages, lossless, or words; one JSON file."""
 
+import collections
 import contextlib
 import itertools
 import pathlib
@@ -14,8 +15,10 @@ from transformer_flax.data.strict_json import read_json
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
-KINDS = ("bpe", "wordpiece")
+LOSSLESS = ("bpe", "wordpiece")
+KINDS = (*LOSSLESS, "words")
 SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
+UNKNOWN = "<unknown>"  # of "words", which have no piece for a word that is rare
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
 LARGEST = 1 << 26  # bytes of a file
@@ -41,7 +44,7 @@ PROBE = f"a {' '.join(SPECIAL_TOKENS)} \U0010ffff"  # an unassigned character, w
 class Tokenizer:
     """A shared vocabulary of pieces of words, which `train` makes or a JSON file of Hugging Face's tokenizers holds.
 
-    Of one that was trained here, `decode(encode(text)) == text` for every string. A space is put before the text and
+    Of a LOSSLESS one that was trained here, `decode(encode(text)) == text` for every string. A space is put before the text and
     taken off again, so that a word has the same pieces at the start of a sentence as within it. One from elsewhere may
     lose what it likes, such as capital letters, and has the space only if it treats it in the same way. The special
     tokens, padding and truncation that it asks for are left aside.
@@ -73,6 +76,10 @@ class Tokenizer:
         word its apostrophe (l' homme, qu' elle), which "bpe" makes a token of its own: 5 % of the tokens of a French
         text.
 
+        "words" are for telling texts apart: runs of letters and digits, and of other signs, each a piece if it occurs
+        more than once. The others are one piece, which is learned, so that a word never seen is like one seen once; in
+        pieces, it would be made of what other rare words have taught.
+
         Args:
           texts: sentences of both languages.
           vocab_size: pieces and special tokens, at most.
@@ -83,6 +90,8 @@ class Tokenizer:
         """
         if kind not in KINDS:
             raise UserError(f"config.data.tokenizer is {kind!r}; it must be one of {', '.join(KINDS)}")
+        if kind == "words":
+            return cls(_whole_words(texts, vocab_size))
         if vocab_size < SMALLEST_VOCABULARY:
             raise UserError(
                 f"config.data.vocab_size is {vocab_size}; a byte-level vocabulary needs at least "
@@ -184,6 +193,17 @@ def _words() -> tokenizers.pre_tokenizers.PreTokenizer:
     """Words for word-pieces. None has both letters and "<", so "<end>" in a text is never found in the vocabulary."""
     split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
     return tokenizers.pre_tokenizers.Sequence([split, _byte_level(use_regex=False)])
+
+
+def _whole_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    split = tokenizers.pre_tokenizers.Whitespace()  # and "<end>" in a text is three words
+    counts = collections.Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
+    frequent = sorted((word for word, count in counts.items() if count > 1), key=lambda word: (-counts[word], word))
+    pieces = [*SPECIAL_TOKENS, UNKNOWN, *frequent][:vocab_size]
+    ids = {piece: number for number, piece in enumerate(pieces)}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token=UNKNOWN))
+    backend.pre_tokenizer = split
+    return backend
 
 
 def _require_small_ids(parts: Any) -> None:

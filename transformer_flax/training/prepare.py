@@ -16,7 +16,7 @@ from transformer_flax.data.classes import Classes
 from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
-from transformer_flax.data.tokenizer import KINDS, SMALLEST_VOCABULARY, Tokenizer, sample_texts
+from transformer_flax.data.tokenizer import KINDS, LOSSLESS, SMALLEST_VOCABULARY, Tokenizer, sample_texts
 from transformer_flax.data.vocabulary import find_tokenizer, keep_tokenizer
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
@@ -104,6 +104,8 @@ def check(config: ConfigDict) -> None:
     if isinstance(model, ClassifierConfig):
         for name, only in (("loss_chunks", 1), ("data.batching", "bucketed"), ("data.max_length_ratio", 0)):
             require(name, lambda value, only=only: value == only, f"{only!r} where texts are classified")
+    else:
+        require("data.tokenizer", lambda value: value in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")
     if most_positions(model) is not None:
         extra = 0 if isinstance(model, ClassifierConfig) else config.decode.max_extra_length
         longest = max(config.data.max_length, config.decode.max_input_length + extra)
