@@ -49,7 +49,7 @@ def test_a_layer_of_the_decoder_is_gehring_s():
     for t in range(4):
         h = gated(params, before[t : t + K])
         d = (h @ params["query"]["kernel"] + params["query"]["bias"] + embedded[0, t]) * 0.5**0.5
-        a = np.exp(z[0, :length] @ d)
+        a = np.exp(z[0, :length] @ d / len(d) ** 0.5)  # Gehring et al. do not scale
         a /= a.sum()
         c = a @ (z[0, :length] + e[0, :length]) * 0.5**0.5 * length * (1 / length) ** 0.5
         h = (h + c @ params["output"]["kernel"] + params["output"]["bias"]) * 0.5**0.5
