@@ -5,7 +5,7 @@
       --grid model.attention=additive,dot,scaled_dot,none
     python -m transformer_flax.sweep --config=configs/rivals_small.py:convolutional --config.data.path=FOLDER --seeds=3
 
-FOLDER holds Multi30k. The steps are five epochs of it, and a run takes minutes; docs/rivals.md has what comes out.
+FOLDER holds Multi30k. The steps are two epochs of it, and a run takes minutes; docs/rivals.md has what comes out.
 """
 
 from ml_collections import ConfigDict

@@ -14,7 +14,7 @@ def get_config() -> ConfigDict:
     config = classifier.get_config()
     config.name = "sst2"
     config.model.num_classes = 2
-    config.steps = 6_000  # about 4 epochs
+    config.steps = 6_000  # about 6 epochs
     config.data.update(held_out=0.0, max_length=80)
     config.eval.every = 1_000
     return config
