@@ -3,11 +3,13 @@
     python docs/rivals.py --speed --output=docs runs/sweep-rivals_small-*
 
 SWEEP is the working directory of a sweep, with its runs. Scores are of the test split, as the runs have them at their
-end; curves over time are of the validation split. With --speed, the first seed of each model translates the test split
-too, all models in turn, several times; nothing else should run meanwhile.
+end; curves over time are of the validation split. Time is that of training alone, at the highest rate that a run of the
+model has logged over some steps: what other work on the machine did to the others is left out. With --speed, the first
+seed of each model translates the test split too, all models in turn, several times; nothing else should run meanwhile.
 """
 
 import collections
+import math
 import pathlib
 import sys
 
@@ -33,11 +35,12 @@ def main(*sweeps: str) -> None:
         for run in read(sweep):
             runs[name_of(run[1])].append(run)
     lengths = {name: [by_length(place) for _, place in each] for name, each in runs.items()}
+    minutes = {name: minutes_a_step([place for _, place in each]) for name, each in runs.items()}
     speeds = measure_speed({name: each[0][1] for name, each in runs.items()}) if SPEED.value else {}
-    print_table(runs, speeds)
+    print_table(runs, minutes, speeds)
     print_lengths(lengths)
     if OUTPUT.value is not None:
-        draw(runs, lengths, pathlib.Path(OUTPUT.value))
+        draw(runs, minutes, lengths, pathlib.Path(OUTPUT.value))
 
 
 def read(sweep: pathlib.Path):
@@ -70,8 +73,17 @@ def by_length(place) -> list[float]:
     scores = []
     for shortest, longest in zip((0, *EDGES), EDGES, strict=False):
         own = [triple for triple in triples if shortest < len(triple[0].split()) <= longest]
-        scores.append(score([ours for *_, ours in own], [reference for _, reference, _ in own]).bleu)
+        bleu = score([ours for *_, ours in own], [reference for _, reference, _ in own]).bleu if own else math.nan
+        scores.append(bleu)
     return scores
+
+
+def minutes_a_step(places) -> float:
+    """What a step of training takes where nothing else runs."""
+    from transformer_flax.training.metrics import read_lines
+
+    rate = "train/steps_per_second"
+    return 1 / 60 / max(line[rate] for place in places for line in read_lines(place.metrics_file) if rate in line)
 
 
 def measure_speed(places) -> dict:
@@ -86,7 +98,7 @@ def measure_speed(places) -> dict:
     return {name: timing.per_second(len(sources)) for name, timing in timings.items()}
 
 
-def print_table(runs, speeds) -> None:
+def print_table(runs, minutes, speeds) -> None:
     from transformer_flax.ablation.statistics import mean
 
     print("| model | BLEU | seeds | parameters | training FLOPs | minutes | sentences a second |")
@@ -94,9 +106,9 @@ def print_table(runs, speeds) -> None:
     for name, each in runs.items():
         bleu = mean([run.scores["test"]["bleu"] for run, _ in each])
         half = "" if bleu.interval is None else f" ± {bleu.interval[1] - bleu.value:.2f}"
-        minutes = mean([run.seconds / 60 for run, _ in each]).value
-        cells = [name, f"{bleu.value:.2f}{half}", len(each), f"{each[0][0].parameters:,}", f"{each[0][0].flops:.2e}"]
-        print("| " + " | ".join(map(str, [*cells, f"{minutes:.1f}", speeds.get(name, "")])) + " |")
+        first = each[0][0]
+        cells = [name, f"{bleu.value:.2f}{half}", len(each), f"{first.parameters:,}", f"{first.flops:.2e}"]
+        print("| " + " | ".join(map(str, [*cells, f"{minutes[name] * first.steps:.1f}", speeds.get(name, "")])) + " |")
 
 
 def print_lengths(lengths) -> None:
@@ -104,24 +116,28 @@ def print_lengths(lengths) -> None:
     spans = [f"{first} to {last}" for first, last in zip(shortest, EDGES[:-1], strict=False)] + [f"{shortest[-2]} on"]
     print("\n| words of the source | " + " | ".join(spans) + " |\n" + "|---" * (len(EDGES) + 1) + "|")
     for name, each in lengths.items():
-        print(f"| {name} | " + " | ".join(f"{sum(scores) / len(scores):.1f}" for scores in zip(*each, strict=True)) + " |")
+        print("| " + " | ".join([name, *(f"{bleu:.1f}" for bleu in means(each))]) + " |")
 
 
-def draw(runs, lengths, folder: pathlib.Path) -> None:
+def means(rows) -> list[float]:
+    return [sum(values) / len(values) for values in zip(*rows, strict=True)]
+
+
+def draw(runs, minutes, lengths, folder: pathlib.Path) -> None:
     """BLEU over time and over length: means over seeds, and each seed as a faint line."""
     from matplotlib.figure import Figure
 
     time, length = Figure(figsize=(7, 4), layout="constrained"), Figure(figsize=(7, 4), layout="constrained")
     over_time, over_length = time.subplots(), length.subplots()
     for number, (name, each) in enumerate(runs.items()):
-        curves = [([s / 60 for _, s, *_ in run.curve], [bleu for _, _, _, bleu, _ in run.curve]) for run, _ in each]
+        curves = [([minutes[name] * n for n, *_ in run.curve], [bleu for *_, bleu, _ in run.curve]) for run, _ in each]
         for axes, lines in (over_time, curves), (over_length, [(range(len(EDGES)), bleu) for bleu in lengths[name]]):
             for line in lines:
                 axes.plot(*line, color=f"C{number}", linewidth=0.6, alpha=0.4)
-            means = [[sum(values) / len(values) for values in zip(*part, strict=True)] for part in zip(*lines, strict=True)]
-            axes.plot(*means, color=f"C{number}", marker=".", label=name)
+            middle = [means(part) for part in zip(*lines, strict=True)]
+            axes.plot(*middle, color=f"C{number}", marker=".", label=name)
             axes.grid(alpha=0.3)
-    over_time.set(xlabel="minutes since the run began, evaluations included", ylabel="BLEU, validation")
+    over_time.set(xlabel="minutes of training", ylabel="BLEU, validation")
     over_length.set(xlabel="words of the source, at most", ylabel="BLEU, test", xticks=range(len(EDGES)))
     over_length.set_xticklabels([*map(str, EDGES[:-1]), "more"])
     for figure, name in (time, "rivals_time.png"), (length, "rivals_length.png"):

