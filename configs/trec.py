@@ -2,6 +2,7 @@
 
     python train.py --config=configs/trec.py --config.data.path=FOLDER
 
+88.1 % of the 500 test questions, the mean of three seeds; a minute and a half on a core (docs/classification.md).
 FOLDER holds train.tsv and test.tsv, a question a line: coarse class, tab, fine class, tab, question.
 """
 
@@ -14,6 +15,6 @@ def get_config() -> ConfigDict:
     config = classifier.get_config()
     config.name = "trec"
     config.model.num_classes = 6
-    config.steps = 1_000  # about 12 epochs
+    config.steps = 1_000  # about 14 epochs
     config.data.update(text_column=2, max_length=64, held_out=0.05)  # there are few to learn from
     return config

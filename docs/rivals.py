@@ -3,9 +3,10 @@
     python docs/rivals.py --speed --output=docs runs/sweep-rivals_small-*
 
 SWEEP is the working directory of a sweep, with its runs. Scores are of the test split, as the runs have them at their
-end; curves over time are of the validation split. Time is that of training alone, at the highest rate that a run of the
-model has logged over some steps: what other work on the machine did to the others is left out. With --speed, the first
-seed of each model translates the test split too, all models in turn, several times; nothing else should run meanwhile.
+end; curves over time are of the first sentences of the validation split, as many as the runs translate on their way.
+Time is that of training alone, at the highest rate that a run of the model has logged over some steps: what other work
+on the machine did to the others is left out. With --speed, the first seed of each model translates the test split too,
+all models in turn, several times; nothing else should run meanwhile.
 """
 
 import collections
@@ -23,7 +24,7 @@ from transformer_flax.errors import UserError
 OUTPUT = flags.DEFINE_string("output", None, "folder of the pictures, rivals_time.png and rivals_length.png")
 SPEED = flags.DEFINE_bool("speed", False, "also measure how fast the models translate")
 REPEATS = flags.DEFINE_integer("repeats", 3, "timed translations of the test split by each model", 1)
-EDGES = (8, 11, 14, 18, 99)  # words of a source, at most
+EDGES = (8, 11, 14, 18, math.inf)  # words of a source, at most
 NAMES = {"recurrent none": "recurrent, no attention"}
 
 
@@ -34,6 +35,8 @@ def main(*sweeps: str) -> None:
     for sweep in map(pathlib.Path, sweeps):
         for run in read(sweep):
             runs[name_of(run[1])].append(run)
+    for each in runs.values():
+        require_alike([place for _, place in each])
     lengths = {name: [by_length(place) for _, place in each] for name, each in runs.items()}
     minutes = {name: minutes_a_step([place for _, place in each]) for name, each in runs.items()}
     speeds = measure_speed({name: each[0][1] for name, each in runs.items()}) if SPEED.value else {}
@@ -53,6 +56,15 @@ def read(sweep: pathlib.Path):
     return [(run, Workdir(sweep / folder_name(run.variant) / f"seed{run.seed}")) for run in finished]
 
 
+def require_alike(places) -> None:
+    """Refuses to average runs that differ in more than their seeds."""
+    from transformer_flax.ablation.results import require_same_base
+    from transformer_flax.training.workdir import flatten
+
+    for place in places[1:]:
+        require_same_base(flatten(places[0].load_config()), flatten(place.load_config()), place.path)
+
+
 def name_of(place) -> str:
     """What the model is called: its kind, and what it attends with where that is a choice."""
     model = place.load_config().model
@@ -61,7 +73,7 @@ def name_of(place) -> str:
 
 
 def by_length(place) -> list[float]:
-    """BLEU of the test split's sentences, shortest first."""
+    """BLEU of the test split, of the sources up to each of EDGES."""
     from transformer_flax.data.pairs import load_pairs
     from transformer_flax.decoding.bleu import score
 
@@ -131,13 +143,14 @@ def draw(runs, minutes, lengths, folder: pathlib.Path) -> None:
     over_time, over_length = time.subplots(), length.subplots()
     for number, (name, each) in enumerate(runs.items()):
         curves = [([minutes[name] * n for n, *_ in run.curve], [bleu for *_, bleu, _ in run.curve]) for run, _ in each]
+        curves = [(x[:-1], y[:-1]) for x, y in curves]  # the last is of the whole split
         for axes, lines in (over_time, curves), (over_length, [(range(len(EDGES)), bleu) for bleu in lengths[name]]):
             for line in lines:
                 axes.plot(*line, color=f"C{number}", linewidth=0.6, alpha=0.4)
             middle = [means(part) for part in zip(*lines, strict=True)]
             axes.plot(*middle, color=f"C{number}", marker=".", label=name)
             axes.grid(alpha=0.3)
-    over_time.set(xlabel="minutes of training", ylabel="BLEU, validation")
+    over_time.set(xlabel="minutes of training", ylabel="BLEU, validation, first sentences")
     over_length.set(xlabel="words of the source, at most", ylabel="BLEU, test", xticks=range(len(EDGES)))
     over_length.set_xticklabels([*map(str, EDGES[:-1]), "more"])
     for figure, name in (time, "rivals_time.png"), (length, "rivals_length.png"):

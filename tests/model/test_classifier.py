@@ -25,7 +25,8 @@ CLASSES = 4
 
 
 def tiny(pooling: str, **changes) -> ClassifierConfig:
-    return ClassifierConfig(**ENCODER | changes, pooling=pooling, num_classes=CLASSES)
+    fields = {"pooling": pooling, "num_classes": CLASSES, "embedding_deviation": 0.2}
+    return ClassifierConfig(**ENCODER | fields | changes)
 
 
 def logits_of(config, source=SOURCES, dropout_key=None):
@@ -140,8 +141,9 @@ def test_the_flops_are_those_of_the_products_in_the_program(pooling):
 )
 def test_what_no_classifier_can_have_is_refused(changes, message):
     fields = {name: value for name, value in ENCODER.items() if name != "vocab_size"}
+    fields |= {"kind": "classifier", "pooling": "mean", "num_classes": 3, "embedding_deviation": 0.2}
     with pytest.raises(UserError, match=message):
-        make_config(29, {"kind": "classifier", "pooling": "mean", "num_classes": 3} | fields | changes)
+        make_config(29, fields | changes)
 
 
 def test_bfloat16_gives_float32_logits_near_those_of_float32():
@@ -149,3 +151,12 @@ def test_bfloat16_gives_float32_logits_near_those_of_float32():
     logits = jnp.asarray(Classifier(config).apply({"params": random_params(config)}, SOURCES))
     assert logits.dtype == jnp.float32
     np.testing.assert_allclose(logits, logits_of(tiny("max")), atol=0.15)
+
+
+def test_words_start_as_small_as_it_says():
+    for deviation in (0.2, 1.0):
+        config = tiny("mean", embedding_deviation=deviation, vocab_size=1_000)
+        vectors = init_params(config, jax.random.key(0))["embedding"]["embedding"] * config.d_model**0.5
+        assert jnp.std(vectors) == pytest.approx(deviation, rel=0.05)
+    with pytest.raises(UserError, match="embedding_deviation is 0; it must be above 0"):
+        tiny("mean", embedding_deviation=0)

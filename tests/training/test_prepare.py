@@ -193,7 +193,7 @@ def test_bars_of_the_tokenizer_are_shown_on_a_terminal_only(folder, tmp_path, mo
         prepare_data(config, Workdir(tmp_path / "run"), progress)
     told = capsys.readouterr().out
     if terminal:
-        assert re.search(r"training the tokenizer.*reading text.*merging", told, re.DOTALL)
+        assert re.search(r"training the tokenizer.*reading text.*making the vocabulary", told, re.DOTALL)
     else:
         assert told.startswith("training the tokenizer\ntraining pairs left out\n")
 

@@ -10,7 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 import transformer_flax
-from configs import convolutional, multi30k, recurrent
+from configs import convolutional, multi30k, recurrent, rivals_small
 from tests.model.rivals import CONVOLUTIONAL, RECURRENT
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
@@ -97,3 +97,16 @@ def test_configs_of_rivals_are_of_the_size_of_the_transformer_s(module):
     config = module.get_config()
     assert size(config) == pytest.approx(size(multi30k.get_config()), rel=0.03)
     assert f"{size(config) / 1e6:.2f} million parameters" in module.__doc__
+
+
+def test_small_rivals_are_of_one_size_and_see_the_same_batches():
+    configs = [rivals_small.get_config(kind) for kind in rivals_small.KINDS]
+    for config in configs:
+        check(config)
+        size = sum(count_parameters(model_config(config, config.data.vocab_size)).values())
+        assert size == pytest.approx(0.9e6, rel=0.03)
+        assert (config.data, config.steps) == (configs[0].data, configs[0].steps)
+    with pytest.raises(
+        UserError, match=r"rivals_small\.py:lstm: the kind behind the colon must be one of transformer, "
+    ):
+        rivals_small.get_config("lstm")

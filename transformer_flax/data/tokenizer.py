@@ -21,6 +21,7 @@ SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
 UNKNOWN = "<unknown>"  # of "words", which have no piece for a word that is rare
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
+SMALLEST_OF_WORDS = NUM_SPECIAL + 2  # <unknown>, and a word
 LARGEST = 1 << 26  # bytes of a file
 SAMPLE_BLOCK = 4096  # pairs of a sample read at a time
 WORD = 32  # letters that word-pieces take for a word, at most: the search for the longest piece is quadratic in it
@@ -196,7 +197,9 @@ def _words() -> tokenizers.pre_tokenizers.PreTokenizer:
 
 
 def _whole_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    split = tokenizers.pre_tokenizers.Whitespace()  # and "<end>" in a text is three words
+    split = (
+        tokenizers.pre_tokenizers.Whitespace()
+    )  # splits "<end>" of a text into three, so that it is never the control token
     counts = collections.Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
     frequent = sorted((word for word, count in counts.items() if count > 1), key=lambda word: (-counts[word], word))
     pieces = [*SPECIAL_TOKENS, UNKNOWN, *frequent][:vocab_size]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention, padding_mask
-from transformer_flax.model.checks import require_one_of, require_size
+from transformer_flax.model.checks import require, require_one_of, require_size
 from transformer_flax.model.config import EncoderConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.transformer import Encoder, embedding
@@ -25,11 +25,13 @@ class ClassifierConfig(EncoderConfig):
 
     pooling: str
     num_classes: int  # C
+    embedding_deviation: float
 
     def __post_init__(self):
         super().__post_init__()
         require_one_of(self, "pooling", POOLING)
         require_size(self, "num_classes", least=2)
+        require(self, "embedding_deviation", lambda v: v > 0, "above 0")
 
 
 class Pooling(nn.Module):
@@ -67,8 +69,7 @@ class Classifier(Encoder):
     def setup(self):
         super().setup()
         c = self.config
-        # Small beside the positions: a rare word, which training hardly moves, should say little.
-        self.embedding = self.source_embedding = embedding(c, deviation=0.2)
+        self.embedding = self.source_embedding = embedding(c, c.embedding_deviation)
         self.pooling = Pooling(c)
         self.pooled_dropout = Dropout(c.dropout)
         self.output = nn.Dense(c.num_classes, dtype=jnp.float32, kernel_init=nn.initializers.xavier_uniform())

@@ -1,8 +1,8 @@
 """A convolutional translator, as ConvS2S (Gehring et al., 2017), of the paper's section 2 and table 2.
 
 Gated convolutions on both sides, causal in the decoder, and attention in each of its layers. It departs from ConvS2S in
-that everything is of one width, embeddings start as the Transformer's do, so that attention is scaled, weights are not
-normalised, and the gradients of the encoder are not scaled down, which would be next to nothing to Adam.
+that everything is of one width, embeddings start as large as the Transformer's (and attention is scaled), weights are
+not normalised, and the gradients of the encoder are not scaled down, which would be next to nothing to Adam.
 
 Letters of shapes: B batch, S source positions, T target positions, K hypotheses of a search, L longest output,
 V vocabulary.
@@ -114,7 +114,7 @@ class DecoderLayer(nn.Module):
         query = (self.query(h) + embedded) * HALVED
         one_head = query[:, :, None], memory.keys[:, :, None], memory.mask[:, None]
         # ConvS2S does not scale. Its embeddings start ten times smaller, though: here, softmax would begin with ones
-        # and zeros, and the next line with vectors much too long.
+        # and zeros, and the scaling by sqrt(S) below would make contexts much too long.
         weights = attention_weights(*one_head, Dot(scaled=True))[:, 0]
         self.sow("intermediates", "weights", weights)
         # A mean of S vectors has an S-th of their variance: S sqrt(1/S) scales it up again.

@@ -117,7 +117,7 @@ def embedding(config: Any, deviation: float = 1.0) -> nn.Embed:
 
 
 def embed(vectors: nn.Embed, tokens: jax.Array) -> jax.Array:
-    """Tokens [...] -> [..., d_model], times sqrt(d_model) (section 3.4), by which they start with a variance of one."""
+    """Tokens [...] -> [..., d_model], times sqrt(d_model) (section 3.4), by which they start with that deviation."""
     return vectors(tokens) * vectors.features**0.5
 
 

@@ -16,7 +16,14 @@ from transformer_flax.data.classes import Classes
 from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
-from transformer_flax.data.tokenizer import KINDS, LOSSLESS, SMALLEST_VOCABULARY, Tokenizer, sample_texts
+from transformer_flax.data.tokenizer import (
+    KINDS,
+    LOSSLESS,
+    SMALLEST_OF_WORDS,
+    SMALLEST_VOCABULARY,
+    Tokenizer,
+    sample_texts,
+)
 from transformer_flax.data.vocabulary import find_tokenizer, keep_tokenizer
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
@@ -140,7 +147,8 @@ def check_text(config: ConfigDict) -> None:
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
     require("data.tokenizer", lambda value: value in KINDS, f"one of {', '.join(KINDS)}")
     if given_tokenizer(config) is None:
-        require("data.vocab_size", lambda value: value >= SMALLEST_VOCABULARY, f"at least {SMALLEST_VOCABULARY}")
+        least = SMALLEST_VOCABULARY if config.data.tokenizer in LOSSLESS else SMALLEST_OF_WORDS
+        require("data.vocab_size", lambda value: value >= least, f"at least {least}")
 
 
 def _require(config: ConfigDict, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
@@ -189,7 +197,7 @@ def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sou
                 most, seed = config.data.tokenizer_sample, config.data.seed
                 yield from sample_texts(pairs, most, seed, sources_only=sources_only, progress=update)
             # From here on the library works alone and does not say how far it is: a bar without an end.
-            merging.enter_context(progress.bar("merging pieces of words"))
+            merging.enter_context(progress.bar("making the vocabulary"))
 
         tokenizer = Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
     keep_tokenizer(tokenizer, pairs, config.data, sources_only=sources_only)
