@@ -3,7 +3,7 @@
     python train.py --config=configs/reverse.py
     python -m transformer_flax.sweep --config=configs/reverse.py --grid model.positions=sinusoidal,learned --seeds=3
 
-docs/length.md says how lengths are measured; its figures are of copy.py.
+docs/length.md says how lengths are measured, and what comes out.
 """
 
 from ml_collections import ConfigDict
