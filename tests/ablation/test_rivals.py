@@ -21,7 +21,7 @@ def test_rivals_are_swept_and_set_side_by_side(tmp_path):
         f"--workdir={tmp_path / 'sweep'}",
         "--rows=base",
         "--seeds=1",
-        "--grid=model.attention=dot,none",
+        "--grid=model.attention=none",
         *(f"--config.{name}={value}" for name, value in fields.items()),
     )
     report = (tmp_path / "sweep/report/report.md").read_text()
@@ -30,11 +30,7 @@ def test_rivals_are_swept_and_set_side_by_side(tmp_path):
     command = [sys.executable, "docs/rivals.py", "--speed", "--repeats=1", f"--output={tmp_path}", f"{tmp_path}/sweep"]
     told = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True).stdout
     models, lengths = ([line.split(" | ") for line in table.splitlines()] for table in told.split("\n\n"))
-    assert (
-        [row[0] for row in models[2:]]
-        == [row[0] for row in lengths[2:]]
-        == ["| recurrent, dot", "| recurrent, no attention"]
-    )
+    assert [row[0] for row in models[2:]] == [row[0] for row in lengths[2:]] == ["| recurrent, no attention"]
     assert all(int(row[3].replace(",", "")) > 5_000 and row[6][0].isdigit() for row in models[2:])
     for picture in ("rivals_time.png", "rivals_length.png"):
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
