@@ -69,12 +69,11 @@ def get_config() -> ConfigDict:
     config.data.held_out = 0.0  # for tsv: share of the training texts that are the valid split; 0: valid.tsv is
     config.data.source_language = "en"
     config.data.target_language = "de"
-    # "bpe", or "wordpiece": the longest piece first; both byte-level and lossless; or "words", for classifiers alone
+    # "bpe", or "wordpiece": the longest piece first; both byte-level and lossless; or "words", not for translators
     config.data.tokenizer = "bpe"
     config.data.tokenizer_file = ""  # a tokenizer.json of Hugging Face's tokenizers to use instead; empty: train one
-    config.data.vocab_size = (
-        37_000  # pieces shared by both languages, at most; with a tokenizer_file, as many as it has
-    )
+    # pieces shared by both languages, at most; with a tokenizer_file, as many as it has
+    config.data.vocab_size = 37_000
     config.data.tokenizer_sample = 2_000_000  # pairs that the tokenizer is trained on, at most
     config.data.max_length = 256  # tokens; longer pairs are left out of training
     config.data.max_length_ratio = 0.0  # of the longer side to the shorter, or the pair is left out too; 0: any

@@ -50,22 +50,15 @@ def main(*paths: str) -> None:
 
 def measure(path: str):
     """Of a run: its positions, the tokens of the longest source it was trained on, and how right it is by length."""
-    from transformer_flax.analysis.length import measure_by_length
+    from transformer_flax.analysis.length import load_written, measure_by_length
     from transformer_flax.data.pairs import load_pairs
     from transformer_flax.training.described import load_described
     from transformer_flax.training.workdir import Workdir
 
     place = Workdir(path)
     config, tokenizer, _ = load_described(place)
-    fingerprints = place.load_fingerprints()
-    sources, references, translations = [], [], []
-    for split in ("valid", "test"):
-        pairs = load_pairs(config.data, split)
-        if fingerprints.get(split) != pairs.fingerprint:
-            raise UserError(f"{path} was not measured with this {split} split: it has changed, or eval.test was off")
-        sources += [source for source, _ in (pairs[i] for i in range(len(pairs)))]
-        references += [reference for _, reference in (pairs[i] for i in range(len(pairs)))]
-        translations += place.load_translations(split, config.steps)
+    written = [triple for split in ("valid", "test") for triple in load_written(place, split)]
+    sources, references, translations = map(list, zip(*written, strict=True))
     lengths = [len(ids) for ids in tokenizer.encode(sources)]
     train = load_pairs(config.data, "train")
     trained = max(len(ids) for ids in tokenizer.encode([train[i][0] for i in range(len(train))]))

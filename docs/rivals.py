@@ -74,14 +74,10 @@ def name_of(place) -> str:
 
 def by_length(place) -> list[float]:
     """BLEU of the test split, of the sources up to each of EDGES."""
-    from transformer_flax.data.pairs import load_pairs
+    from transformer_flax.analysis.length import load_written
     from transformer_flax.decoding.bleu import score
 
-    config = place.load_config()
-    pairs = load_pairs(config.data, "test")
-    if place.load_fingerprints().get("test") != pairs.fingerprint:
-        raise UserError(f"{place.path} was not measured with this test split: it has changed, or eval.test was off")
-    triples = [(*pairs[i], ours) for i, ours in enumerate(place.load_translations("test", config.steps))]
+    triples = load_written(place, "test")
     scores = []
     for shortest, longest in zip((0, *EDGES), EDGES, strict=False):
         own = [triple for triple in triples if shortest < len(triple[0].split()) <= longest]

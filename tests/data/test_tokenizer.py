@@ -304,6 +304,14 @@ def test_of_words_those_that_occur_once_are_one_piece():
     assert Tokenizer.train(texts, 6, "words").pieces("a cat?")[:-1] == ["a", "<unknown>", "?"]  # the two most frequent
 
 
+def test_a_vocabulary_without_room_for_a_word_is_refused():
+    assert Tokenizer.train(["a a"], 5, "words").pieces("a")[0] == "a"
+    with pytest.raises(
+        UserError, match=r"config\.data\.vocab_size is 4; .* at least 5: <unknown>, a word and 3 special"
+    ):
+        Tokenizer.train(["a a"], 4, "words")
+
+
 def test_words_are_read_again_as_they_were(tmp_path):
     tokenizer = Tokenizer.train(["a b b a", "naïve naïve c"], 1_000, "words")
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")

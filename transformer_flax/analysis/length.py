@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 import matplotlib.figure
 import numpy as np
 
+from transformer_flax.data.pairs import load_pairs
 from transformer_flax.errors import UserError
+from transformer_flax.training.workdir import Workdir
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +22,21 @@ class Bucket:
     count: int
     right: float  # share of translations that are the reference, to the letter
     begun: float  # share of a reference's words that are there before the first wrong one, on average
+
+
+def load_written(workdir: Workdir, split: str) -> list[tuple[str, str, str]]:
+    """The sources and references of a split, each with the translation that a run has written at its end.
+
+    Raises:
+      UserError: the run has none of this text.
+    """
+    config = workdir.load_config()
+    pairs = load_pairs(config.data, split)
+    if workdir.load_fingerprints().get(split) != pairs.fingerprint:
+        raise UserError(
+            f"{workdir.path} was not measured with this {split} split: it has changed, or eval.test was off"
+        )
+    return [(*pairs[i], ours) for i, ours in enumerate(workdir.load_translations(split, config.steps))]
 
 
 def measure_by_length(

@@ -21,7 +21,6 @@ SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
 UNKNOWN = "<unknown>"  # of "words", which have no piece for a word that is rare
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
-SMALLEST_OF_WORDS = NUM_SPECIAL + 2  # <unknown>, and a word
 LARGEST = 1 << 26  # bytes of a file
 SAMPLE_BLOCK = 4096  # pairs of a sample read at a time
 WORD = 32  # letters that word-pieces take for a word, at most: the search for the longest piece is quadratic in it
@@ -87,17 +86,19 @@ class Tokenizer:
           kind: one of KINDS.
 
         Raises:
-          UserError: there is no such kind, or the vocabulary has no room for every byte.
+          UserError: there is no such kind, or the vocabulary has no room for every byte, or for a word.
         """
         if kind not in KINDS:
             raise UserError(f"config.data.tokenizer is {kind!r}; it must be one of {', '.join(KINDS)}")
+        least = smallest_vocabulary(kind)
+        if vocab_size < least:
+            needed = "256 bytes" if kind in LOSSLESS else f"{UNKNOWN}, a word"
+            raise UserError(
+                f"config.data.vocab_size is {vocab_size}; a vocabulary of {kind} needs at least {least}: {needed} and "
+                f"{NUM_SPECIAL} special tokens"
+            )
         if kind == "words":
             return cls(_whole_words(texts, vocab_size))
-        if vocab_size < SMALLEST_VOCABULARY:
-            raise UserError(
-                f"config.data.vocab_size is {vocab_size}; a byte-level vocabulary needs at least "
-                f"{SMALLEST_VOCABULARY}: 256 bytes and 3 special tokens"
-            )
         backend = tokenizers.Tokenizer(tokenizers.models.BPE())
         backend.pre_tokenizer = _words() if kind == "wordpiece" else _byte_level()
         backend.decoder = tokenizers.decoders.ByteLevel()
@@ -196,10 +197,13 @@ def _words() -> tokenizers.pre_tokenizers.PreTokenizer:
     return tokenizers.pre_tokenizers.Sequence([split, _byte_level(use_regex=False)])
 
 
+def smallest_vocabulary(kind: str) -> int:
+    """How many pieces and special tokens a vocabulary of that kind has at least."""
+    return SMALLEST_VOCABULARY if kind in LOSSLESS else NUM_SPECIAL + 2  # <unknown>, and a word
+
+
 def _whole_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    split = (
-        tokenizers.pre_tokenizers.Whitespace()
-    )  # splits "<end>" of a text into three, so that it is never the control token
+    split = tokenizers.pre_tokenizers.Whitespace()  # "<end>" of a text is three words, and never the control token
     counts = collections.Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
     frequent = sorted((word for word, count in counts.items() if count > 1), key=lambda word: (-counts[word], word))
     pieces = [*SPECIAL_TOKENS, UNKNOWN, *frequent][:vocab_size]

@@ -16,14 +16,7 @@ from transformer_flax.data.classes import Classes
 from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.pairs import Pairs, load_pairs
-from transformer_flax.data.tokenizer import (
-    KINDS,
-    LOSSLESS,
-    SMALLEST_OF_WORDS,
-    SMALLEST_VOCABULARY,
-    Tokenizer,
-    sample_texts,
-)
+from transformer_flax.data.tokenizer import KINDS, LOSSLESS, Tokenizer, sample_texts, smallest_vocabulary
 from transformer_flax.data.vocabulary import find_tokenizer, keep_tokenizer
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
@@ -147,7 +140,7 @@ def check_text(config: ConfigDict) -> None:
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
     require("data.tokenizer", lambda value: value in KINDS, f"one of {', '.join(KINDS)}")
     if given_tokenizer(config) is None:
-        least = SMALLEST_VOCABULARY if config.data.tokenizer in LOSSLESS else SMALLEST_OF_WORDS
+        least = smallest_vocabulary(config.data.tokenizer)
         require("data.vocab_size", lambda value: value >= least, f"at least {least}")
 
 
