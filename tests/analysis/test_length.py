@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from tests.training.small import small_config
-from transformer_flax.analysis.length import Bucket, measure_by_length, plot_by_length
+from tests.training.small import small_config, write_text
+from transformer_flax.analysis.length import Bucket, load_written, measure_by_length, plot_by_length
 from transformer_flax.data.pairs import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
@@ -52,6 +52,20 @@ def test_what_does_not_fit_together_is_refused():
         measure_by_length(LENGTHS, TRANSLATIONS[1:], REFERENCES)
     with pytest.raises(UserError, match="width is 0"):
         measure_by_length(LENGTHS, TRANSLATIONS, REFERENCES, width=0)
+
+
+def test_translations_belong_to_the_text_that_they_were_made_of(tmp_path):
+    config = small_config(steps=1, data__path=str(write_text(tmp_path)))
+    pairs = {split: load_pairs(config.data, split) for split in ("train", "valid", "test")}
+    place = Workdir(tmp_path / "run")
+    fingerprints = {split: pairs[split].fingerprint for split in pairs}
+    english, german = ((tmp_path / f"test.{language}").read_text().splitlines() for language in ("en", "de"))
+    place.claim(config, fingerprints, Tokenizer.train(english + german, 300))
+    place.save_outputs("translations", "test", 1, [f"{line}!" for line in german])
+    assert load_written(place, "test") == [(a, b, f"{b}!") for a, b in zip(english, german, strict=True)]
+    (tmp_path / "test.en").write_text("\n".join(["one", *english[1:]]) + "\n")
+    with pytest.raises(UserError, match="was not measured with this test split: it has changed"):
+        load_written(place, "test")
 
 
 def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
