@@ -82,6 +82,16 @@ def test_a_run_learns_to_tell_classes_apart_and_keeps_what_it_has_put_out(traine
     assert len((workdir / "labels/30.txt").read_text().splitlines()) == len(evaluations["valid"].outputs) > 15
 
 
+def test_a_vocabulary_of_words_has_those_of_the_text(tmp_path, capsys):
+    config = config_for(write_texts(tmp_path), steps=2, data__tokenizer="words", eval__every=0)
+    train(config, tmp_path / "run")
+    run, words = restore(tmp_path / "run"), len(FILLERS) + sum(map(len, WORDS.values()))
+    size = NUM_SPECIAL + 1 + words  # one for all words that the text has not
+    count = sum(leaf.size for leaf in jax.tree.leaves(run.params))
+    assert f"the text's own vocabulary: {count:,} parameters with a vocabulary of {size}" in capsys.readouterr().out
+    assert run.classify(["the zebra", "a heron"]) == run.classify(["the heron", "a zebra"])
+
+
 def test_what_was_interrupted_goes_on_to_the_bit(trained):
     folder, workdir, evaluations = trained
     again = folder / "again"

@@ -115,6 +115,8 @@ def test_a_full_disk_is_told_of_and_the_older_checkpoints_stay(small_disk):
     checkpoints.save(state_at(1), {})
     with pytest.raises(UserError, match=r"a checkpoint needs 2\.1 MB and the disk of .* has [01]\.\d MB left"):
         checkpoints.save(state_at(2, size=1 << 19), {})
+    with pytest.raises(UserError, match=r"^3 checkpoints need 1\.6 MB"):  # of several seeds
+        checkpoints.require_room(state_at(2, size=1 << 17), 3)
     checkpoints.close()
     again = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
     assert again.steps() == [1]
@@ -127,7 +129,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written_is_told_of_too(small_di
     checkpoints.wait()
     noise = np.random.default_rng(0).normal(size=200_000).astype(np.float32)  # 0.8 MB that do not compress
     big = TrainState.create(0, {"w": jnp.array(noise)}, OPTIMIZER).replace(step=jnp.int32(2))
-    checkpoints.require_room = lambda state: None  # as if another program took the room in between
+    checkpoints.require_room = lambda state, count=1: None  # as if another program took the room in between
     (small_disk / "other").write_bytes(bytes(400_000))
     checkpoints.save(big, {})  # in the background
     with pytest.raises(UserError, match=r"could not be written to .*untouched"):

@@ -75,17 +75,18 @@ class Checkpoints:
             kept.add(max(scored, key=lambda step: (self._scores[step], step)))
         return [step in kept for step in steps]
 
-    def require_room(self, state: Any) -> None:
-        """Checks that the disk has room for one more checkpoint of such a state.
+    def require_room(self, state: Any, count: int = 1) -> None:
+        """Checks that the disk has room for `count` more checkpoints of such a state.
 
         Raises:
           UserError: it has not.
         """
-        needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+        needed = count * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(self._directory).free
         if free < needed:
+            what = "a checkpoint needs" if count == 1 else f"{count} checkpoints need"
             raise UserError(
-                f"a checkpoint needs {needed / 1e6:,.1f} MB and the disk of {self._directory} has {free / 1e6:,.1f} MB "
+                f"{what} {needed / 1e6:,.1f} MB and the disk of {self._directory} has {free / 1e6:,.1f} MB "
                 "left; make room there: the same command goes on from the last whole checkpoint"
             )
 

@@ -95,6 +95,9 @@ def _train(workdirs: dict[int, pathlib.Path], config: ConfigDict, *, profile: bo
             label = f"seed {own.seed}: " if seeds else ""
             # Two of several, which are written one after the other: an end may come when one run is a checkpoint ahead.
             records.append(Record(own, Workdir(path), data, progress, label=label, least_kept=2 if seeds else 1))
+        size = records[0].data.tokenizer.vocab_size
+        if size != config.data.vocab_size:  # fewer words than it may have
+            progress.say(f"the text's own vocabulary: {_describe(model_config(config, size))}")
         return Trainer(records, parallel, progress, profile=profile and is_first()).run()
 
 

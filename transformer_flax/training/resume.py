@@ -25,7 +25,7 @@ def resume(records: Sequence[Record], like: TrainState, stack: contextlib.ExitSt
       UserError: checkpoints cannot be read, or a run has come further than the others.
     """
     for record in records:
-        record.checkpoints.require_room(like)
+        record.checkpoints.require_room(like, len(records))
     unreadable: dict[tuple[Record, int], UnreadableError] = {}
     for step in _common_steps(records):
         restored = []
