@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from transformer_flax.ablation.jobs import Recipe, Run
     from transformer_flax.ablation.launch import Launcher
 
-ROOT = pathlib.Path(__file__).parents[1]
 ARGUMENTS = sys.argv[1:]
 
-CONFIG = cli.define_config(ROOT / "configs/numbers.py")
+CONFIG = cli.define_config(cli.ROOT / "configs/numbers.py")
 ROWS = flags.DEFINE_string(
     "rows",
     None,
@@ -71,8 +70,10 @@ def main() -> None:
 
         print(f"report: {write_report(workdir, *read(workdir / RESULTS))}")
         return
-    if not (ROOT / "train.py").exists():
-        raise UserError(f"sweeps start train.py, which does not lie beside the package in {ROOT}; use a clone of it")
+    if not (cli.ROOT / "train.py").exists():
+        raise UserError(
+            f"sweeps start train.py, which does not lie beside the package in {cli.ROOT}; use a clone of it"
+        )
     # Not before the flags are checked: JAX takes seconds to load.
     import jax
 
@@ -80,7 +81,7 @@ def main() -> None:
 
     from transformer_flax.ablation import grid
     from transformer_flax.ablation.jobs import Recipe
-    from transformer_flax.ablation.provenance import head
+    from transformer_flax.ablation.provenance import hardware, head
     from transformer_flax.ablation.sweep import sweep
     from transformer_flax.training.prepare import require_run
     from transformer_flax.training.seeds import check_seeds
@@ -106,7 +107,8 @@ def main() -> None:
         _list(runs, recipe)
         return
     command = shlex.join(["python", "-m", "transformer_flax.sweep", *map(_short, ARGUMENTS)])
-    sweep(runs, recipe, head(base, command), _launcher(recipe), together=VECTORIZE.value)
+    machine = hardware() if LAUNCHER.value == "local" else f"Slurm, partition {PARTITION.value or 'by default'}"
+    sweep(runs, recipe, head(base, command, machine), _launcher(recipe), together=VECTORIZE.value)
 
 
 def _launcher(recipe: "Recipe") -> "Callable[[IO], Launcher]":

@@ -50,3 +50,14 @@ def test_elsewhere_only_lines_are_printed(capsys):
         plain.update(lines(), "60 runs")
         plain.say("run 0 begins [bold]")
     assert capsys.readouterr().out == "run 0 begins [bold]\n"
+
+
+def test_brackets_are_text(capsys):
+    told = shown([Line("a[bold]b seed 0", 10, FAILED, note="cannot read [/data/x]")], height=20)
+    assert "a[bold]b seed 0" in told
+    assert "cannot read [/data/x]" in told
+    with Board() as plain:
+        plain.table("runs[/b]", ["variant"], [["a[/c]"]])
+    told = capsys.readouterr().out
+    assert "runs[/b]" in told
+    assert "a[/c]" in told

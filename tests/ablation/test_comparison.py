@@ -135,6 +135,7 @@ def test_effects_that_are_the_papers_agree_and_their_opposites_do_not(effect, sa
         ("model__dropout", 0.0, ["D-drop0.0"]),
         ("label_smoothing", 0.3, ["D-ls0.2"]),
         ("model__positions", "learned", ["E"]),
+        ("model__positions", "rotary", ["E"]),  # which learned ones would take the place of, not sinusoids
         ("model__dropout", 0.15, []),
     ],
 )

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from tests.ablation.test_sweep import PATIENCE, config, run, sweeping, timeless  # noqa: F401  (a fixture)
+from tests.ablation.sweeping import run, sweeping, timeless
+from tests.commands.process import PATIENCE
 from transformer_flax.ablation.launch import explain, last_of, slots
 from transformer_flax.ablation.results import read
 from transformer_flax.ablation.slurm import require_slurm
@@ -92,6 +93,7 @@ def test_a_machine_without_gpus_is_one_of_cores(gpus):
         (-signal.SIGKILL, "step 5\n", "out of memory, as it seems: killed by SIGKILL"),
         (137, "", "out of memory, as it seems: killed by SIGKILL"),
         (-signal.SIGSEGV, "step 5\n", "ended by SIGSEGV"),
+        (-40, "", "ended by signal 40"),  # a real-time one
         (143, "stopped by SIGTERM after step 5\n", "stopped by SIGTERM after step 5"),
         (7, "", "ended with status 7"),
     ],
@@ -113,7 +115,7 @@ def test_slurm_is_asked_for_where_there_is_none(tmp_path, monkeypatch):
         require_slurm()
 
 
-def test_slurm_trains_what_is_trained_without_it_though_the_sweep_is_left_alone(config, tmp_path):  # noqa: F811
+def test_slurm_trains_what_is_trained_without_it_though_the_sweep_is_left_alone(config, tmp_path):
     try:
         subprocess.run(["sinfo"], capture_output=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError) as error:

@@ -227,6 +227,35 @@ def test_without_base_there_are_scores_but_no_effects(tmp_path):
     assert {file.name for file in tmp_path.glob("*.png")} == {"scores.png"}  # those of the former report are gone
 
 
+@pytest.mark.parametrize(
+    ("results", "why"),
+    [
+        ([made.result("A-h1", curve=[])], "add `base` to `--rows`"),
+        ([made.result("A-h1", curve=[]), made.failed("base", 0, "killed")], "it has failed"),
+        (
+            [made.result(f"base steps={n}", row="base", changes={"steps": n}, curve=[]) for n in (1, 2)],
+            "give the grid the base's own values, too",
+        ),
+    ],
+)
+def test_how_a_base_is_come_by_is_told(tmp_path, results, why):
+    text = report.write(results, made.BASE, tmp_path).read_text()
+    assert f"**There is no base among the finished runs,** so no effects: {why}." in text
+
+
+def test_seeds_may_differ_by_whatever_a_float_can_hold(tmp_path):
+    results = [made.result(perplexity=value, seed=seed) for seed, value in enumerate([5.0, 1e50])]
+    text = report.write([*results, *made.sweep(["A-h1"], range(2))], made.BASE, tmp_path).read_text()
+    assert cells(text, "row")[1][0] == "A-h1"
+
+
+def test_curves_say_of_how_many_sentences_they_are(tmp_path):
+    base = made.BASE | {"config": made.CONFIG | {"eval.sentences": 100}}
+    text = report.write(small(), base, tmp_path).read_text()
+    assert "Scores before the last step are of the first 100 sentences, perplexities of all." in text
+    assert "of the first" not in report.write(small(), made.BASE, tmp_path).read_text()
+
+
 def test_all_commands_machines_and_versions_are_named_once(tmp_path):
     there = {"hardware": "1 x H100", "versions": {"jax": "0.11.2"}, "commit": "89ab"}
     sessions = [made.SESSION, made.SESSION | there, made.SESSION | {"command": "python -m transformer_flax.sweep"}]

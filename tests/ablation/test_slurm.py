@@ -89,8 +89,14 @@ def test_a_queue_that_cannot_be_asked_ends_no_job(cluster):
 
 def test_jobs_that_may_go_on_are_not_submitted_again(cluster):
     job = Job(tuple(cluster.runs))
+    cluster.launcher().submit([job])
+    cluster.queue(job_1="PENDING")
+    (cluster.workdir / "slurm/jobs.json").unlink()  # as if killed before it was written
+    with pytest.raises(
+        UserError, match=r"jobs of this sweep go on in Slurm that .*jobs\.json does not know, .*scancel 1 "
+    ):
+        cluster.launcher().submit([job])
     cluster.down()
-    cluster.launcher().submit([job])  # the first time there is nothing to ask for
     with pytest.raises(UserError, match="squeue does not answer, so jobs that go on cannot be told from new ones"):
         cluster.launcher().submit([job])
     assert cluster.submitted == 1

@@ -1,74 +1,25 @@
 """Sweeps as a user meets them: real processes, that are killed, that fail, that go on."""
 
-import contextlib
 import dataclasses
 import importlib.util
 import pathlib
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT
-from tests.training.small import write_text
+from tests.ablation.sweeping import run, sweeping, timeless
+from tests.commands.process import PATIENCE
 from transformer_flax.ablation.grid import variants
 from transformer_flax.ablation.jobs import Run
 from transformer_flax.ablation.results import Result, read
 from transformer_flax.training.loop import train
 from transformer_flax.training.progress import duration
 
-CONFIG = """
-from tests.training.small import small_config
-
-def get_config():
-    return small_config(data__path={text!r}, data__cache_dir={cache!r}, steps=200, eval__every=100,
-                        checkpoint__every=50, log__every=10, optimizer__warmup_steps=50)
-"""
 # Of the logits of the larger there are 2^21 x 300, in more than one array: what is asked for counts, not what is used.
 TOKENS = "data.tokens_per_batch"
 BOTH, SMALL = f"--grid={TOKENS}=2097152,512", f"--grid={TOKENS}=512"
-MEMORY = 8 << 20  # KiB
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sweep")
-    (folder / "text").mkdir()
-    write_text(folder / "text")
-    (folder / "config.py").write_text(CONFIG.format(text=str(folder / "text"), cache=str(folder / "cache")))
-    return folder / "config.py"
-
-
-@contextlib.contextmanager
-def sweeping(config, workdir, *arguments):
-    """python -m transformer_flax.sweep as it runs, with little memory; it does not outlive the context."""
-    command = [sys.executable, "-m", "transformer_flax.sweep", f"--config={config}", f"--workdir={workdir}", *arguments]
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(
-        ["sh", "-c", f'ulimit -v {MEMORY}; exec "$@"', "sh", *command],
-        cwd=ROOT,
-        env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
-        **pipe,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def run(config, workdir, *arguments) -> tuple[int, str]:
-    with sweeping(config, workdir, *arguments) as process:
-        said, _ = process.communicate(timeout=PATIENCE)
-    return process.returncode, said
-
-
-def timeless(result: Result) -> Result:
-    """It without what the clock has to do with, and FLOPs, of which not every step is timed."""
-    curve = [[point[0], *point[2:]] for point in result.curve]
-    return dataclasses.replace(result, seconds=0.0, flops=0.0, curve=curve)
 
 
 def load(config):
@@ -106,6 +57,8 @@ def swept(config, tmp_path_factory) -> Swept:
             assert time.monotonic() < until, f"{text!r} was not said"
             time.sleep(0.02)
 
+    workdir.mkdir()
+    (workdir / ".results.jsonl.partial").write_text("{")  # as of a sweep that was killed at its first line
     with sweeping(config, workdir, SMALL) as process:
         wait_for("step      10/200")
         process.send_signal(signal.SIGTERM)
@@ -192,3 +145,25 @@ def test_what_has_finished_is_not_to_be_made(swept, config):
     assert status == 2
     assert "is of a sweep of another base:\n  config.model.dropout: 0.2 there, 0.4 now" in said
     assert (swept.workdir / "results.jsonl").read_text() == before
+
+
+def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
+    (tmp_path / "results.jsonl").write_bytes((swept.workdir / "results.jsonl").read_bytes())
+    status, said = run(config, tmp_path, "--report_only")
+    assert (status, said.strip()) == (0, f"report: {tmp_path}/report/report.md")
+    for name in ("report.md", "index.html"):
+        assert (tmp_path / "report" / name).read_bytes() == (swept.workdir / "report" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--partition=gpu", "--partition is for --launcher=slurm, which is not given"),
+        ("--config.seed=3", "--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2"),
+    ],
+)
+def test_a_flag_that_would_do_nothing_is_refused(config, tmp_path, flag, message):
+    status, said = run(config, tmp_path / "sweep", "--rows=base", flag)
+    assert status == 2
+    assert message in said
+    assert not (tmp_path / "sweep").exists()

@@ -18,7 +18,7 @@ from absl import app, flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))  # for configs/, which is not part of the package
 
-from tests.ablation.test_sweep import CONFIG, run, sweeping, timeless
+from tests.ablation.sweeping import CONFIG, run, sweeping, timeless
 from tests.training.small import write_text
 from transformer_flax.ablation.results import Result, read
 

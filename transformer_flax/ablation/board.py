@@ -7,6 +7,7 @@ import rich.box
 import rich.console
 import rich.live
 import rich.table
+from rich.markup import escape
 
 from transformer_flax.ablation.jobs import Standing
 from transformer_flax.ablation.results import FAILED, FINISHED
@@ -63,7 +64,7 @@ class Board:
         """Prints a table that stays."""
         table = _table(title, columns)
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         self._console.print(table)
 
     def update(self, lines: list[Line], summary: str) -> None:
@@ -73,7 +74,7 @@ class Board:
         shown = _fit(lines, self._console.height - AROUND)
         table = _table("", ["run", "state", "step", "loss", "best", "left", ""])
         for line in shown:
-            table.add_row(*_cells(line), style=STYLES[line.state])
+            table.add_row(*map(escape, _cells(line)), style=STYLES[line.state])
         hidden = len(lines) - len(shown)
         table.caption = f"{summary}; {hidden:,} more are not shown" if hidden else summary
         table.caption_justify = "left"
@@ -81,7 +82,7 @@ class Board:
 
 
 def _table(title: str, columns: list[str]) -> rich.table.Table:
-    table = rich.table.Table(title=title or None, title_justify="left", box=rich.box.SIMPLE_HEAD)
+    table = rich.table.Table(title=escape(title) or None, title_justify="left", box=rich.box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, overflow="fold", justify="left" if column in LEFT else "right")
     return table

@@ -12,6 +12,7 @@ from transformer_flax.ablation.statistics import Difference, Estimate
 from transformer_flax.errors import UserError
 
 SIGNIFICANT = 1 - statistics.CONFIDENCE  # below it, a corrected p
+LARGEST_LOSS = 600.0  # nats; e^600 can be drawn, on an axis with margins, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Measure:
     of_paper: Callable[[table3.PaperRow], float]
 
 
+def _perplexity(loss: float) -> float:
+    """e^loss; an interval of few seeds that differ much may end where no float reaches."""
+    return math.exp(max(-LARGEST_LOSS, min(LARGEST_LOSS, loss)))
+
+
 # The logarithm, in nats, is what a run minimises; and its difference is the ratio of two perplexities, which means the
 # same at 5 and at 10. So means over seeds are geometric ones of perplexity.
 LOG_PERPLEXITY = Measure(
@@ -39,7 +45,7 @@ LOG_PERPLEXITY = Measure(
     more_is_better=False,
     of=lambda scores: math.log(scores["perplexity"]),
     level_name="perplexity",
-    level=math.exp,
+    level=_perplexity,
     paper_name="log-perplexity",
     paper_digits=3,
     of_paper=lambda row: math.log(row.perplexity),
@@ -176,16 +182,15 @@ def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
     variants = {result.variant: None for result in kept}  # in their order
     tried = set(last)
     missing_seeds = {v: [seed for seed in sorted(seeds) if (v, seed) not in tried] for v in variants}
+    of_table3 = variants.keys() & table3.ROWS.keys() - {"base"}
     return Comparison(
-        entries,
-        score,
-        next((entry for entry in entries if entry.variant == base), None),
-        [result for result in kept if not result.finished],
-        other,
-        [name for name in table3.ROWS if name not in variants]
-        if variants.keys() & table3.ROWS.keys() - {"base"}
-        else [],
-        {variant: missing for variant, missing in missing_seeds.items() if missing},
+        entries=entries,
+        score=score,
+        base=next((entry for entry in entries if entry.variant == base), None),
+        failed=[result for result in kept if not result.finished],
+        other_changes=other,
+        missing_rows=[name for name in table3.ROWS if name not in variants] if of_table3 else [],
+        missing_seeds={variant: missing for variant, missing in missing_seeds.items() if missing},
     )
 
 

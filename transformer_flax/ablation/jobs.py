@@ -12,6 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from transformer_flax.ablation.grid import Variant
+from transformer_flax.ablation.provenance import ROOT
 from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, FREE_FIELDS, TRANSLATING, Result
 from transformer_flax.decoding.bleu import score
 from transformer_flax.errors import UserError
@@ -24,7 +25,7 @@ from transformer_flax.training.workdir import Workdir, flatten
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that are of no variant
 LONGEST = 120  # characters of a folder's name
-TRAIN = pathlib.Path(__file__).parents[2] / "train.py"
+TRAIN = ROOT / "train.py"
 
 
 @dataclasses.dataclass(frozen=True)

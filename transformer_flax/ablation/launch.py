@@ -180,7 +180,8 @@ def explain(status: int, said: str) -> str:
     if told:
         return told[-1]
     if status < 0:
-        return f"ended by {signal.Signals(-status).name}"
+        known = -status in set(signal.Signals)  # real-time signals have no names
+        return f"ended by {signal.Signals(-status).name if known else f'signal {-status}'}"
     return lines[-1] if lines else f"ended with status {status}"
 
 

@@ -16,7 +16,7 @@ LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def head(base: ConfigDict, command: str) -> dict[str, Any]:
+def head(base: ConfigDict, command: str, hardware: str) -> dict[str, Any]:
     """The first line of results: what was swept, by which command, with what, on what."""
     versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in LIBRARIES}
     return {
@@ -24,7 +24,7 @@ def head(base: ConfigDict, command: str) -> dict[str, Any]:
         "name": base.name,
         "command": command,
         "versions": versions,
-        "hardware": hardware(),
+        "hardware": hardware,
         "commit": _commit(),
     }
 

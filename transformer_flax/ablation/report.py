@@ -83,7 +83,7 @@ def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collectio
             "products over the whole training."
         ]
     if "curves_score" in pictures:
-        blocks += ["## Curves", "On the validation split: the mean over seeds, and each seed as a faint line."]
+        blocks += ["## Curves", _about_curves(base["config"])]
         blocks += shown("curves_score", "curves_perplexity")
     return [*blocks, "## How it was measured", _methods(comparison), "## What was swept", *_swept(base)]
 
@@ -106,11 +106,19 @@ def _summary(comparison: Comparison) -> list[str]:
     if counts == [1]:
         blocks.append("**One seed tells nothing of chance:** there are no intervals and no tests.")
     if not comparison.base:
-        blocks.append("**There is no base among the finished runs,** so no effects: add `base` to `--rows`.")
+        blocks.append(f"**There is no base among the finished runs,** so no effects: {_mend_base(comparison)}.")
     elif any(entry.effects for entry in comparison.rows):
         measures = reversed(comparison.measures)
         blocks.append("\n".join(_agreement(measure, agreement(comparison, measure)) for measure in measures))
     return blocks
+
+
+def _mend_base(comparison: Comparison) -> str:
+    if any(result.row == "base" and not result.changes for result in comparison.failed):
+        return "it has failed"
+    if any(run.row == "base" for entry in comparison.entries for run in entry.runs):
+        return "give the grid the base's own values, too"
+    return "add `base` to `--rows`"
 
 
 def _agreement(measure: Measure, found: Agreement) -> str:
@@ -145,8 +153,8 @@ def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
     return [
         "## What is missing",
         "\n".join(lines),
-        "This goes on with the sweep, and runs what has not finished; rows and seeds that it does not name have to be "
-        "added to it:",
+        "This goes on with the sweep where its `--workdir` holds `results.jsonl`, and runs what has not finished; rows "
+        "and seeds that it does not name have to be added to it:",
         _code(base["sessions"][-1]["command"]),
     ]
 
@@ -164,6 +172,13 @@ def _legend(comparison: Comparison) -> str:
             " Not held against the paper, as on this base the change is none, or the opposite one: "
             f"{', '.join(comparison.other_changes)}."
         )
+    return text
+
+
+def _about_curves(config: Mapping[str, Any]) -> str:
+    text = "On the validation split: the mean over seeds, and each seed as a faint line."
+    if sentences := config.get("eval.sentences"):
+        text += f" Scores before the last step are of the first {sentences:,} sentences, perplexities of all."
     return text
 
 
@@ -186,8 +201,9 @@ def _methods(comparison: Comparison) -> str:
             "0 in all runs." + (beside if comparison.is_of_table3 else "")
         )
     lines += [
-        "Intervals of means are Student's t; those of differences, and p, are Welch's. Seeds are not paired: one seed "
-        "gives two rows the same order of data but, for most, not the same first parameters.",
+        "Intervals of means are Student's t; where few seeds differ much, they reach beyond what a score can be. Those "
+        "of differences, and p, are Welch's. Seeds are not paired: one seed gives two rows the same order of data but, "
+        "for most, not the same first parameters.",
         f"The corrected p is Holm's, for all variants here in one measure: if none had an effect, one would come below "
         f"{SIGNIFICANT:.2g} in at most one sweep of twenty.",
     ]

@@ -22,7 +22,8 @@ SESSION = {"command": str, "versions": dict, "hardware": str, "commit": str}  # 
 HEAD = {"config": dict, "name": str} | SESSION
 TRANSLATING, CLASSIFYING = ("bleu", "exact_match"), ("accuracy", "macro_f1")  # what is measured, beside perplexity
 FINISHED, FAILED = "finished", "failed"
-# Where these differ, results are comparable: seeds belong to the runs, the others change nothing that is learned.
+# Where these differ, results are comparable: seeds belong to the runs, paths to the machine, and the others change at
+# most what chance draws.
 FREE_FIELDS = (
     "name",
     "seed",
@@ -32,7 +33,7 @@ FREE_FIELDS = (
     "data.tokenizer_file",
     "data.cache_dir",
     "eval.every",
-    "checkpoint.",
+    "checkpoint.keep",
     "log.",
     "parallel.",
 )
@@ -43,7 +44,7 @@ class Result:
     """A run that has ended."""
 
     variant: str  # "A-h1", "A-h1 model.dropout=0.2", or what a file of variants calls it
-    row: str  # of table 3, before the grid's fields
+    row: str  # of table 3 or beyond it, before the grid's fields
     changes: dict[str, Any]  # flat config fields that differ from the sweep's base, the seed apart
     seed: int
     status: str  # FINISHED or FAILED

@@ -102,10 +102,15 @@ class Slurm:
         import submitit
 
         known = self._known()
-        alive = self._ask() if known else {}
+        alive = self._ask()
         if alive is None:
             raise UserError(
                 "squeue does not answer, so jobs that go on cannot be told from new ones; try again when it does"
+            )
+        if strays := sorted(alive.keys() - {number for number, _ in known.values()}):
+            raise UserError(
+                f"jobs of this sweep go on in Slurm that {self._file} does not know, as of one that was killed when it "
+                f"had just submitted them: scancel {' '.join(strays)} ends them, then try again"
             )
         self._states = alive
         going_on: dict[tuple[str, str], list[Run]] = {}

@@ -18,7 +18,7 @@ from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Res
 from transformer_flax.errors import UserError
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.progress import counted, duration
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.workdir import Workdir, is_partial
 
 REPORT = "report"  # a folder
 LOCK = ".lock"  # held by the sweep
@@ -85,7 +85,7 @@ def _claim(workdir: pathlib.Path, interruption: Interruption) -> Iterator[IO]:
     Processes that a sweep has left behind, as one that was killed may for a moment, are waited for.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    others = {file.name for file in workdir.iterdir()} - {LOCK, JOBS_LOCK}
+    others = {file.name for file in workdir.iterdir() if not is_partial(file)} - {LOCK, JOBS_LOCK}
     if others and RESULTS not in others:
         raise UserError(f"{workdir} holds no sweep, but {min(others)}; choose another --workdir")
     with (workdir / LOCK).open("a") as own, (workdir / JOBS_LOCK).open("a") as inherited:
@@ -227,11 +227,11 @@ class _Sweep:
             results = [
                 r for run in self._runs if run.variant.name == name and (r := self._journal.find(name, run.seed))
             ]
-            finished = [result for result in results if result.finished]
-            counts = f"{len(finished)} of {sum(run.variant.name == name for run in self._runs)}"
-            if finished:
-                seconds = sum(result.seconds for result in finished) / len(finished)
-                rows.append([name, f"{finished[0].parameters:,}", counts, _scores(finished), duration(seconds)])
+            ended = [result for result in results if result.finished]
+            counts = f"{len(ended)} of {sum(run.variant.name == name for run in self._runs)}"
+            if ended:
+                seconds = sum(result.seconds for result in ended) / len(ended)
+                rows.append([name, f"{ended[0].parameters:,}", counts, _scores(ended), duration(seconds)])
             else:
                 rows.append([name, "", counts, results[0].error if results else "", ""])
         columns = ["variant", "parameters", "seeds", "validation data, mean of the seeds", "time"]

@@ -104,14 +104,16 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
                 )
             value = type(ours)(scaled)
         changes[field] = value
-    config.update_from_flattened_dict(changes)
+    with config.ignore_type():  # a base of one's own may have a 0 where a row has 0.2
+        config.update_from_flattened_dict(changes)
     return config
 
 
 def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
     """Whether a row changes a base in the paper's direction, which its absolute fields do not on every base.
 
-    D-drop0.2 is more dropout in the paper; on a base of 0.2 it is no change, and on one of 0.3 less.
+    D-drop0.2 is more dropout in the paper; on a base of 0.2 it is no change, and on one of 0.3 less. E takes the place
+    of sinusoids in the paper, and of something else on a base with rotary positions.
 
     Args:
       row: one of the table.
@@ -120,8 +122,8 @@ def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
     for field, papers in PAPER_ABSOLUTE.items():
         if field in row.changes:
             value, ours = row.changes[field], base.get(field, papers)
-            opposite = not isinstance(value, str) and (value > ours) != (value > papers)
-            if value == ours or opposite:
+            other = ours != papers if isinstance(value, str) else (value > ours) != (value > papers)
+            if value == ours or other:
                 return False
     return True
 

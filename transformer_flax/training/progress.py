@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import rich.console
 import rich.progress
 import rich.table
+from rich.markup import escape
 
 
 class Progress:
@@ -50,11 +51,11 @@ class Progress:
         self._console.print(text, markup=False)
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
-        table = rich.table.Table(title=title, title_justify="left")
+        table = rich.table.Table(title=escape(title), title_justify="left")
         for column in columns:
             table.add_column(column, overflow="fold")  # a signature that is cut says nothing
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*map(escape, row))
         self._console.print(table)
 
     @contextlib.contextmanager

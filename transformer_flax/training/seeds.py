@@ -13,7 +13,7 @@ from transformer_flax.training.distributed import share
 
 
 class Seeds:
-    """An axis of `count` seeds in front of every array of a state, a batch or metrics; one seed alone has none.
+    """An axis of `count` seeds in front of every array of a state, a batch or metrics: [count, ...]; one has none.
 
     A batch has the same shape for every seed, so that each run keeps its own order of the data.
     """
@@ -22,7 +22,7 @@ class Seeds:
         self.count = count
 
     def stack(self, trees: Sequence[Any]) -> Any:
-        """The trees of all seeds as one."""
+        """The trees of all seeds, with arrays [...], as one with arrays [count, ...]."""
         if self.count == 1:
             return trees[0]
 
@@ -32,19 +32,21 @@ class Seeds:
         return jax.tree.map(stacked, *trees)
 
     def split(self, tree: Any) -> list[Any]:
-        """The tree of each seed."""
+        """The tree of each seed: the inverse of `stack`."""
         if self.count == 1:
             return [tree]
         return [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(self.count)]
 
     def map(self, step: Callable) -> Callable:
-        """A step of all seeds at once."""
+        """A step of all seeds at once: of trees as `stack` makes them, to such trees."""
         return step if self.count == 1 else jax.vmap(step)
 
 
 def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
-    """Raises:
-    UserError: these seeds cannot be trained together.
+    """Checks that runs of `config` with these seeds can be trained together.
+
+    Raises:
+      UserError: they cannot.
     """
     if len(set(seeds)) < len(seeds) or not seeds:
         raise UserError(f"--seeds={','.join(map(str, seeds))}: name different seeds, such as 0,1,2")

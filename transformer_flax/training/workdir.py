@@ -76,7 +76,7 @@ class Workdir:
         """
         if self.config_file.exists():
             self._refuse_another(config, fingerprints, tokenizer)
-        elif self.path.exists() and any(not _is_partial(file) for file in self.path.iterdir()):
+        elif self.path.exists() and any(not is_partial(file) for file in self.path.iterdir()):
             raise UserError(f"{self.path} is not empty and holds no run; choose another --workdir")
 
     def claim(
@@ -281,7 +281,8 @@ def _checksum(file: pathlib.Path) -> int:
     return zlib.crc32(file.read_bytes())
 
 
-def _is_partial(file: pathlib.Path) -> bool:
+def is_partial(file: pathlib.Path) -> bool:
+    """Whether a file is none of a run's or a sweep's own: what `write_whole` was killed at, or the lock."""
     return file.name == LOCK or (file.name.startswith(".") and file.name.endswith(".partial"))
 
 
