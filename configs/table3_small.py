@@ -1,6 +1,6 @@
 """Table 3 on a laptop: a base that a small set can train, for sweeps over the rows.
 
-    python -m transformer_flax.sweep --config=configs/table3_small.py --rows=all --seeds=3
+    python -m transformer_flax.sweep --config=configs/table3_small.py --rows=all --seeds=3 --jobs=2
     python -m transformer_flax.sweep --config=configs/table3_small.py:multi30k --config.data.path=FOLDER --rows=base,A,D
 
 Rows keep the paper's ratios to their base (transformer_flax/ablation/table3.py), so the base is such that each divides:
