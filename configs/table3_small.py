@@ -13,7 +13,8 @@ easy: any row learns them all in the end, and then all tie. Here the base gets 6
 few, so a row that learns faster has an advantage that it would not have at the paper's length: few layers learn number
 words sooner, as does a model without dropout, and four layers have hardly begun. As in the paper, the final step's raw
 parameters are scored, on the validation set. docs/table3/numbers/report.md is the sweep of the first line: an hour on
-two cores, where a run of the base takes a minute on one of them.
+two cores, where a run of the base takes a minute, alone or beside another. On Multi30k a thousand steps are too few for
+some rows to look at the source, `big` among them (docs/sweeps.md has what shows it, and how many would do).
 """
 
 from ml_collections import ConfigDict
