@@ -8,8 +8,8 @@ num_layers by 3 (rows C-N2, C-N4 and C-N8 have a third, two thirds and four thir
 d_k and d_v by 4 (B-dk16, A-h32), d_model by 4 (C-d256, whose sinusoids come in pairs). All rows together cost 31 runs
 of the base, of which `big` takes 12: four times the parameters for three times the steps.
 
-It is small, has few data and is stopped early, so that each of the paper's effects can show itself. Number words are
-easy: any row learns them all in the end, and then all tie. Here the base gets 60 to 95 % of them right. The steps are
+It is small, has few data and is stopped early, so that rows can differ. Number words are easy: any row learns them all
+in the end, and then all tie. Here the base gets 60 to 95 % of them right. The steps are
 few, so a row that learns faster has an advantage that it would not have at the paper's length: few layers learn number
 words sooner, as does a model without dropout, and four layers have hardly begun. As in the paper, the final step's raw
 parameters are scored, on the validation set. docs/table3/numbers/report.md is the sweep of the first line: an hour on

@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.training.small import small_config, write_text
 from tests.training.states import OPTIMIZER, state_at
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.loop import train_seeds
 from transformer_flax.training.step import TrainState
 
 
@@ -121,6 +123,12 @@ def test_a_full_disk_is_told_of_and_the_older_checkpoints_stay(small_disk):
     again = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
     assert again.steps() == [1]
     again.close()
+
+
+def test_several_seeds_do_not_begin_without_room_for_a_checkpoint_of_each(small_disk, tmp_path):
+    config = small_config(data__path=str(write_text(tmp_path)), model__d_ff=640)
+    with pytest.raises(UserError, match=r"2 checkpoints need 1\.\d MB and the disk of .* has [01]\.\d MB left"):
+        train_seeds(config, [0, 1], small_disk / "seeds")
 
 
 def test_a_disk_that_fills_while_a_checkpoint_is_written_is_told_of_too(small_disk):
