@@ -48,6 +48,7 @@ def get_config() -> ConfigDict:
     config.model.pre_norm = False  # LayerNorm before each sub-layer instead of after
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
     config.model.attention_bias = False  # biases on the attention projections
+    config.model.branch_init = 1.0  # times the initial W^V, W^O, W_1 and W_2: what sub-layers add (docs/start.md)
     # The same model, otherwise computed:
     config.model.scan_layers = (
         False  # one compiled layer for all N of a stack, which compiles in a fraction of the time

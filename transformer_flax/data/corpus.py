@@ -70,6 +70,11 @@ class Sentences:
         """The first `lengths` tokens of each of these sentences, one after the other: [sum of lengths]."""
         return self.ids[ranges(self.offsets[indices], lengths)]
 
+    def take(self, indices: np.ndarray) -> "Sentences":
+        """These sentences alone, in this order."""
+        lengths = self.lengths_of(indices)
+        return Sentences(self.tokens(indices, lengths), np.concatenate([[0], np.cumsum(lengths)]))
+
 
 def blocks(count: int) -> Iterator[slice]:
     """0 .. count - 1 in parts, so that what is computed on the way needs little memory however many there are."""

@@ -21,6 +21,11 @@ from transformer_flax.special_tokens import PAD_ID
 SCALED_DOT = Dot()  # the paper's compatibility
 
 
+def xavier(gain: float = 1.0) -> nn.initializers.Initializer:
+    """Initial values of a matrix, uniform as in Glorot and Bengio (2010), times `gain`."""
+    return nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform")
+
+
 def padding_mask(tokens: jax.Array) -> jax.Array:
     """True where a key may be attended to: [B, M] tokens -> [B, 1, 1, M]. It masks keys; a query needs no mask."""
     return (tokens != PAD_ID)[:, None, None, :]
@@ -130,16 +135,11 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self):
         c = self.config
-        project = functools.partial(
-            nn.DenseGeneral,
-            use_bias=c.attention_bias,
-            dtype=c.dtype,
-            kernel_init=nn.initializers.xavier_uniform(),
-        )
-        self.query = project((c.num_heads, c.d_k))
-        self.key = project((c.num_heads, c.d_k))
-        self.value = project((c.num_heads, c.d_v))
-        self.output = project(c.d_model, axis=(-2, -1))
+        project = functools.partial(nn.DenseGeneral, use_bias=c.attention_bias, dtype=c.dtype)
+        self.query = project((c.num_heads, c.d_k), kernel_init=xavier())
+        self.key = project((c.num_heads, c.d_k), kernel_init=xavier())
+        self.value = project((c.num_heads, c.d_v), kernel_init=xavier(c.branch_init))
+        self.output = project(c.d_model, axis=(-2, -1), kernel_init=xavier(c.branch_init))
         self.dropout = Dropout(c.attention_dropout)
         if c.compatibility == "additive":
             v = self.param("v", nn.initializers.normal(c.d_k**-0.5), (c.num_heads, c.d_k))

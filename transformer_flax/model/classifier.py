@@ -19,7 +19,7 @@ from transformer_flax.model.transformer import Encoder, embedding
 POOLING = ("mean", "max", "first", "attention")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(EncoderConfig):
     """Sizes and choices of a classifier; `configs/classifier.py` explains those that the Transformer has not."""
 

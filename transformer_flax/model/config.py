@@ -1,6 +1,7 @@
 """What a Transformer is made of, one row of table 3, and what its encoder alone is."""
 
 import dataclasses
+import math
 
 from transformer_flax.model.checks import (
     DTYPES,
@@ -19,9 +20,11 @@ COMPATIBILITIES = ("scaled_dot", "dot", "additive")
 REMAT = ("none", "products", "layers")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """Sizes and choices of an encoder, in the paper's symbols; `configs/base.py` explains each.
+
+    A field with a default came after runs had been saved: the default is what these did without it.
 
     Raises:
       UserError: a value that none can have, named as the config field it comes from.
@@ -47,6 +50,7 @@ class EncoderConfig:
     scan_layers: bool
     remat: str
     dtype: str
+    branch_init: float = 1.0
 
     def __post_init__(self):
         for name in ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length", "clip_distance"):
@@ -61,6 +65,7 @@ class EncoderConfig:
         require_one_of(self, "compatibility", COMPATIBILITIES)
         require_one_of(self, "remat", REMAT)
         require_one_of(self, "dtype", DTYPES)
+        require(self, "branch_init", lambda v: type(v) in (int, float) and 0 < v < math.inf, "a number above 0")
         if self.positions in SINUSOIDS:
             require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
         if self.positions == "rotary":
@@ -73,7 +78,7 @@ class EncoderConfig:
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig(EncoderConfig):
     """Sizes and choices of the whole model."""
 

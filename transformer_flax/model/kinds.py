@@ -51,8 +51,10 @@ def make_config(vocab_size: int, fields: Mapping[str, Any]) -> Config:
     """
     kind = find_kind(fields["kind"])
     own = {name: value for name, value in fields.items() if name != "kind"}
-    known = {field.name for field in dataclasses.fields(kind.config)} - {"vocab_size"}
-    for name in sorted(own.keys() ^ known):
+    known = {field.name: field for field in dataclasses.fields(kind.config) if field.name != "vocab_size"}
+    for name in sorted(own.keys() ^ known.keys()):
+        if name in known and known[name].default is not dataclasses.MISSING:  # a run from before there was the field
+            continue
         says = "lacks" if name in known else "has nothing for"
         raise UserError(
             f"config.model.kind is {fields['kind']!r}, whose config {says} config.model.{name}; start from the file of "

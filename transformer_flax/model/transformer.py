@@ -12,7 +12,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.attention import MultiHeadAttention, ancestor_mask, causal_mask, padding_mask, segment_mask
+from transformer_flax.model.attention import (
+    MultiHeadAttention,
+    ancestor_mask,
+    causal_mask,
+    padding_mask,
+    segment_mask,
+    xavier,
+)
 from transformer_flax.model.config import EncoderConfig, TransformerConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.positions import Positions, positions_in_segments
@@ -38,7 +45,7 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         c = self.config
-        dense = functools.partial(nn.Dense, dtype=c.dtype, kernel_init=nn.initializers.xavier_uniform())
+        dense = functools.partial(nn.Dense, dtype=c.dtype, kernel_init=xavier(c.branch_init))
         hidden = Dropout(c.ffn_dropout)(nn.relu(dense(c.d_ff, name="w_1")(x)))
         return dense(c.d_model, name="w_2")(hidden)
 

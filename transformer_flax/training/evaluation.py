@@ -1,13 +1,14 @@
 """How good parameters are on a split: loss and perplexity of the references, and scores of what is really put out."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.data.batches import BucketedBatches
+from transformer_flax.data.batches import Batches, BucketedBatches
 from transformer_flax.data.corpus import Corpus
 from transformer_flax.data.pairs import Pairs
 from transformer_flax.training.distributed import from_first, share
@@ -17,11 +18,14 @@ from transformer_flax.training.progress import Progress
 from transformer_flax.training.tasks import Task
 
 
+GAIN_SENTENCES = 300  # that the source gain is measured on: the first of a split
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
     """Of some parameters on a split."""
 
-    scalars: dict[str, float]  # loss, perplexity, accuracy, and the scores of the task, such as bleu and exact_match
+    scalars: dict[str, float]  # loss, perplexity, accuracy, source_gain; and the task's, such as bleu and exact_match
     signatures: dict[str, str]  # of scores that can be made in several ways
     sources: list[str]
     references: list[str]
@@ -30,6 +34,9 @@ class Evaluation:
 
 class Evaluator:
     """Measures parameters on a split, of which every sentence counts.
+
+    The source gain says whether a translator uses its source: log-perplexity of the first 300 targets given another
+    sentence's source, less that given their own, in nats a token. A language model of the target has a gain of 0.
 
     Args:
       name: of the split.
@@ -56,17 +63,29 @@ class Evaluator:
         self._name, self._eval_step, self._parallel = name, eval_step, parallel
         self._task, self._progress = task, progress
         limit = config.decode.max_input_length
-        self._batches = BucketedBatches(
-            corpus,
-            np.arange(len(corpus)),
-            max_length=limit,
-            tokens_per_batch=max(config.data.tokens_per_batch, limit * config.data.rows_multiple_of),
-            num_buckets=config.data.num_buckets,
-            rows_multiple_of=config.data.rows_multiple_of,
-            data_seed=0,
-            seed=0,
-            share=share(),
-        )
+
+        def batches(corpus: Corpus, num_buckets: int) -> Batches:
+            return BucketedBatches(
+                corpus,
+                np.arange(len(corpus)),
+                max_length=limit,
+                tokens_per_batch=max(config.data.tokens_per_batch, limit * config.data.rows_multiple_of),
+                num_buckets=num_buckets,
+                rows_multiple_of=config.data.rows_multiple_of,
+                data_seed=0,
+                seed=0,
+                share=share(),
+            )
+
+        self._batches = batches(corpus, config.data.num_buckets)
+        self._gain_batches = None
+        if task.reads_target:
+            first = np.arange(min(GAIN_SENTENCES, len(corpus)))
+            target = corpus.target.take(first)
+            # In one bucket both have the same shape, that of the longest of all.
+            self._gain_batches = [
+                batches(Corpus(corpus.source.take(order), target), 1) for order in (first, np.roll(first, 1))
+            ]
         too_long = int((np.maximum(corpus.source.lengths, corpus.target.lengths) > limit).sum())
         if too_long:
             progress.say(f"{too_long:,} {name} pairs are measured up to their first {limit} tokens")
@@ -80,14 +99,11 @@ class Evaluator:
           max_sentences: for how many of the first sentences something is put out; 0: all.
           check: called after every batch; what it raises ends the evaluation.
         """
-        meter = Meter()
         placed = self._parallel.place(params)  # once for all batches, as averages come from the host
-        with self._progress.bar(f"{self._name} loss") as update:
-            for k in range(self._batches.batches_per_epoch):
-                sums, counts = self._eval_step(placed, self._parallel.shard(self._batches[k]))
-                meter.add(*self._parallel.unreplicate((sums, counts)))
-                update(k + 1, self._batches.batches_per_epoch)
-                check()
+        means = self._measure(placed, self._batches, "loss", check)
+        if self._gain_batches:
+            own, others = (self._measure(placed, batches, "source gain", check) for batches in self._gain_batches)
+            means["source_gain"] = math.log(others["perplexity"] / own["perplexity"])
         examples = [self._pairs[i] for i in range(min(max_sentences or len(self._pairs), len(self._pairs)))]
         sources, references = ([example[side] for example in examples] for side in (0, 1))
         params = self._parallel.local(placed)
@@ -99,4 +115,15 @@ class Evaluator:
 
             outputs = from_first(lambda: self._task.write(params, sources, progress))
         scores = self._task.measure(outputs, references)
-        return Evaluation({**meter.means(), **scores.scalars}, scores.signatures, sources, references, outputs)
+        return Evaluation({**means, **scores.scalars}, scores.signatures, sources, references, outputs)
+
+    def _measure(self, params: Any, batches: Batches, what: str, check: Callable[[], None]) -> dict[str, float]:
+        """The means over all tokens of some batches, for parameters on the devices."""
+        meter = Meter()
+        with self._progress.bar(f"{self._name} {what}") as update:
+            for k in range(batches.batches_per_epoch):
+                sums, counts = self._eval_step(params, self._parallel.shard(batches[k]))
+                meter.add(*self._parallel.unreplicate((sums, counts)))
+                update(k + 1, batches.batches_per_epoch)
+                check()
+        return meter.means()

@@ -27,6 +27,7 @@ class Task(Protocol):
     loss_fn: LossFn
     outputs: str  # what is put out, a line for each of a text; names the folder that keeps it
     score: str  # of a validation split, by which the best checkpoint is known
+    reads_target: bool  # as far as it is known: the model may then do without the source
 
     @property
     def compilations(self) -> int:
@@ -45,7 +46,7 @@ class Task(Protocol):
 class Translation:
     """Sentences in one language, from sentences in another."""
 
-    outputs, score = "translations", "bleu"
+    outputs, score, reads_target = "translations", "bleu", True
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         self.loss_fn = translation_loss(model, config.label_smoothing, config.loss_chunks)
@@ -69,7 +70,7 @@ class Translation:
 class Classification:
     """The class of each text."""
 
-    outputs, score = "labels", "accuracy"
+    outputs, score, reads_target = "labels", "accuracy", False
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         assert data.classes
