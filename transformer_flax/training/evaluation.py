@@ -17,7 +17,6 @@ from transformer_flax.training.parallel import Parallel
 from transformer_flax.training.progress import Progress
 from transformer_flax.training.tasks import Task
 
-
 GAIN_SENTENCES = 300  # that the source gain is measured on: the first of a split
 
 
