@@ -2,6 +2,10 @@
 
 import importlib
 
+from transformer_flax.allocator import keep_memory
+
+keep_memory()  # here, as it is of use before JAX is imported only
+
 _PUBLIC = {"Run": "run", "restore": "run", "Sampling": "decoding.search"}
 
 

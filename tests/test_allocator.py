@@ -1,0 +1,65 @@
+"""malloc keeps memory and uses huge pages where JAX computes on a CPU, unless the user says otherwise."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from transformer_flax import allocator
+
+ROOT = pathlib.Path(__file__).parent.parent
+# How many page faults it takes to write to 16 MB that were just given back, eight times over.
+PROGRAM = """
+import ctypes, json, resource
+import transformer_flax
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+def write():
+    block = libc.malloc(ctypes.c_size_t(1 << 24))
+    ctypes.memset(block, 1, 1 << 24)
+    libc.free(ctypes.c_void_p(block))
+write()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(8):
+    write()
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+huge = sum(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages"))
+print(json.dumps([faults, huge]))
+"""
+
+
+def measure(**environment: str) -> tuple[int, int]:
+    """Page faults of the program, and its kB in huge pages, with nothing of malloc's set but this."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=clean | {"JAX_PLATFORMS": "cpu"} | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return tuple(json.loads(result.stdout))
+
+
+pytestmark = pytest.mark.skipif(not allocator._is_glibc(), reason="the allocator is set where it is glibc's")
+
+
+def test_memory_that_was_freed_is_given_again_without_page_faults():
+    faults, huge = measure()
+    assert faults < 100
+    if "never" not in pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().split("[")[1]:
+        assert huge >= 1 << 13
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [{"TRANSFORMER_FLAX_ALLOCATOR": "system"}, {"MALLOC_TOP_PAD_": "0"}, {"JAX_PLATFORMS": "cuda,cpu"}],
+    ids=["the switch", "malloc's own variables", "an accelerator"],
+)
+def test_the_allocator_is_left_as_it_is(choice):
+    faults, _ = measure(**choice)
+    assert faults >= 8 * (1 << 24) // (1 << 16)  # pages of 64 KB, at least
