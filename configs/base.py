@@ -111,6 +111,7 @@ def get_config() -> ConfigDict:
 
     config.eval = ConfigDict()
     config.eval.every = 5_000  # steps; 0: at the end only
+    config.eval.patience = 0  # evaluations without a better validation loss after which a run ends; 0: never
     config.eval.sentences = 0  # of the validation split that are translated during training; 0: all
     config.eval.average = (
         1  # checkpoints averaged for evaluations during training: the newest, the last at the interval

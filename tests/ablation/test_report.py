@@ -14,7 +14,7 @@ import pytest
 from tests.ablation import made
 from tests.ablation.made import compare
 from transformer_flax.ablation import figures, report, table3
-from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY
+from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY, agreement, over_training
 
 PICTURES = {f"{name}.png" for name in report.PICTURES}
 
@@ -392,3 +392,49 @@ def test_curves_have_a_panel_for_each_thing_that_varies():
     labels = {label.get_label() for a in axes for label in a.lines}
     assert labels == {*table3.ROWS, "own"}
     assert all(a.lines[0].get_label() == "base" for a in axes)
+
+
+def test_a_report_begins_with_what_agrees_with_the_paper(tmp_path):
+    agreeing = report.write(made.sweep(curve=[]), made.BASE, tmp_path / "agreeing").read_text().split("\n\n")[1]
+    assert agreeing.startswith(
+        "**18 of the 18 changes of table 3 that made the paper's perplexity better or worse do the same here**. "
+        "Chance among seeds does not explain A-h1, "
+    )
+    opposite = report.write(
+        made.sweep(["base", "A-h1", "C-N2", "C-d1024"], effect=-2.0, curve=[]), made.BASE, tmp_path / "opposite"
+    ).read_text()
+    assert opposite.split("\n\n")[1] == (
+        "**0 of the 3 changes of table 3 that made the paper's perplexity better or worse do the same here** "
+        "(not A-h1, C-N2 and C-d1024). Chance among seeds does not explain any of these, nor A-h1, C-N2 and C-d1024, which go the "
+        "other way."
+    )
+    once = report.write(made.sweep(["base", "A-h1", "C-N2"], range(1), curve=[]), made.BASE, tmp_path / "once")
+    assert "How much of it is chance cannot be told from one seed." in once.read_text()
+
+
+def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of_the_steps():
+    def run(name, seed, early, late, steps=3_000):
+        curve = [[steps // 3, 1, early, 1.0, 0.1], [steps, 2, late, 2.0, 0.1]]
+        changes = {"steps": steps} if steps != 3_000 else {}
+        return made.result(name, seed, perplexity=late, curve=curve, changes=changes, steps=steps)
+
+    # Fewer layers are better at first, as in the paper they are not, and `big` is late; A-h1 is as in the paper.
+    comparison = compare(
+        run(name, seed, early + seed / 100, late + seed / 100, **steps)
+        for seed in range(2)
+        for name, early, late, steps in [
+            ("base", 8.0, 4.0, {}),
+            ("A-h1", 9.0, 5.0, {}),
+            ("C-N2", 7.0, 6.0, {}),
+            ("big", 8.5, 3.0, {"steps": 9_000}),
+        ]
+    )
+    over_time = over_training(comparison)
+    assert list(over_time) == [1_000, 3_000]
+    assert [agreement(then, LOG_PERPLEXITY).same_sign for then in over_time.values()] == [1, 3]
+    for entry, now in zip(comparison.entries, over_time[3_000].entries, strict=True):
+        assert now.means[LOG_PERPLEXITY] == entry.means[LOG_PERPLEXITY]
+    signs, ranks = figures.agreement_over_training(comparison).axes
+    assert signs.lines[0].get_xydata().tolist() == [[1_000, 1], [3_000, 3]]
+    assert ranks.get_ylim() == (-1, 1)
+    assert figures.agreement_over_training(compare(made.sweep(["base", "A-h1"], curve=[]))) is None

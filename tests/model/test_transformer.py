@@ -326,3 +326,13 @@ def test_attention_maps_of_the_decoder_are_lower_triangular(maps):
     later = np.triu(np.ones((T, T), bool), 1)
     np.testing.assert_array_equal(maps["decoder"][..., later], 0)
     assert (maps["decoder"][..., ~later] > 0).all()
+
+
+def test_branch_init_scales_the_initial_values_of_what_sub_layers_add_and_nothing_else(tiny):
+    params, lighter = (
+        init_params(dataclasses.replace(tiny, branch_init=gain), jax.random.key(0)) for gain in (1.0, 0.5)
+    )
+    scaled = ("['value']['kernel']", "['output']['kernel']", "['w_1']['kernel']", "['w_2']['kernel']")
+    for (path, value), other in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(lighter), strict=True):
+        gain = 0.5 if jax.tree_util.keystr(path).endswith(scaled) else 1.0
+        np.testing.assert_allclose(gain * value, other, rtol=1e-6)

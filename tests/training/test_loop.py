@@ -10,6 +10,7 @@ from orbax.checkpoint import v1 as ocp
 
 import transformer_flax
 from tests.training.small import PAIRS, final_state, small_config, timeless, write_text
+from transformer_flax.ablation.jobs import measure
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
 from transformer_flax.training.loop import train
@@ -221,3 +222,43 @@ def test_a_refused_run_leaves_its_directory_free_for_the_mended_one(run):
     with pytest.raises(UserError, match="tokens_per_batch is 64"):
         run("run", data__tokens_per_batch=64)
     assert run("run")["valid"].outputs
+
+
+def test_a_run_without_a_better_validation_loss_ends_when_patience_does(run, tmp_path, capsys):
+    settings = {"steps": 30, "optimizer__factor": 1e-12, "eval__patience": 2, "eval__test": True}
+    ended = run("run", **settings)
+    assert "no better validation loss in 2 evaluations: the run ends at step 9" in capsys.readouterr().out
+    file = tmp_path / "run/metrics.jsonl"
+    lines = read_lines(file)
+    assert [line["step"] for line in lines if "valid/loss" in line] == [3, 6, 9, 9]
+    assert saved_steps(tmp_path / "run/checkpoints")[-1] == 9
+    standing = measure(lines, 30)
+    assert standing.step == 9
+    assert standing.scores.keys() == {"valid", "test"}
+    assert standing.scores["valid"]["loss"] == pytest.approx(ended["valid"].scalars["loss"])
+
+    # As if it had been killed before the final evaluation, and then again when all was done.
+    file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if "/final" not in line))
+    assert measure(read_lines(file), 30).scores == {}
+    for _ in range(2):
+        run("run", **settings)
+        assert timeless(read_lines(file)) == timeless(lines)
+        assert saved_steps(tmp_path / "run/checkpoints")[-1] == 9
+
+
+def test_a_run_that_learns_keeps_its_patience(run, tmp_path):
+    run("run", steps=12, eval__patience=1, model__dropout=0.0)
+    assert read_lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == 12
+
+
+def test_the_source_gain_is_what_another_sentences_source_costs(finished):
+    run = transformer_flax.restore(finished)
+    sources, targets = run.split("valid")
+    others = [sources[-1], *sources[:-1]]
+    # log P of each target token, of which those behind the longest that is measured are left out
+    own, others = (
+        np.concatenate([scores[:40] for scores in run.score(given, targets)]).mean() for given in (sources, others)
+    )
+    line = next(line for line in read_lines(finished / "metrics.jsonl") if "valid/source_gain" in line)
+    assert line["valid/source_gain"] == pytest.approx(own - others, abs=1e-3)
+    assert line["valid/source_gain"] > 0.2

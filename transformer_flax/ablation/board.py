@@ -72,7 +72,7 @@ class Board:
         if not self._live:
             return
         shown = _fit(lines, self._console.height - AROUND)
-        table = _table("", ["run", "state", "step", "loss", "best", "left", ""])
+        table = _table("", ["run", "state", "step", "loss", "best", "source gain", "left", ""])
         for line in shown:
             table.add_row(*map(escape, _cells(line)), style=STYLES[line.state])
         hidden = len(lines) - len(shown)
@@ -99,6 +99,7 @@ def _cells(line: Line) -> list[str]:
         f"{standing.step:,}/{line.steps:,}",
         "" if standing.loss is None else f"{standing.loss:.3f}",
         show_best(standing),
+        "" if standing.source_gain is None else f"{standing.source_gain:.2f}",
         left,
         line.note,
     ]

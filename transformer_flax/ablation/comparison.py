@@ -78,6 +78,14 @@ ACCURACY = dataclasses.replace(
     level_name="accuracy, %",
 )
 
+SOURCE_GAIN = dataclasses.replace(  # of which the paper says nothing: for curves alone
+    BLEU,
+    name="source gain",
+    unit="nats a token",
+    of=lambda scores: scores["source_gain"],
+    level_name="source gain, nats a token",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Effect:
@@ -112,6 +120,7 @@ class Entry:
 class Comparison:
     """All of a sweep."""
 
+    config: Mapping[str, Any]  # of the sweep's base, flat
     entries: list[Entry]  # rows in the order of table 3, then all others
     score: Measure
     base: Entry | None  # that the others are compared with
@@ -184,6 +193,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
     missing_seeds = {v: [seed for seed in sorted(seeds) if (v, seed) not in tried] for v in variants}
     of_table3 = variants.keys() & table3.ROWS.keys() - {"base"}
     return Comparison(
+        config=config,
         entries=entries,
         score=score,
         base=next((entry for entry in entries if entry.variant == base), None),
@@ -217,6 +227,44 @@ def agreement(comparison: Comparison, measure: Measure) -> Agreement:
             [effect.ours.value for effect in effects], [effect.paper or 0.0 for effect in effects]
         ),
     )
+
+
+def over_training(comparison: Comparison) -> dict[int, Comparison]:
+    """What the same comparison would have been at each evaluation of base, by its step.
+
+    A row that makes more or fewer steps than base is taken at the same share of its own; one that has ended, at its
+    last evaluation.
+    """
+    runs = [run for entry in comparison.entries for run in entry.runs]
+    if comparison.base is None or not all(run.curve for run in runs):
+        return {}
+    steps = [int(point[0]) for point in comparison.base.runs[0].curve]
+    found = {}
+    for step in steps:
+        then = [_at(run, step / comparison.config["steps"], comparison.config["steps"]) for run in runs]
+        if all(then):
+            found[step] = compare([run for run in then if run], comparison.config)
+    return found
+
+
+def _at(result: Result, share: float, steps: int) -> Result | None:
+    """A result as it was after a share of its run's steps; None before its first evaluation."""
+    now = share * result.changes.get("steps", steps)
+    past = [point for point in result.curve if point[0] <= now]
+    if not past:
+        return None
+    scores = dict(zip(("perplexity", *result.measures), past[-1][2:], strict=False))
+    return dataclasses.replace(result, scores={"valid": scores})
+
+
+def curve_of(run: Result, measure: Measure) -> dict[float, float]:
+    """A measure by step, as it is averaged; without points that are not finite or have not the measure."""
+    points = {}
+    for step, _, *values in run.curve:
+        scores = dict(zip(("perplexity", *run.measures, "source_gain"), values, strict=False))
+        if measure is not SOURCE_GAIN or "source_gain" in scores:
+            points[step] = measure.of(scores)
+    return {step: value for step, value in points.items() if math.isfinite(value)}
 
 
 def _judged(result: Result) -> Result:

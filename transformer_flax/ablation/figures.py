@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +14,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from transformer_flax.ablation import beyond
-from transformer_flax.ablation.comparison import Comparison, Effect, Entry, Measure
+from transformer_flax.ablation.comparison import (
+    SOURCE_GAIN,
+    Comparison,
+    Effect,
+    Entry,
+    Measure,
+    agreement,
+    curve_of,
+    over_training,
+)
 from transformer_flax.ablation.labels import label_points
-from transformer_flax.ablation.results import Result
 from transformer_flax.ablation.statistics import Estimate
 
 INK = "#1f2328"  # of text and axes
@@ -72,7 +79,7 @@ class Picture:
 
 
 def draw(comparison: Comparison) -> dict[str, Picture]:
-    """The figures for which there are data, by name: differences, scores, curves_perplexity, curves_score."""
+    """The figures for which there are data, by name; `report.PICTURES` lists them."""
     with matplotlib.rc_context(STYLE):
         perplexity, score = comparison.measures
         figures = {
@@ -80,6 +87,8 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
             "scores": scores(comparison),
             "curves_perplexity": curves(comparison, perplexity),
             "curves_score": curves(comparison, score),
+            "curves_gain": curves(comparison, SOURCE_GAIN),
+            "agreement": agreement_over_training(comparison),
         }
         return {name: _picture(figure) for name, figure in figures.items() if figure}
 
@@ -150,7 +159,7 @@ def scores(comparison: Comparison) -> Figure | None:
 
 def curves(comparison: Comparison, measure: Measure) -> Figure | None:
     """A measure over the steps, a panel for each thing that varies, base in grey. None without a curve."""
-    drawn = [entry for entry in comparison.entries if any(len(_points(run, measure)) > 1 for run in entry.runs)]
+    drawn = [entry for entry in comparison.entries if any(len(curve_of(run, measure)) > 1 for run in entry.runs)]
     if not drawn:
         return None
     families: dict[str, list[Entry]] = {}
@@ -183,7 +192,38 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
         axes.legend(lines, [line.get_label() for line in lines], handlelength=1.2)
     for axes in all_axes[len(panels) :]:
         axes.set_visible(False)
-    _cut_the_beginning(all_axes[0], measure, [_points(run, measure) for entry in drawn for run in entry.runs])
+    _cut_the_beginning(all_axes[0], measure, [curve_of(run, measure) for entry in drawn for run in entry.runs])
+    return figure
+
+
+def agreement_over_training(comparison: Comparison) -> Figure | None:
+    """How many rows have the paper's sign, and the rank correlation with its effects, at each evaluation.
+
+    None without evaluations on the way, or where no row can be held against the paper.
+    """
+    found = {
+        step: then for step, then in over_training(comparison).items() if any(entry.effects for entry in then.rows)
+    }
+    if len(found) < 2:
+        return None
+    figure = Figure(figsize=(9, 3))
+    signs, ranks = figure.subplots(1, 2)
+    for measure, colour in zip(comparison.measures, COLOURS, strict=False):
+        agreements = {step: agreement(then, measure) for step, then in found.items()}
+        rows = max(each.rows for each in agreements.values())
+        label = f"{measure.name}, of {rows}"
+        signs.plot(list(agreements), [each.same_sign for each in agreements.values()], color=colour, label=label)
+        correlations = {step: each.correlation for step, each in agreements.items() if each.correlation}
+        ranks.plot(list(correlations), [each.value for each in correlations.values()], color=colour, label=measure.name)
+        intervals = {step: each.interval for step, each in correlations.items() if each.interval}
+        if intervals:
+            low, high = zip(*intervals.values(), strict=True)
+            ranks.fill_between(list(intervals), low, high, color=colour, alpha=0.12, linewidth=0)
+        signs.axhline(rows / 2, color=INK, linewidth=0.6, linestyle=":")  # what chance would give
+    ranks.axhline(0, color=INK, linewidth=0.6, linestyle=":")
+    signs.set(title="rows with the paper's sign", xlabel="step of base", ylim=(0, rows))
+    ranks.set(title="rank correlation with the paper's effects", xlabel="step of base", ylim=(-1, 1))
+    signs.legend()
     return figure
 
 
@@ -206,7 +246,7 @@ def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:
 
 def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:
     """The mean over seeds, where all have a point, above a faint line for each seed; returns the mean's."""
-    by_seed = [_points(run, measure) for run in entry.runs]
+    by_seed = [curve_of(run, measure) for run in entry.runs]
     for points in by_seed if len(by_seed) > 1 else []:
         axes.plot(list(points), [measure.level(value) for value in points.values()], color=colour, lw=0.6, alpha=0.4)
     steps = [step for step in by_seed[0] if all(step in points for points in by_seed)]
@@ -220,15 +260,6 @@ def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[f
     late = [value for points in all_points for step, value in points.items() if step >= max(points) / 4]
     margin = 0.08 * (max(late) - min(late)) or 0.1
     axes.set_ylim(measure.level(min(late) - margin), measure.level(max(late) + margin))
-
-
-def _points(run: Result, measure: Measure) -> dict[float, float]:
-    """What is averaged, by step; without points that are not finite."""
-    points = {
-        step: measure.of(dict(zip(("perplexity", *run.measures), scores, strict=True)))
-        for step, _, *scores in run.curve
-    }
-    return {step: value for step, value in points.items() if math.isfinite(value)}
 
 
 def _family(entry: Entry) -> str:

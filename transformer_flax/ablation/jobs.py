@@ -38,6 +38,7 @@ class Standing:
     best: tuple[str, float] | None = None  # the measure and its best value on the validation data
     rate: float | None = None  # steps a second
     curve: tuple[list[float], ...] = ()
+    source_gain: float | None = None  # at the last evaluation
     flops: float = 0.0
     scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # of the last step, by split
 
@@ -210,9 +211,9 @@ class Recipe:
 def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
     """What the lines of a run's metrics say.
 
-    FLOPs are those of the steps that were timed, which all but those that compiled are, as a mean over every interval
-    of the log; an interval without any takes the mean of all. Seconds are the run's share of those that passed, where
-    it was trained together with others.
+    The last step is `steps`, or that of an evaluation which says that it is final. FLOPs are those of the steps that
+    were timed, which all but those that compiled are, as a mean over every interval of the log; an interval without any
+    takes the mean of all. Seconds are the run's share of those that passed, where it was trained together with others.
     """
     lines = _shared(lines)
     trained = [line for line in lines if "train/learning_rate" in line]
@@ -226,19 +227,23 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
             flops += (line["step"] - before) * line["train/flops_per_second"] / line["train/steps_per_second"]
         before = line["step"]
     names = ("step", "seconds", "valid/perplexity", *(f"valid/{name}" for name in measures))
+    if all("valid/source_gain" in line for line in evaluated):
+        names += ("valid/source_gain",)
     curve = tuple([line[name] for name in names] for line in evaluated)
-    last = [line for line in lines if line["step"] == steps]
+    end = next((line["step"] for line in lines if "valid/final" in line), steps)
+    last = [line for line in lines if line["step"] == end]
     scores: dict[str, dict[str, float]] = {}
     for line in last:
         for name, value in line.items():
             split, slash, measured = name.partition("/")
-            if slash and split != "train" and measured != "averaged":
+            if slash and split != "train" and measured not in ("averaged", "final"):
                 scores.setdefault(split, {})[measured] = value
     return Standing(
         step=made,
         seconds=trained[-1]["seconds"] if trained else 0.0,
         loss=trained[-1].get("train/loss") if trained else None,
         best=_best(curve, measures),
+        source_gain=evaluated[-1].get("valid/source_gain") if evaluated else None,
         rate=trained[-1].get("train/steps_per_second") if trained else None,
         curve=curve,
         flops=flops * made / timed_steps if timed_steps else 0.0,

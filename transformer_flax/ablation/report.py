@@ -24,10 +24,18 @@ from transformer_flax.training.progress import counted
 
 PICTURES = {  # by the name that `figures.draw` gives them
     "differences": "Difference of each variant from base",
+    "agreement": "Agreement with the paper over the steps",
     "scores": "Perplexity against score",
     "curves_score": "Score over the steps",
     "curves_perplexity": "Perplexity over the steps",
+    "curves_gain": "Source gain over the steps",
 }
+
+ABOUT_AGREEMENT = (
+    "The same comparison at each evaluation of base: how many rows differ from base in the paper's direction, and how "
+    "well the order of the effects is the paper's. A row with more steps than base is taken at the same share of its "
+    "own. Dotted: what chance would give."
+)
 
 
 def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path:
@@ -74,6 +82,8 @@ def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collectio
         # Base has no line in the first table, which is empty without another row.
         blocks += [effects_table(entries, comparison) for entries in parts if entries != [comparison.base]]
         blocks += [_legend(comparison)]
+    if "agreement" in pictures:
+        blocks += ["## Agreement over training", ABOUT_AGREEMENT, *shown("agreement")]
     if parts:
         blocks += ["## Scores", *shown("scores"), *(levels_table(entries, comparison) for entries in parts)]
         blocks += [
@@ -84,7 +94,7 @@ def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collectio
         ]
     if "curves_score" in pictures:
         blocks += ["## Curves", _about_curves(base["config"])]
-        blocks += shown("curves_score", "curves_perplexity")
+        blocks += shown("curves_score", "curves_perplexity", "curves_gain")
     return [*blocks, "## How it was measured", _methods(comparison), "## What was swept", *_swept(base)]
 
 
@@ -100,8 +110,9 @@ def _summary(comparison: Comparison) -> list[str]:
     of += [f"{counted(others, 'variant')} of other fields"] if others else []
     runs = counted(sum(len(entry.runs) for entry in comparison.entries), "finished run")
     blocks = [
+        *_in_two_sentences(comparison),
         f"{runs}: {' and '.join(of)}, {seeds} each. "
-        "Every score is of the validation split, as the paper's table 3 is of newstest2013, at the end of training."
+        "Every score is of the validation split, as the paper's table 3 is of newstest2013, at the end of training.",
     ]
     if counts == [1]:
         blocks.append("**One seed tells nothing of chance:** there are no intervals and no tests.")
@@ -111,6 +122,38 @@ def _summary(comparison: Comparison) -> list[str]:
         measures = reversed(comparison.measures)
         blocks.append("\n".join(_agreement(measure, agreement(comparison, measure)) for measure in measures))
     return blocks
+
+
+def _in_two_sentences(comparison: Comparison) -> list[str]:
+    """What agrees with the paper in perplexity, what does not, and how sure that is, for a newcomer."""
+    measure = comparison.measures[0]
+    entries = [entry for entry in comparison.rows if entry.effects and entry.effects[measure].paper]
+    if len(entries) < 2:
+        return []
+    found = agreement(comparison, measure)
+    against = [entry.variant for entry in entries if not entry.effects[measure].has_papers_sign]
+    text = (
+        f"**{found.same_sign} of the {found.rows} changes of table 3 that made the paper's perplexity better or worse "
+        "do the same here**"
+    )
+    text += f" (not {_listed(against)}). " if against else ". "
+    sure = [entry for entry in entries if entry.effects[measure].significant]
+    same = [entry.variant for entry in sure if entry.effects[measure].has_papers_sign]
+    other = [entry.variant for entry in sure if entry.variant not in same]
+    if not found.tested:
+        text += "How much of it is chance cannot be told from one seed."
+    elif not sure:
+        text += "None of the differences is larger than what chance among these seeds could make."
+    else:
+        text += f"Chance among seeds does not explain {_listed(same) if same else 'any of these'}"
+        text += f", nor {_listed(other)}, which go the other way" if other else ""
+        text += "; the other differences are too small to be told from it." if len(sure) < found.tested else "."
+    return [text]
+
+
+def _listed(names: Sequence[str]) -> str:
+    names = [as_text(name) for name in names]
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _mend_base(comparison: Comparison) -> str:
@@ -176,7 +219,11 @@ def _legend(comparison: Comparison) -> str:
 
 
 def _about_curves(config: Mapping[str, Any]) -> str:
-    text = "On the validation split: the mean over seeds, and each seed as a faint line."
+    text = (
+        "On the validation split: the mean over seeds, and each seed as a faint line. The source gain is the "
+        "log-perplexity of targets given another sentence's source, less that given their own: 0 if the source is not "
+        "used."
+    )
     if sentences := config.get("eval.sentences"):
         text += f" Scores before the last step are of the first {sentences:,} sentences, perplexities of all."
     return text

@@ -55,7 +55,8 @@ class Result:
     seconds: float  # from its beginning to its last step, evaluations included; its share of seeds trained together
     scores: dict[str, dict[str, float]]  # of each split at the end
     signature: str  # of the BLEU; empty where texts are classified
-    curve: list[list[float]]  # [step, seconds, perplexity, *measures] of each evaluation on validation data
+    # [step, seconds, perplexity, *measures] of each evaluation on validation data, and of translators the source gain
+    curve: list[list[float]]
 
     @property
     def finished(self) -> bool:
@@ -222,8 +223,8 @@ def _result(values: dict[str, Any]) -> Result:
     numbers: list[Sequence] = [*(list(scores.values()) for scores in _dicts(values["scores"])), *values["curve"]]
     if not all(isinstance(row, list) and all(type(value) in (int, float) for value in row) for row in numbers):
         raise ValueError("its scores or its curve are no numbers")
-    if not all(len(point) == 5 for point in values["curve"]):
-        raise ValueError("a point of its curve has not five numbers")
+    if not all(len(point) in (5, 6) for point in values["curve"]):
+        raise ValueError("a point of its curve has not five or six numbers")
     result = Result(**values)
     measures = {"perplexity", *result.measures}
     if result.finished and not result.scores.get("valid", {}).keys() >= measures:

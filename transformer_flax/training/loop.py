@@ -178,17 +178,17 @@ class Trainer:
         Raises:
           Interrupted: a signal asked for an end; nothing that was done is lost.
         """
-        last = self._config.steps
         with contextlib.ExitStack() as stack:
             self._interruption = stack.enter_context(Interruption())
             for record in self._records:
                 record.open(stack, self._task)
             state, start = self._restore(stack)
-            if start < last:
+            if start < self._config.steps:
                 for record, own in zip(self._records, self._own(state), strict=True):
                     if self._is_evaluated_after(start) and not record.writer.has(start, "valid"):  # it was interrupted
                         self._evaluate(record, own)
-                state = self._train(state, start)
+                if not self._out_of_patience(start):
+                    state = self._train(state, start)
             else:
                 self._progress.say(f"the run has ended at step {start:,} already; for more: --config.steps=N")
             evaluations = [
@@ -196,7 +196,7 @@ class Trainer:
                 for record, own in zip(self._records, self._own(state), strict=True)
             ]
             for record, each in zip(self._records, evaluations, strict=True):
-                self._report(record, each)
+                self._report(record, each, _step_of(state))
             return evaluations
 
     def _own(self, state: TrainState) -> list[TrainState]:
@@ -217,7 +217,7 @@ class Trainer:
         return self._together.shard(self._seeds.stack([record.data.train[step - 1] for record in self._records]))
 
     def _train(self, state: TrainState, start: int) -> TrainState:
-        """Makes the steps from `start` to the last, whose state it saves and returns."""
+        """Makes the steps from `start` to the last, unless patience ends before; saves and returns the state."""
         config = self._config
         wait = jax.default_backend() == "cpu"  # where a sharded step that overtakes another one deadlocks
         unread: Metrics | None = None  # of the step before, read while the device works on the next
@@ -272,8 +272,20 @@ class Trainer:
                 if evaluate:
                     for record, own in zip(self._records, self._own(state), strict=True):
                         self._evaluate(record, own)
+                    if self._out_of_patience(step):
+                        if not log:
+                            self._log(step, metrics)
+                        break
         self._wait()
         return state
+
+    def _out_of_patience(self, step: int) -> bool:
+        """Whether the run, which is alone where it has patience, ends at this step."""
+        if not self._records[0].out_of_patience:
+            return False
+        patience = self._config.eval.patience
+        self._progress.say(f"no better validation loss in {patience} evaluations: the run ends at step {step:,}")
+        return True
 
     def _wait(self) -> None:
         for record in self._records:
@@ -333,7 +345,7 @@ class Trainer:
           Interrupted: it is done anew when the run goes on.
         """
         config = self._config.eval
-        step = int(np.ravel(state.step)[0])
+        step = _step_of(state)
         average = config.final_average if last else config.average
         if state.ema is not None:
             params, choice = self._parallel.unreplicate(state.ema), Choice([step], EMA)
@@ -352,7 +364,7 @@ class Trainer:
                     max_sentences=0 if last else config.sentences,
                     check=lambda: self._check(f"while evaluating step {step:,}, which is saved"),
                 )
-                record.keep(split, step, evaluations[split], len(choice.steps))
+                record.keep(split, step, evaluations[split], len(choice.steps), final=last)
         record.show(evaluations["valid"])
         return evaluations
 
@@ -365,14 +377,14 @@ class Trainer:
         if share()[1] == 1:
             self._interruption.check(where)
 
-    def _report(self, record: Record, evaluations: dict[str, Evaluation]) -> None:
+    def _report(self, record: Record, evaluations: dict[str, Evaluation], step: int) -> None:
         columns = list(evaluations["valid"].scalars)
         rows = [
             [split, *(f"{evaluation.scalars[name]:.4f}" for name in columns)]
             for split, evaluation in evaluations.items()
         ]
         seed = f", seed {record.config.seed}," if self._seeds.count > 1 else ""
-        self._progress.table(f"{self._config.name}{seed} after {self._config.steps:,} steps", ["split", *columns], rows)
+        self._progress.table(f"{self._config.name}{seed} after {step:,} steps", ["split", *columns], rows)
         counts = {**self._compilations, self._task.outputs: self._task.compilations}
         path = record.workdir.path
         for label, text in {
@@ -383,3 +395,8 @@ class Trainer:
             "curves": f"tensorboard --logdir {path} (pip install tensorboard)",
         }.items():
             self._progress.say(f"{label + ':':<14}{text}")
+
+
+def _step_of(state: TrainState) -> int:
+    """The step of a state, which all seeds share."""
+    return int(np.ravel(state.step)[0])

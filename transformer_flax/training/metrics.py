@@ -124,10 +124,11 @@ class MetricsWriter:
     def __init__(self, file: pathlib.Path, step: int, scores: dict[int, float], *, score: str):
         self._lines = JsonLines(file, step)
         kept = self._lines.kept
-        self._written = {(line["step"], name.split("/")[0]) for line in kept for name in line}
+        self._written: set[tuple[int, str, bool]] = set()
+        self.validation_losses: dict[int, float] = {}  # by step, of evaluations on the way
         self._scores, self._score = scores, f"valid/{score}"
         for line in kept:
-            self._note_score(line["step"], line)
+            self._note(line["step"], line)
         self._started = time.monotonic() - (kept[-1].get("seconds", 0.0) if kept else 0.0)
         self._events = None
         if not is_first():
@@ -142,9 +143,9 @@ class MetricsWriter:
         """Seconds of the run so far, earlier sessions included."""
         return time.monotonic() - self._started
 
-    def has(self, step: int, prefix: str) -> bool:
-        """Whether values of that step and prefix are written."""
-        return (step, prefix) in self._written
+    def has(self, step: int, prefix: str, *, final: bool = False) -> bool:
+        """Whether values of that step and prefix are written; with `final`, among them prefix/final."""
+        return (step, prefix, final) in self._written
 
     def write(self, step: int, prefix: str, values: dict[str, float]) -> None:
         """Writes {prefix/name: value} at a step, with the seconds so far.
@@ -154,8 +155,7 @@ class MetricsWriter:
         """
         named = {f"{prefix}/{name}": float(value) for name, value in values.items()}
         self._lines.write({"step": step, "seconds": round(self.seconds, 2), **named})
-        self._written.add((step, prefix))
-        self._note_score(step, named)
+        self._note(step, named)
         if self._events is None:
             return
         try:
@@ -166,7 +166,11 @@ class MetricsWriter:
         except OSError as error:
             raise UserError(f"TensorBoard events cannot be written: {error.strerror}; mend that") from error
 
-    def _note_score(self, step: int, values: dict[str, float]) -> None:
+    def _note(self, step: int, values: dict[str, float]) -> None:
+        for prefix in {name.partition("/")[0] for name in values if "/" in name}:
+            self._written.add((step, prefix, f"{prefix}/final" in values))
+        if "valid/loss" in values and "valid/final" not in values:
+            self.validation_losses[step] = values["valid/loss"]
         if values.get("valid/averaged") == 1:
             self._scores[step] = values[self._score]
 

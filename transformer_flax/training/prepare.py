@@ -60,7 +60,7 @@ AT_LEAST_1 = (
     "log.every",
     "max_skipped",
 )
-AT_LEAST_0 = ("decode.min_length", "decode.max_extra_length", "eval.every", "eval.sentences")
+AT_LEAST_0 = ("decode.min_length", "decode.max_extra_length", "eval.every", "eval.sentences", "eval.patience")
 
 
 def check(config: ConfigDict) -> None:

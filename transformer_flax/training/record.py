@@ -139,14 +139,25 @@ class Record:
         """
         self.checkpoints.save(state, self.meter.totals)
 
-    def keep(self, split: str, step: int, evaluation: Evaluation, averaged: int) -> None:
-        """Writes an evaluation, unless it was made before: then perhaps with another config.decode."""
-        if not self.writer.has(step, split):
+    def keep(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
+        """Writes an evaluation, unless it was made before: then perhaps with another config.decode.
+
+        The final evaluation of a run that ends before config.steps says that it is: there is another one of its step.
+        """
+        early = final and step < self.config.steps
+        if not self.writer.has(step, split, final=early):
             with self.writing():
                 self.workdir.save_outputs(self.task.outputs, split, step, evaluation.outputs)
-                self.writer.write(step, split, {**evaluation.scalars, "averaged": averaged})
+                values = {**evaluation.scalars, "averaged": averaged}
+                self.writer.write(step, split, values | {"final": 1} if early else values)
         scalars = "  ".join(f"{name} {value:.4g}" for name, value in evaluation.scalars.items())
         self.say(f"step {step:>7,} {split}: {scalars}")
+
+    @property
+    def out_of_patience(self) -> bool:
+        """Whether the last config.eval.patience evaluations all had no better validation loss than one before them."""
+        losses, patience = list(self.writer.validation_losses.values()), self.config.eval.patience
+        return 0 < patience < len(losses) and min(losses[:-patience]) <= min(losses[-patience:])
 
     def show(self, evaluation: Evaluation) -> None:
         """Some sentences, what is put out for them, and their references."""

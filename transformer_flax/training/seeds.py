@@ -52,6 +52,11 @@ def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
         raise UserError(f"--seeds={','.join(map(str, seeds))}: name different seeds, such as 0,1,2")
     if len(seeds) == 1:
         return
+    if config.eval.patience:
+        raise UserError(
+            f"config.eval.patience is {config.eval.patience}; seeds that are trained together all make config.steps "
+            "steps: set it to 0, or train the seeds one by one"
+        )
     if config.parallel.mode != "jit" or config.parallel.shard_params:
         raise UserError(
             f"config.parallel.mode is {config.parallel.mode!r} and shard_params {config.parallel.shard_params}; "
