@@ -36,12 +36,13 @@ def main() -> None:
     from transformer_flax.training.distributed import joined
     from transformer_flax.training.loop import train, train_seeds
 
-    workdir = WORKDIR.value or f"runs/{CONFIG.value.name}"
+    config = CONFIG()
+    workdir = WORKDIR.value or f"runs/{config.name}"
     with joined(*place) if DISTRIBUTED.value else contextlib.nullcontext():
         if SEEDS.value is None:
-            train(CONFIG.value, workdir, profile=PROFILE.value)
+            train(config, workdir, profile=PROFILE.value)
         else:
-            train_seeds(CONFIG.value, [int(seed) for seed in seeds], workdir, profile=PROFILE.value)
+            train_seeds(config, [int(seed) for seed in seeds], workdir, profile=PROFILE.value)
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ class Bench:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(CONFIG.value, pathlib.Path(folder) / "run")
+        bench = Bench(CONFIG(), pathlib.Path(folder) / "run")
         span = WARM + STEPS.value
         bench.loop(0, span)  # compiles most shapes
         ratios = []
@@ -89,7 +89,7 @@ def main() -> None:
         )
     )
     if JSON.value is not None:
-        figures = {"config": CONFIG.value.name, "steps": STEPS.value, "loop_to_bare": figures}
+        figures = {"config": CONFIG().name, "steps": STEPS.value, "loop_to_bare": figures}
         pathlib.Path(JSON.value).write_text(json.dumps(figures, indent=2) + "\n")
 
 

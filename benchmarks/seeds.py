@@ -69,7 +69,7 @@ class Together:
 
 
 def main() -> None:
-    config = CONFIG.value
+    config = CONFIG()
     counts = [1, *(int(count) for count in SEEDS.value)]
     check_seeds(config, range(max(counts)))
     timings = interleaved({str(count): Together(config, count) for count in counts}, REPEATS.value)

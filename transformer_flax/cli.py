@@ -1,5 +1,6 @@
 """What all commands share: flags, and errors that speak to the user."""
 
+import inspect
 import logging
 import os
 import pathlib
@@ -7,14 +8,17 @@ import re
 import signal
 import sys
 import threading
+import traceback
+import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import app, flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
 from transformer_flax.decoding.length_penalty import KINDS
 from transformer_flax.errors import Interrupted, UserError
+from transformer_flax.training.fields import require_fields
 
 if TYPE_CHECKING:
     from transformer_flax.run import Run
@@ -27,25 +31,110 @@ PICTURES = (".png", ".svg", ".pdf")
 
 ROOT = pathlib.Path(__file__).parents[1]  # of the clone, where configs/ lies, which is not part of the package
 
+NO_CONFIGS = "the installed package carries no configs: give --config=FILE, such as one of configs/ in the repository"
+
 flags.disclaim_key_flags()  # a flag defined here is one of the command that asks for it, and in its --help
 
 
-def define_config(default: pathlib.Path) -> flags.FlagHolder:
+def define_config(default: pathlib.Path) -> Callable[[], ConfigDict]:
     """Defines --config=FILE[:ARGUMENT], which is `default` where it is not given, and --config.FIELD=VALUE.
 
     From any directory, configs can build on those of configs/.
+
+    Returns:
+      A function that gives the config, or raises a UserError where none is given and the default is not installed.
     """
     sys.path.insert(1, str(ROOT))
     # Not as the flag's own default: that is overridden while the flag is defined, where no error could be explained.
-    if not any(re.match(r"--?config(=|$)", arg) for arg in sys.argv):
+    if default.exists() and not any(re.match(r"--?config(=|$)", arg) for arg in sys.argv):
         sys.argv.insert(1, f"--config={default}")
     holder = config_flags.DEFINE_config_file(
         "config",
         help_string="a file of configs/; any of its fields can be set, as in --config.model.num_heads=16; "
         "the file, or those it builds on, explain them",
     )
-    flags.FLAGS["config"].default_as_str = f"configs/{default.name}"
-    return holder
+    flag = flags.FLAGS["config"]
+    flag.parser = _ConfigFile()
+    flag.default_as_str = f"configs/{default.name}"
+
+    def config() -> ConfigDict:
+        if holder.value is None:
+            raise UserError(NO_CONFIGS)
+        return holder.value
+
+    return config
+
+
+class _ConfigFile(flags.ArgumentParser):
+    """In place of that of ml_collections, which leaves mistakes in a file as tracebacks."""
+
+    def parse(self, argument: str) -> ConfigDict:
+        return load_config(argument).lock()
+
+    def flag_type(self) -> str:
+        return "config file"
+
+
+def load_config(argument: str) -> ConfigDict:
+    """The config that the file of FILE or FILE:ARGUMENT makes.
+
+    Raises:
+      UserError: it cannot, or the config has fields that it must not have; names the file, and the line of a mistake.
+    """
+    file, _, given = argument.partition(":")
+    try:
+        source = pathlib.Path(file).read_bytes()
+    except OSError as error:
+        present = ", ".join(sorted(str(found) for found in pathlib.Path("configs").glob("[a-z]*.py")))
+        raise UserError(
+            f"--config={argument} cannot be loaded; there are {present or 'no configs in the current directory'}"
+        ) from error
+    module = types.ModuleType("config_file")
+    module.__file__ = file
+    sys.modules[module.__name__] = module  # where a dataclass of the file looks for its module
+    try:
+        exec(compile(source, file, "exec"), module.__dict__)
+        get_config = getattr(module, "get_config", None)
+        if not callable(get_config):
+            raise UserError(f"{file} defines no function get_config; configs/numbers.py shows one")
+        arguments = [given] if given else []
+        try:
+            inspect.signature(get_config).bind(*arguments)
+        except TypeError as error:
+            takes = "takes no argument" if given else "needs an argument"
+            raise UserError(f"--config={argument}: this config {takes} behind a colon") from error
+        config = get_config(*arguments)
+    except UserError:
+        raise
+    except SyntaxError as error:
+        raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        lines = [n for frame, n in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+        place = f"{file}, line {lines[-1]}" if lines else file
+        raise UserError(f"{place}: {_mistake(error)}") from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"{file}: get_config returns {config!r}; it must return a ConfigDict")
+    try:
+        require_fields(config)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+    return config
+
+
+def _mistake(error: Exception) -> str:
+    """In one line, what a config file has raised."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if isinstance(error, AttributeError) and frame.f_globals.get("__name__", "").startswith("ml_collections."):
+        return _unknown_field(str(error))
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _unknown_field(text: str) -> str:
+    """What ml_collections raises for it, quoted names with or without a hint, for the user."""
+    field = re.findall(r"\w+", text)[0]
+    hint = re.search(r'Did you mean "(\w+)', text)
+    advice = f"did you mean {hint[1]!r}?" if hint else "the file that --config names, or those it builds on, list them"
+    return f"this config has no field {field!r}; {advice}"
 
 
 def _define_penalty(name: str, default: None, text: str) -> flags.FlagHolder:
@@ -126,17 +215,14 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
     Args:
       main: given the files on the command line, where there can be any.
       takes_files: whether arguments that are no flags are files; else they are refused.
-      afterwards: what the user can do after an interruption.
+      afterwards: what the user can do after an interruption in good order.
     """
-    advice = f"; {afterwards}" if afterwards else ""
 
     def parse(argv: list[str]) -> list[str]:
         app.define_help_flags()
         try:
             positional = flags.FLAGS(argv)
-            if "config" in flags.FLAGS:
-                _ = flags.FLAGS.config.name  # a file that cannot be loaded is told of when it is first used
-        except (flags.Error, AttributeError, KeyError, OSError) as error:
+        except (flags.Error, AttributeError, KeyError) as error:
             _fail(_explain(error, argv))
         except SystemExit:  # of --help, which absl takes for a failure
             sys.exit(0)
@@ -158,10 +244,10 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
         except UserError as error:
             _fail(str(error))
         except Interrupted as interruption:
-            print(f"{interruption}{advice}", file=sys.stderr)
+            print(f"{interruption}; {afterwards}" if afterwards else interruption, file=sys.stderr)
             sys.exit(interruption.exit_status)
-        except KeyboardInterrupt:
-            print(f"interrupted{advice}", file=sys.stderr)
+        except KeyboardInterrupt:  # before or after the work that Interrupted tells of
+            print("interrupted", file=sys.stderr)
             sys.exit(INTERRUPTED)
         except BrokenPipeError:  # whoever read our output, such as `head`, has had enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush into the pipe
@@ -170,7 +256,7 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             if error.errno is None:
                 raise
             where = f": {error.filename}" if error.filename else ""
-            _fail(f"{error.strerror}{where}{advice}")
+            _fail(f"{error.strerror}{where}")
 
     app.run(guarded, flags_parser=parse)
 
@@ -191,22 +277,13 @@ def _unraisable(unraisable: Any) -> None:
 
 def _explain(error: Exception, argv: list[str]) -> str:
     """One message out of what absl and ml_collections raise for a flag."""
+    if isinstance(error.__context__, UserError):  # of a config file
+        return str(error.__context__)
     text = str(error).strip()
-    file = re.search(r"--?config[= ](\S*)", " ".join(argv))
-    file = file[1] if file else ""
-    if user_error := re.search(r"\.UserError: (.*)", text):  # raised by a config, which is told as a traceback
-        return user_error[1]
-    if re.search(r"get_config\(\) takes .* positional argument", text):
-        return f"--config={file}: this config takes no argument behind a colon"
-    if isinstance(error, OSError):
-        present = ", ".join(sorted(str(found) for found in pathlib.Path("configs").glob("[a-z]*.py")))
-        return f"--config={file} cannot be loaded; there are {present or 'no configs in the current directory'}"
     if isinstance(error, (AttributeError, KeyError)):
-        field = re.findall(r"\w+", text)[0]  # the message is a quoted name, with or without a hint
+        field = re.findall(r"\w+", text)[0]
         override = next((arg for arg in argv if re.match(rf"--?config.*\b{field}\b", arg)), field)
-        hint = re.search(r'Did you mean "(\w+)"', text)
-        advice = (
-            f"did you mean {hint[1]!r}?" if hint else "the file that --config names, or those it builds on, list them"
-        )
-        return f"{override}: this config has no field {field!r}; {advice}"
+        return f"{override}: {_unknown_field(text)}"
+    if re.search(r"flag 'config\.", text):  # of which fields there are, only a config could say
+        return NO_CONFIGS
     return text

@@ -7,7 +7,6 @@ the config says, and all sentences are as long as --length says. `--json` puts o
 
 import dataclasses
 import json
-import pathlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from transformer_flax.errors import UserError
 if TYPE_CHECKING:
     from transformer_flax.analysis.cost import Cost
 
-CONFIG = cli.define_config(pathlib.Path("configs/base.py"))
+CONFIG = cli.define_config(cli.ROOT / "configs/base.py")
 # TFLOP/s. Of NVIDIA's P100 and those before it, what the paper's table 2 takes for sustained; of those after, and of
 # TPUs, the makers' peaks of dense products in 16 bits.
 DEVICES = {
@@ -86,10 +85,11 @@ def main() -> None:
             raise UserError(f"--{name} is {value}; it must be above 0")
     if PEAK.value is not None and flags.FLAGS["device"].present:
         raise UserError("--peak_tflops is for a device that --device does not know: leave one of them out")
+    config = CONFIG()
     from transformer_flax.analysis.cost import cost_of  # not before the flags are checked: JAX takes seconds to load
 
     cost = cost_of(
-        CONFIG.value,
+        config,
         device="device" if PEAK.value else DEVICE.value,
         peak=1e12 * (PEAK.value or DEVICES[DEVICE.value]),
         num_devices=NUM_DEVICES.value,
@@ -97,10 +97,10 @@ def main() -> None:
         length=LENGTH.value,
     )
     if JSON.value:
-        json.dump({"config": CONFIG.value.name, **dataclasses.asdict(cost)}, sys.stdout, indent=2)
+        json.dump({"config": config.name, **dataclasses.asdict(cost)}, sys.stdout, indent=2)
         print()
     else:
-        _show(CONFIG.value.name, cost)
+        _show(config.name, cost)
 
 
 if __name__ == "__main__":

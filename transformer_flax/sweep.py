@@ -63,13 +63,14 @@ REPORT_ONLY = flags.DEFINE_bool("report_only", False, "make the report of --work
 
 
 def main() -> None:
-    workdir = pathlib.Path(WORKDIR.value or f"runs/sweep-{CONFIG.value.name}")
+    workdir = pathlib.Path(WORKDIR.value or f"runs/sweep-{CONFIG().name}")
     if REPORT_ONLY.value:
         from transformer_flax.ablation.results import RESULTS, read
         from transformer_flax.ablation.sweep import write_report
 
         print(f"report: {write_report(workdir, *read(workdir / RESULTS))}")
         return
+    config = CONFIG()
     if not (cli.ROOT / "train.py").exists():
         raise UserError(
             f"sweeps start train.py, which does not lie beside the package in {cli.ROOT}; use a clone of it"
@@ -86,8 +87,8 @@ def main() -> None:
     from transformer_flax.training.prepare import require_run
     from transformer_flax.training.seeds import check_seeds
 
-    require_run(CONFIG.value)
-    base = CONFIG.value.copy_and_resolve_references()
+    require_run(config)
+    base = config.copy_and_resolve_references()
     overrides = _overrides()
     base.update_from_flattened_dict(overrides)
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"

@@ -24,7 +24,7 @@ from transformer_flax.errors import UserError
 if TYPE_CHECKING:
     from transformer_flax.word_vectors.vectors import Vectors
 
-CONFIG = cli.define_config(pathlib.Path(__file__).parents[1] / "configs/vectors.py")  # found from anywhere
+CONFIG = cli.define_config(cli.ROOT / "configs/vectors.py")
 OUTPUT = flags.DEFINE_string("output", None, "where the vectors (a new folder) or the picture are written")
 VECTORS = flags.DEFINE_string("vectors", None, "the folder of trained vectors")
 COUNT = flags.DEFINE_integer("count", 10, "neighbours of a word", 1)
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 def train() -> None:
     """Trains vectors of the text that the config says."""
-    output = pathlib.Path(_required("output", OUTPUT.value))
+    output, config = pathlib.Path(_required("output", OUTPUT.value)), CONFIG()
     # Not before the flags are checked: JAX takes seconds to load.
     from transformer_flax.data.corpus import load_corpus
     from transformer_flax.data.pairs import load_pairs
@@ -47,7 +47,6 @@ def train() -> None:
     from transformer_flax.word_vectors.train import train_vectors
     from transformer_flax.word_vectors.vectors import require_free
 
-    config = CONFIG.value
     if "vectors" not in config:
         raise UserError("the config has no section config.vectors: start from configs/vectors.py")
     chosen = VectorConfig(**config.vectors)

@@ -1,7 +1,12 @@
+import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.conftest import ROOT
+from transformer_flax.cli import load_config
+from transformer_flax.errors import UserError
 
 INTERRUPTED_WHILE_COLLECTING = """
 import gc, signal, time
@@ -18,7 +23,21 @@ def main():
     time.sleep(60)
 
 
-cli.run(main)
+cli.run(main, afterwards="the same command goes on from the last checkpoint")
+"""
+NOT_A_DIRECTORY = """
+import pathlib
+from transformer_flax import cli
+
+cli.run(lambda: pathlib.Path("README.md/run").mkdir(), afterwards="the same command goes on from the last checkpoint")
+"""
+BASED = """from configs import {module}
+
+
+def get_config():
+    config = {module}.get_config()
+    {mistake}
+    return config
 """
 
 
@@ -27,3 +46,72 @@ def test_an_interruption_is_not_lost_to_the_garbage_collector():
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert result.returncode == 130
     assert result.stderr.splitlines()[-1] == "interrupted"
+
+
+def test_an_error_promises_no_checkpoint():
+    result = subprocess.run([sys.executable, "-c", NOT_A_DIRECTORY], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (2, "error: Not a directory: README.md/run\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            BASED.format(module="base", mistake="config.stepz = 3"),
+            ": config.stepz is an unknown field; did you mean 's",
+        ),
+        (BASED.format(module="base", mistake="config.decode.beam = 3"), ": config.decode.beam is an unknown field; di"),
+        (BASED.format(module="vectors", mistake="config.vectors.windw = 3"), ": config.vectors.windw is an unknown f"),
+        (BASED.format(module="base", mistake="del config.log"), ": config.log is missing"),
+        (
+            BASED.format(module="base", mistake="config.modle.d_ff = 3"),
+            ", line 6: this config has no field 'modle'; did",
+        ),
+        (BASED.format(module="base", mistake="config.model.d_ff = '4'"), ", line 6: TypeError: Could not override fie"),
+        (BASED.format(module="base", mistake="1 / 0"), ", line 6: ZeroDivisionError: division by zero"),
+        (BASED.format(module="base", mistake="config = 3"), ": get_config returns 3; it must return a ConfigDict"),
+        (BASED.format(module="base", mistake="return"), ": get_config returns None; it must return a ConfigDict"),
+        (
+            BASED.format(module="number", mistake=""),
+            ", line 1: ImportError: cannot import name 'number' from 'configs'",
+        ),
+        (BASED.format(module="base", mistake="config.steps = = 3"), ", line 6: invalid syntax"),
+        ("steps = 3\n", " defines no function get_config; configs/numbers.py shows one"),
+        ("def get_config(row):\n    return row\n", ": this config needs an argument behind a colon"),
+    ],
+)
+def test_a_mistake_in_a_config_file_is_one_line_that_names_it(tmp_path, text, message):
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(UserError) as refusal:
+        load_config(str(file))
+    said = str(refusal.value).removeprefix("--config=")
+    assert said.startswith(f"{file}{message}")
+    assert "\n" not in said
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A place where the package lies alone, without configs/."""
+    place = tmp_path_factory.mktemp("installed")
+    (place / "transformer_flax").symlink_to(ROOT / "transformer_flax")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("cost", "the installed package carries no configs: give --config=FILE"),
+        ("cost --config.steps=3", "the installed package carries no configs: give --config=FILE"),
+        ("vectors train --output=made", "the installed package carries no configs: give --config=FILE"),
+        ("sweep --dry_run", "the installed package carries no configs: give --config=FILE"),
+        ("sweep --report_only --workdir=nowhere", "there is no nowhere/results.jsonl: no sweep has been started there"),
+    ],
+)
+def test_a_package_without_configs_says_so_where_one_is_needed(installed, command, message):
+    line = [sys.executable, "-m", *f"transformer_flax.{command}".split()]
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    result = subprocess.run(line, cwd=installed, env=environment, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {message}")
+    assert len(result.stderr.splitlines()) == 1

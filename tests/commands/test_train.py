@@ -45,6 +45,14 @@ def test_wrong_flags_get_one_clear_message(argument, message):
     assert message in refused(argument)
 
 
+def test_a_mistake_in_a_config_file_is_told_before_anything_is_read(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from configs import base\n\ndef get_config():\n    c = base.get_config()\n    c.stepz = 3\n    return c\n"
+    )
+    message = refused(f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/run")
+    assert message == f"{tmp_path}/mine.py: config.stepz is an unknown field; did you mean 'steps'?"
+
+
 def test_a_rival_s_config_is_told_of_what_it_has_not():
     message = refused("--config=configs/recurrent.py", "--config.model.num_heads=4")
     assert message.startswith("--config.model.num_heads=4: this config has no field 'num_heads'; ")

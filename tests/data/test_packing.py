@@ -1,4 +1,5 @@
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -68,6 +69,16 @@ def test_a_corpus_fills_its_rows(correlated):
     packing = pack(source, target, 256)
     assert max(source.sum(), target.sum()) / (256 * len(packing)) > (0.96 if correlated else 0.9)
     assert packing.places.dtype == packing.members.dtype == np.int32  # millions of pairs are held in memory
+
+
+def test_wide_rows_take_memory_for_their_pairs_and_not_for_their_width():
+    source, target = np.array([30_000, 40_000, 2_768, 9]), np.array([40_000, 30_000, 9, 2_768])
+    tracemalloc.start()
+    rows = rows_of(pack(source, target, 42_768))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sorted(sorted(row) for row in rows) == [[0, 3], [1, 2]]
+    assert peak < 1 << 22
 
 
 def test_every_order_is_possible():

@@ -28,6 +28,7 @@ from transformer_flax.training.workdir import Workdir
         ("ema_decay", 1.0),
         ("ema_decay", -0.1),
         ("data.tokens_per_batch", 0),
+        ("data.tokens_per_batch", 10**12),
         ("data.max_length", 1),
         ("decode.beam_size", 0),
         ("decode.max_extra_length", -1),
@@ -66,6 +67,24 @@ def test_a_batching_that_is_none_of_ours_is_refused():
 def test_a_length_penalty_that_is_none_of_ours_is_refused():
     with pytest.raises(UserError, match="the length penalty is 'google'; it must be one of gnmt, length, none"):
         check(small_config(decode__length_penalty="google"))
+
+
+def test_packed_rows_must_fit_into_a_batch():
+    check(small_config(data__batching="packed", data__max_length=64, data__rows_multiple_of=8))
+    for longest in (65, 10**9):
+        config = small_config(data__batching="packed", data__max_length=longest, data__rows_multiple_of=8)
+        least = f"{8 * longest:,}"
+        with pytest.raises(UserError, match=rf"tokens_per_batch is 512; it must be at least {least} when packed"):
+            check(config)
+
+
+@pytest.mark.parametrize("source", ["numbers", "folder", "tfds"])
+def test_one_language_on_both_sides_is_refused(source):
+    config = small_config(data__source=source, data__source_language="de")
+    with pytest.raises(UserError, match=r"source_language and config\.data\.target_language are both 'de'; set one"):
+        check(config)
+    config.data.source = "copy"  # has none
+    check(config)
 
 
 def test_what_is_averaged_must_be_kept():

@@ -198,13 +198,13 @@ class PackedBatches(Batches):
 
     def __init__(self, corpus: Corpus, indices: np.ndarray, *, width: int, **arguments):
         super().__init__(corpus, **arguments)
+        self._rows, self._width = int(self._num_rows(np.array([width]))[0]), width
         indices = _require_pairs(indices)
         lengths = np.empty((2, len(indices)), np.min_scalar_type(width))
         for block in blocks(len(indices)):
             lengths[:, block] = corpus.source.lengths_of(indices[block]), corpus.target.lengths_of(indices[block])
         packing = pack(lengths[0], lengths[1], width)
         self._packing = dataclasses.replace(packing, members=indices[packing.members])
-        self._rows, self._width = int(self._num_rows(np.array([width]))[0]), width
         self.batches_per_epoch = -(-len(packing) // self._rows)
         self.shapes = [(self._rows, width)]
 

@@ -1,6 +1,5 @@
 """Pairs side by side in rows of one width, so that few of their slots stay empty."""
 
-import collections
 import dataclasses
 import itertools
 
@@ -48,18 +47,20 @@ def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, width: int) -> 
       source_lengths, target_lengths: int [pairs], from 1 to `width`.
       width: of a row.
     """
-    key = source_lengths.astype(np.int32) * (width + 1) + target_lengths  # of a pair's class
-    histogram = count(key, (width + 1) ** 2)
-    classes = np.flatnonzero(histogram)
-    members = _sort(key, histogram)
-    del key  # millions of pairs are held in memory: none of their numbers for longer than needed
-
-    counts = histogram[classes]
-    class_offsets = np.concatenate([[0], np.cumsum(counts)])
+    members = np.arange(len(source_lengths), dtype=np.int32)
+    for lengths in (target_lengths, source_lengths):  # by source, then by target, as each sort is stable
+        members = _sort(members, lengths)
+    begins = np.ones(len(members), bool)  # a class
+    begins[1:] = np.diff(source_lengths[members]) != 0
+    begins[1:] |= np.diff(target_lengths[members]) != 0
+    class_offsets = np.append(np.flatnonzero(begins), len(members))
+    first = members[begins]
+    counts = np.diff(class_offsets)
+    classes = np.stack([source_lengths[first], target_lengths[first]], axis=1)
     used = class_offsets[:-1].copy()  # of each class, the first of its members that has no place yet
     places = np.empty(len(members), np.int32)
     filled, sizes = 0, []
-    for content, rows in _fill(np.stack(np.divmod(classes, width + 1), axis=1), counts, width):
+    for content, rows in _fill(classes, counts, width):
         block = places[filled : filled + rows * len(content)].reshape(rows, len(content))
         for column, c in enumerate(content):
             block[:, column] = np.arange(used[c], used[c] + rows)
@@ -69,44 +70,55 @@ def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, width: int) -> 
     return Packing(members, class_offsets, places, np.concatenate([[0], np.cumsum(np.concatenate(sizes))]))
 
 
-def _sort(key: np.ndarray, histogram: np.ndarray) -> np.ndarray:
-    """`np.argsort(key, kind="stable")` as int32, in little memory: by counting."""
-    order = np.empty(len(key), np.int32)
-    start = np.cumsum(histogram) - histogram  # of what is still to come of each key
-    for block in blocks(len(key)):
-        within = np.argsort(key[block], kind="stable")
-        keys = key[block][within]
+def _sort(order: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """`order[np.argsort(lengths[order], kind="stable")]` as int32, in little memory: by counting."""
+    ordered = np.empty(len(order), np.int32)
+    histogram = count(lengths, int(lengths.max(initial=0)) + 1)
+    start = np.cumsum(histogram) - histogram  # of what is still to come of each length
+    for block in blocks(len(order)):
+        keys = lengths[order[block]]
+        within = np.argsort(keys, kind="stable")
+        keys = keys[within]
         first = np.searchsorted(keys, keys)
-        order[start[keys] + np.arange(len(keys)) - first] = block.start + within
+        ordered[start[keys] + np.arange(len(keys)) - first] = order[block][within]
         start += np.bincount(keys, minlength=len(start))
-    return order
+    return ordered
 
 
 def _fill(sides: np.ndarray, counts: np.ndarray, width: int) -> list[tuple[list[int], int]]:
     """Packs pairs of classes with these (source, target) lengths: (the classes in a row, number of such rows)."""
     piles: list[tuple[list[int], int]] = []
-    with_room = collections.defaultdict(list)  # of piles, by the room (source, target) that their rows have left
-    is_there = np.zeros((width + 1, width + 1), bool)  # the same as a table
+    with_room: list[list[int]] = []  # of piles, by the room that their rows have left
+    places: dict[tuple[int, int], int] = {}  # of each room in `with_room`
+    rooms = np.empty((2, 1), np.int64)  # (source, target) at each place, or -1 while no pile is there
 
     def add(content: list[int], rows: int, room: tuple[int, int]) -> None:
-        with_room[room].append(len(piles))
-        is_there[room] = True
+        nonlocal rooms
+        place = places.setdefault(room, len(places))
+        if place == len(with_room):
+            with_room.append([])
+        if place == rooms.shape[1]:
+            rooms = np.concatenate([rooms, np.empty_like(rooms)], axis=1)
+        rooms[:, place] = room
+        with_room[place].append(len(piles))
         piles.append((content, rows))
 
     for c in np.lexsort((sides.sum(axis=1), sides.max(axis=1)))[::-1].tolist():
         (source, target), left = sides[c].tolist(), int(counts[c])
         while left:
-            source_room, target_room = np.nonzero(is_there[source:, target:])  # what would be left, where it fits
-            if len(source_room):
-                tightest = np.argmin(source_room + target_room)
-                room = int(source_room[tightest]) + source, int(target_room[tightest]) + target
-                pile = with_room[room].pop()
+            there = rooms[:, : len(places)]
+            fitting = np.flatnonzero((there[0] >= source) & (there[1] >= target))
+            if len(fitting):  # of those that leave the least, the one that leaves the least source
+                place = fitting[np.argmin(there[:, fitting].sum(axis=0) * (width + 1) + there[0, fitting])]
+                room = int(there[0, place]), int(there[1, place])
+                pile = with_room[place].pop()
                 content, rows = piles[pile]
                 taken = min(rows, left)
                 if taken < rows:
-                    with_room[room].append(pile)
+                    with_room[place].append(pile)
                 piles[pile] = (content, rows - taken)
-                is_there[room] = bool(with_room[room])
+                if not with_room[place]:
+                    rooms[:, place] = -1
             else:  # new rows: as many as would hold what is left of this class alone
                 content, room = [], (width, width)
                 taken = max(1, left // (width // max(source, target)))

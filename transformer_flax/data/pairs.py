@@ -111,3 +111,4 @@ def _read(file: pathlib.Path, cache: pathlib.Path) -> Lines:
 
 MADE = {"numbers": NumberPairs, "copy": SymbolPairs, "reverse": SymbolPairs}  # where num_pairs is how many
 READ = {"folder": FolderPairs, "tsv": TsvPairs, "tfds": TfdsPairs}
+TRANSLATED = ("numbers", "folder", "tfds")  # sources of two languages

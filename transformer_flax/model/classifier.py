@@ -31,7 +31,7 @@ class ClassifierConfig(EncoderConfig):
         super().__post_init__()
         require_one_of(self, "pooling", POOLING)
         require_size(self, "num_classes", least=2)
-        require(self, "embedding_deviation", lambda v: v > 0, "above 0")
+        require(self, "embedding_deviation", lambda v: type(v) in (int, float) and v > 0, "above 0")
 
 
 class Pooling(nn.Module):

@@ -14,7 +14,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.errors import UserError
+from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.model import classifier, convolutional, recurrent, transformer
 from transformer_flax.model.classifier import ClassifierConfig
 from transformer_flax.model.config import TransformerConfig
@@ -56,10 +56,9 @@ def make_config(vocab_size: int, fields: Mapping[str, Any]) -> Config:
         if name in known and known[name].default is not dataclasses.MISSING:  # a run from before there was the field
             continue
         says = "lacks" if name in known else "has nothing for"
-        raise UserError(
-            f"config.model.kind is {fields['kind']!r}, whose config {says} config.model.{name}; start from the file of "
-            "configs/ that is for this kind of model"
-        )
+        hint = "" if name in known else did_you_mean(name, known)
+        advice = hint or "start from the file of configs/ that is for this kind of model"
+        raise UserError(f"config.model.kind is {fields['kind']!r}, whose config {says} config.model.{name}; {advice}")
     return kind.config(vocab_size=vocab_size, **own)
 
 

@@ -11,10 +11,10 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
 from transformer_flax.model.kinds import Config, find_kind
+from transformer_flax.training.fields import TYPES
 from transformer_flax.training.prepare import model_config
 from transformer_flax.training.workdir import Workdir
 
-TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 # What config.data must say besides, by its source.
 TSV = {"label_column": int, "text_column": int, "held_out": float, "seed": int}
 MADE_TEXT = dict.fromkeys(("seed", "longest_trained", "longest_tested"), int)

@@ -15,15 +15,17 @@ from transformer_flax.data.batches import BATCHING, Batches, training_batches
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import Corpus, load_corpus
-from transformer_flax.data.pairs import Pairs, load_pairs
+from transformer_flax.data.pairs import TRANSLATED, Pairs, load_pairs
 from transformer_flax.data.tokenizer import KINDS, LOSSLESS, Tokenizer, sample_texts, smallest_vocabulary
 from transformer_flax.data.vocabulary import find_tokenizer, keep_tokenizer
 from transformer_flax.decoding.length_penalty import LengthPenalty
 from transformer_flax.errors import UserError
+from transformer_flax.model.checks import LARGEST
 from transformer_flax.model.classifier import ClassifierConfig
 from transformer_flax.model.kinds import Config, find_kind, make_config, most_positions
 from transformer_flax.training.averaging import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.distributed import first_ahead, from_first, is_first, share
+from transformer_flax.training.fields import require_fields
 from transformer_flax.training.initial import load_initial
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.progress import Progress
@@ -70,8 +72,15 @@ def check(config: ConfigDict) -> None:
       UserError: naming the field.
     """
     require_run(config)
+    require_fields(config)
     require = functools.partial(_require, config)
     check_text(config)
+    source, target = config.data.source_language, config.data.target_language
+    if config.data.source in TRANSLATED and source == target:
+        raise UserError(
+            f"config.data.source_language and config.data.target_language are both {source!r}; set one of them to "
+            "another language"
+        )
     model = model_config(config, config.data.vocab_size)
     make_optimizer(config.optimizer, config.model.d_model)
     LengthPenalty(config.decode.length_penalty, config.decode.alpha)
@@ -79,6 +88,7 @@ def check(config: ConfigDict) -> None:
         require(name, lambda value: value >= 1, "at least 1")
     for name in AT_LEAST_0:
         require(name, lambda value: value >= 0, "at least 0")
+    require("data.tokens_per_batch", lambda value: value <= LARGEST, f"at most {LARGEST:,}")
     require("on_write_failure", lambda value: value in ("stop", "go on"), "stop or go on")
     if share()[1] > 1:
         require("on_write_failure", lambda value: value == "stop", "stop with several processes")
@@ -88,6 +98,13 @@ def check(config: ConfigDict) -> None:
             "data.batching",
             lambda value: value != "packed",
             f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
+        )
+    if config.data.batching == "packed":
+        least = config.data.rows_multiple_of * config.data.max_length
+        require(
+            "data.tokens_per_batch",
+            lambda value: value >= least,
+            f"at least {least:,} when packed: config.data.rows_multiple_of rows of config.data.max_length tokens",
         )
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("data.max_length", "decode.max_input_length"):
@@ -134,7 +151,6 @@ def check_text(config: ConfigDict) -> None:
       UserError: naming the field.
     """
     require = functools.partial(_require, config)
-    _refuse_none(config, "config")
     require("data.tokenizer_sample", lambda value: value >= 1, "at least 1")
     for name in ("seed", "data.seed"):
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
@@ -148,14 +164,6 @@ def _require(config: ConfigDict, name: str, is_valid: Callable[[Any], bool], req
     value = functools.reduce(operator.getitem, name.split("."), config)
     if not is_valid(value):
         raise UserError(f"config.{name} is {value!r}; it must be {requirement}")
-
-
-def _refuse_none(section: ConfigDict, name: str) -> None:
-    for field, value in section.items():
-        if value is None:
-            raise UserError(f"{name}.{field} is None; give it a value (configs/ says which)")
-        if isinstance(value, ConfigDict):
-            _refuse_none(value, f"{name}.{field}")
 
 
 def given_tokenizer(config: ConfigDict) -> Tokenizer | None:

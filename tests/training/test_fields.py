@@ -1,0 +1,73 @@
+"""Which fields there are, and what is wrong with those of a config."""
+
+import dataclasses
+import importlib
+import json
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import base, vectors
+from tests.conftest import ROOT
+from tests.training.small import small_config
+from transformer_flax.errors import UserError
+from transformer_flax.training.fields import RunConfig, VectorRunConfig, require_fields
+from transformer_flax.training.prepare import check
+
+
+def types_of(section) -> dict:
+    if isinstance(section, ConfigDict):
+        return {name: types_of(section[name]) for name in section if name != "model"}
+    return type(section)
+
+
+def known(dataclass) -> dict:
+    return {
+        field.name: known(field.type) if dataclasses.is_dataclass(field.type) else field.type
+        for field in dataclasses.fields(dataclass)
+        if field.name != "model"
+    }
+
+
+def test_the_known_fields_and_types_are_those_of_the_configs():
+    assert types_of(base.get_config()) == known(RunConfig)
+    assert types_of(vectors.get_config()) == known(VectorRunConfig)
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("configs/[a-z]*.py")), ids=lambda file: file.stem)
+def test_a_config_of_ours_has_known_fields_only(file):
+    require_fields(importlib.import_module(f"configs.{file.stem}").get_config())
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("stepz", 3, r"config\.stepz is an unknown field; did you mean 'steps'\?"),
+        ("decode.beam", 3, r"config\.decode\.beam is an unknown field; did you mean 'beam_size'\?"),
+        ("model.num_head", 3, r"has nothing for config\.model\.num_head; did you mean 'num_heads'\?"),
+        ("eval.every", "10", r"config\.eval\.every is '10'; it must be a whole number"),
+        ("eval.test", 1, r"config\.eval\.test is 1; it must be true or false"),
+        ("data.cache_dir", 1.5, r"config\.data\.cache_dir is 1\.5; it must be a text in quotes"),
+        ("optimizer", 3, r"config\.optimizer is 3; it must be a section of fields"),
+        ("log", ..., r"config\.log is missing"),
+        ("data.seed", ..., r"config\.data\.seed is missing"),
+    ],
+)
+def test_an_unknown_a_missing_or_a_mistyped_field_is_refused_by_name(where, value, message):
+    config = json.loads(small_config().to_json())  # of plain values, which may be replaced by any other
+    *sections, last = where.split(".")
+    section = config
+    for name in sections:
+        section = section[name]
+    section[last] = value
+    if value is ...:
+        del section[last]
+    with pytest.raises(UserError, match=message):
+        check(ConfigDict(config))
+
+
+def test_a_config_of_an_older_version_may_lack_what_its_source_does_not_read():
+    config = small_config()
+    for name in ("longest_trained", "longest_tested", "label_column", "text_column", "held_out"):
+        del config.data[name]
+    check(config)
