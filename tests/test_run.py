@@ -106,6 +106,11 @@ def test_a_string_is_no_list_of_lines(run):
         run.translate("zwei")
 
 
+def test_half_a_character_is_refused(run):
+    with pytest.raises(UserError, match=r"a text is 'ab\\ud800', which is not UTF-8 \(surrogates not allowed at 2\)"):
+        run.translate(["ab", "ab\ud800"])
+
+
 def test_a_translator_knows_no_classes(run):
     with pytest.raises(UserError, match="numbers translates and knows no classes: use translate"):
         run.classify(["eins"])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from transformer_flax import cli
+from transformer_flax.data.text import require_characters
 from transformer_flax.errors import UserError
 from transformer_flax.streams import Streams, open_input, prompt
 
@@ -41,6 +42,7 @@ def main(*files: str) -> None:
         lines = prompt() if at_prompt else STREAMS.read(inputs)
         own_settings = _own_settings()
         prefixes: str | list[str] = PREFIX.value or ""
+        require_characters(PREFIX.value or "", "--prefix")
         targets = None
         if SCORE.value is not None:
             lines, targets = _read_side_by_side(lines, SCORE.value)

@@ -32,6 +32,16 @@ def test_time_is_told_in_minutes(workdir):
     assert line.get_xdata() == pytest.approx([s / 60 for s in seconds])
 
 
+def test_a_run_that_is_not_there_is_told_of_as_such(workdir, tmp_path):
+    with pytest.raises(UserError, match=r"there is no directory \S+nowhere$"):
+        plot_curves([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match=r"holds no run: it has no config\.json"):
+        plot_curves([tmp_path])
+    (workdir / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"metrics\.jsonl cannot be read: No such file or directory"):
+        plot_curves([workdir])
+
+
 def test_what_was_not_measured_is_told_with_what_was(workdir, tmp_path):
     with pytest.raises(UserError, match="has no train/loss; it has valid/bleu"):
         plot_curves([workdir], "train/loss", file=tmp_path / "curve.png")

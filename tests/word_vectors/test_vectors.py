@@ -141,7 +141,7 @@ def test_every_damage_to_saved_vectors_is_noticed_or_harmless(saved, tmp_path, n
             np.testing.assert_array_equal(found.vectors, whole.vectors)
     assert refused >= 5
     (folder / name).unlink()
-    with pytest.raises(UserError, match="cannot be read as word vectors"):
+    with pytest.raises(UserError, match="cannot be read as word vectors" if name != "config.json" else "holds no word"):
         Vectors.load(folder)
 
 
@@ -155,6 +155,11 @@ def test_nothing_is_unpickled(saved, tmp_path):
     (folder / "config.json").write_text(json.dumps(description))
     with pytest.raises(UserError, match=r"cannot be read as word vectors .*Python objects"):
         Vectors.load(folder)
+
+
+def test_a_folder_without_vectors_is_told(tmp_path):
+    with pytest.raises(UserError, match=r"holds no word vectors: it has no config\.json$"):
+        Vectors.load(tmp_path)
 
 
 def test_a_folder_that_is_not_there_is_told(tmp_path):

@@ -28,7 +28,7 @@ def plot_curves(
       file: a picture to write as well; PNG, SVG or PDF by its name.
 
     Raises:
-      UserError: a run has not measured that.
+      UserError: a directory holds no run, or a run has not measured that.
     """
     if x not in X_AXES:
         raise UserError(f"x is {x!r}; it must be one of {', '.join(X_AXES)}")
@@ -36,12 +36,13 @@ def plot_curves(
     figure = matplotlib.figure.Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for workdir in map(Workdir, workdirs):
+        run = workdir.load_config().name
         lines = read_lines(workdir.metrics_file)
         points = [(line[name] / unit, line[metric]) for line in lines if metric in line]
         if not points:
             measured = sorted({key for line in lines for key in line} - {"step", "seconds"})
             raise UserError(f"{workdir.path} has no {metric}; it has {', '.join(measured) or 'nothing yet'}")
-        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else "", label=workdir.load_config().name)
+        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else "", label=run)
     axes.set(xlabel=x, ylabel=metric)
     axes.grid(alpha=0.3)
     axes.legend()

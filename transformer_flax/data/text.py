@@ -87,6 +87,16 @@ def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None
         raise UserError(f"{name} is damaged after line {number:,}: {error}") from error
 
 
+def require_characters(text: str, what: str) -> None:
+    """Raises:
+    UserError: the text holds half a character (a lone surrogate), as a str may and UTF-8 may not.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what} is {text[:80]!r}, which is not UTF-8 ({error.reason} at {error.start})") from error
+
+
 def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[str]]:
     """The lines of two files that translate each other.
 

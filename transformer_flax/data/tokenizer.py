@@ -12,6 +12,7 @@ import tokenizers
 
 from transformer_flax.data.pairs import Pairs, read_pairs
 from transformer_flax.data.strict_json import read_json
+from transformer_flax.data.text import require_characters
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
@@ -147,7 +148,8 @@ class Tokenizer:
         """The ids of each text, without begin and end; an empty text has none.
 
         Raises:
-          UserError: a tokenizer from elsewhere fails at a text, or takes a part of it for a special token.
+          UserError: a text is not UTF-8, or a tokenizer from elsewhere fails at it, or takes a part of it for a
+            special token.
         """
         ids, lengths = self.encode_flat(texts)
         return [ids[end - length : end].tolist() for end, length in zip(np.cumsum(lengths), lengths, strict=True)]
@@ -158,7 +160,12 @@ class Tokenizer:
         Raises:
           UserError: as `encode`.
         """
-        encodings = self._encode([self._space + text if text else "" for text in texts])
+        try:
+            encodings = self._encode([self._space + text if text else "" for text in texts])
+        except TypeError:
+            for text in texts:  # looked at now alone, as millions of texts are encoded
+                require_characters(text, "a text")
+            raise
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         every = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
         ids = np.fromiter(every, np.int32, lengths.sum())

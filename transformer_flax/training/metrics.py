@@ -192,7 +192,9 @@ def read_lines(file: pathlib.Path) -> list[dict[str, Any]]:
         *lines, _ = file.read_text(encoding="utf-8").split("\n")
         for line in lines:
             read.append(_measured(line, read[-1]["step"] if read else 0))
-    except (OSError, ValueError) as error:  # ValueError: neither JSON nor UTF-8
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # neither JSON nor UTF-8
         raise UserError(
             f"{file} is damaged after line {len(read):,}: {error}; mend what follows or move the file away"
         ) from error

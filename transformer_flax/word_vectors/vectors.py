@@ -136,6 +136,8 @@ class Vectors:
         """
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder} of word vectors")
+        if not (folder / DESCRIPTION).exists():
+            raise UserError(f"{folder} holds no word vectors: it has no {DESCRIPTION}")
         try:
             checksums = checked(read_json(folder / DESCRIPTION))["checksums"]
             for name in (TOKENIZER, *(f"{name}.npy" for name in ARRAYS)):
