@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from transformer_flax.model.compatibility import Additive, Compatibility, Dot
 from transformer_flax.model.config import EncoderConfig
+from transformer_flax.model.dense import Dense, xavier
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.neighbourhood import attend_nearby, neighbourhood_mask
 from transformer_flax.model.positions import sinusoids
@@ -19,11 +20,6 @@ from transformer_flax.model.relative import Distances, apart, rotate
 from transformer_flax.special_tokens import PAD_ID
 
 SCALED_DOT = Dot()  # the paper's compatibility
-
-
-def xavier(gain: float = 1.0) -> nn.initializers.Initializer:
-    """Initial values of a matrix, uniform as in Glorot and Bengio (2010), times `gain`."""
-    return nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform")
 
 
 def padding_mask(tokens: jax.Array) -> jax.Array:
@@ -135,7 +131,7 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self):
         c = self.config
-        project = functools.partial(nn.DenseGeneral, use_bias=c.attention_bias, dtype=c.dtype)
+        project = functools.partial(Dense, use_bias=c.attention_bias, dtype=c.dtype)
         self.query = project((c.num_heads, c.d_k), kernel_init=xavier())
         self.key = project((c.num_heads, c.d_k), kernel_init=xavier())
         self.value = project((c.num_heads, c.d_v), kernel_init=xavier(c.branch_init))

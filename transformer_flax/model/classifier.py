@@ -50,8 +50,9 @@ class Pooling(nn.Module):
         if c.pooling == "first":
             return x[:, 0]
         if c.pooling == "attention":
-            query = self.param("query", nn.initializers.normal(c.d_model**-0.5), (c.d_model,)).astype(c.dtype)
-            query = jnp.broadcast_to(query, (x.shape[0], 1, c.d_model))
+            query = self.param("query", nn.initializers.normal(c.d_model**-0.5), (c.d_model,))
+            # Cast once broadcast, so that its gradient is summed over the texts in float32.
+            query = jnp.broadcast_to(query, (x.shape[0], 1, c.d_model)).astype(c.dtype)
             return MultiHeadAttention(c, name="attention")(query, x, mask)[:, 0]
         there = mask[:, 0, 0, :, None]  # [B, S, 1]
         if c.pooling == "max":

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from transformer_flax.model.attention import attention_weights
 from transformer_flax.model.checks import require, require_size
 from transformer_flax.model.compatibility import Dot
+from transformer_flax.model.dense import Conv, Dense
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.embedded import Embedded, EmbeddedConfig
 from transformer_flax.model.positions import Positions
@@ -61,9 +62,7 @@ class GatedConvolution(nn.Module):
         c = self.config
         # Gates, being about a half, quarter the variance; dropout has raised that of the input.
         kernel_init = nn.initializers.variance_scaling(4 * (1 - c.dropout), "fan_in", "normal")
-        conv = nn.Conv(
-            2 * c.d_model, c.kernel_width, padding="VALID", dtype=c.dtype, kernel_init=kernel_init, name="conv"
-        )
+        conv = Conv(2 * c.d_model, c.kernel_width, padding="VALID", dtype=c.dtype, kernel_init=kernel_init, name="conv")
         return nn.glu(conv(Dropout(c.dropout)(x)))
 
 
@@ -184,14 +183,14 @@ class ConvolutionalTranslator(Embedded):
         return to_logits(*self._features(y))
 
     def _embed(self, embedding: nn.Embed, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        return self.embedding_dropout(embed(embedding, tokens) + positions.astype(self.config.dtype))
+        return self.embedding_dropout((embed(embedding, tokens) + positions).astype(self.config.dtype))
 
     def _features(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self.output(self.dropout(y)), self.output_embedding.embedding
 
 
-def _dense(config: ConvolutionalConfig) -> nn.Dense:
-    return nn.Dense(config.d_model, dtype=config.dtype, kernel_init=nn.initializers.lecun_normal())
+def _dense(config: ConvolutionalConfig) -> Dense:
+    return Dense(config.d_model, dtype=config.dtype, kernel_init=nn.initializers.lecun_normal())
 
 
 def attention_maps(

@@ -20,6 +20,7 @@ from transformer_flax.model.attention import attention_weights
 from transformer_flax.model.checks import require, require_one_of
 from transformer_flax.model.compatibility import Additive, Dot
 from transformer_flax.model.config import COMPATIBILITIES
+from transformer_flax.model.dense import Dense
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.embedded import Embedded, EmbeddedConfig
 from transformer_flax.model.transformer import embed, shift_right, to_logits
@@ -165,7 +166,7 @@ class RecurrentTranslator(Embedded):
         return to_logits(*self._features(y, self.get_variable("memory", "memory")))
 
     def _embed(self, embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
-        return self.embedding_dropout(embed(embedding, tokens))
+        return self.embedding_dropout(embed(embedding, tokens).astype(self.config.dtype))
 
     def _after(self, x: jax.Array) -> jax.Array:
         # States stay float32 from step to step; what is made of them need not be.
@@ -177,8 +178,8 @@ class RecurrentTranslator(Embedded):
         return self.dropout(nn.tanh(self.output(joined))), self.output_embedding.embedding
 
 
-def _dense(config: RecurrentConfig, features: int, *, use_bias: bool = True) -> nn.Dense:
-    return nn.Dense(features, use_bias, config.dtype, kernel_init=nn.initializers.xavier_uniform())
+def _dense(config: RecurrentConfig, features: int, *, use_bias: bool = True) -> Dense:
+    return Dense(features, use_bias=use_bias, dtype=config.dtype, kernel_init=nn.initializers.xavier_uniform())
 
 
 def attention_maps(config: RecurrentConfig, params: Any, source: jax.Array, target: jax.Array) -> dict[str, jax.Array]:

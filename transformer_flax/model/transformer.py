@@ -12,15 +12,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.attention import (
-    MultiHeadAttention,
-    ancestor_mask,
-    causal_mask,
-    padding_mask,
-    segment_mask,
-    xavier,
-)
+from transformer_flax.model.attention import MultiHeadAttention, ancestor_mask, causal_mask, padding_mask, segment_mask
 from transformer_flax.model.config import EncoderConfig, TransformerConfig
+from transformer_flax.model.dense import Dense, xavier
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.positions import Positions, positions_in_segments
 from transformer_flax.special_tokens import BEGIN_ID
@@ -45,7 +39,7 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         c = self.config
-        dense = functools.partial(nn.Dense, dtype=c.dtype, kernel_init=xavier(c.branch_init))
+        dense = functools.partial(Dense, dtype=c.dtype, kernel_init=xavier(c.branch_init))
         hidden = Dropout(c.ffn_dropout)(nn.relu(dense(c.d_ff, name="w_1")(x)))
         return dense(c.d_model, name="w_2")(hidden)
 
@@ -120,11 +114,14 @@ def embedding(config: Any, deviation: float = 1.0) -> nn.Embed:
     """The vectors [V, d_model] of the vocabulary (section 3.4), which start with such a deviation behind `embed`."""
     c = config
     init = nn.initializers.normal(deviation * c.d_model**-0.5)
-    return nn.Embed(c.vocab_size, c.d_model, dtype=c.dtype, embedding_init=init)
+    return nn.Embed(c.vocab_size, c.d_model, embedding_init=init)
 
 
 def embed(vectors: nn.Embed, tokens: jax.Array) -> jax.Array:
-    """Tokens [...] -> [..., d_model], times sqrt(d_model) (section 3.4), by which they start with that deviation."""
+    """Tokens [...] -> [..., d_model], times sqrt(d_model) (section 3.4), by which they start with that deviation.
+
+    In float32, whatever the model computes in: the gradient of a frequent word's vector is a sum over many tokens.
+    """
     return vectors(tokens) * vectors.features**0.5
 
 
@@ -181,7 +178,7 @@ class Encoder(nn.Module):
         return positions if segments is None else positions[positions_in_segments(segments)]
 
     def _embed(self, embedding: nn.Embed, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        return self.embedding_dropout(embed(embedding, tokens) + positions.astype(self.config.dtype))
+        return self.embedding_dropout((embed(embedding, tokens) + positions).astype(self.config.dtype))
 
 
 class Transformer(Encoder):

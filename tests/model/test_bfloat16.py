@@ -1,0 +1,64 @@
+"""Types change rounding only: gradients in bfloat16 are near those in float32, for every kind of model."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.conftest import TINY
+from tests.model.rivals import CONVOLUTIONAL, RECURRENT
+from transformer_flax.model.classifier import ClassifierConfig
+from transformer_flax.model.kinds import init_params, kind_of, make_model
+from transformer_flax.special_tokens import NUM_SPECIAL
+from transformer_flax.training.loss import classification_loss, translation_loss
+
+ROWS, LENGTH, VOCAB_SIZE = 64, 32, 60
+SIZES = {"vocab_size": VOCAB_SIZE, "num_layers": 1, "d_model": 16}
+PAPER = dataclasses.replace(TINY, **SIZES, d_ff=64, num_heads=2, d_k=16, d_v=16)
+ENCODER = {name: value for name, value in dataclasses.asdict(PAPER).items() if name != "tie_embeddings"}
+CONFIGS = {
+    "paper": PAPER,
+    "more parameters": dataclasses.replace(
+        PAPER, positions="learned", tie_embeddings=False, attention_bias=True, pre_norm=True
+    ),
+    "additive, distances": dataclasses.replace(PAPER, positions="relative", compatibility="additive"),
+    "classifier": ClassifierConfig(**ENCODER, pooling="attention", num_classes=3, embedding_deviation=0.2),
+    "recurrent": dataclasses.replace(RECURRENT, **SIZES),
+    "convolutional": dataclasses.replace(CONVOLUTIONAL, **SIZES),
+}
+
+
+def batch() -> dict[str, np.ndarray]:
+    """Tokens of Zipf's distribution: the gradients of frequent ones, as those of biases, are sums of many terms."""
+    rank = np.arange(1, VOCAB_SIZE - NUM_SPECIAL + 1)
+    share = 1 / rank / np.sum(1 / rank)
+    rng = np.random.default_rng(0)
+    sides = (NUM_SPECIAL + rng.choice(len(rank), (ROWS, LENGTH), p=share) for _ in range(2))
+    return dict(zip(("source", "target"), sides, strict=True))
+
+
+def gradients(config, dtype: str) -> dict[tuple[str, ...], np.ndarray]:
+    model = make_model(dataclasses.replace(config, dtype=dtype))
+    inputs = batch()
+    if kind_of(config).reads == ("source",):
+        inputs["target"] = NUM_SPECIAL + np.arange(ROWS)[:, None] % config.num_classes  # the classes of the texts
+        loss_fn = classification_loss(model, 0.1)
+    else:
+        loss_fn = translation_loss(model, 0.1)
+    params = init_params(config, jax.random.key(0))
+    found = jax.jit(jax.grad(lambda params: loss_fn(params, inputs, None)[0]["loss"]))(params)
+    leaves = jax.tree_util.tree_leaves_with_path(jax.device_get(found))
+    return {tuple(key.key for key in path): leaf.astype(np.float64) for path, leaf in leaves}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_every_gradient_in_bfloat16_is_within_2_percent_of_that_in_float32(config):
+    exact, rounded = gradients(config, "float32"), gradients(config, "bfloat16")
+    errors = {}
+    for path, gradient in exact.items():
+        # A softmax of products is the same with any bias of the keys, whose gradient is zero but for rounding.
+        scale = exact[(*path[:-2], "query", "bias")] if path[-2:] == ("key", "bias") else gradient
+        errors["/".join(path)] = np.linalg.norm(rounded[path] - gradient) / np.linalg.norm(scale)
+    assert min(errors.values()) > 1e-6  # it is not float32 twice
+    assert {path: error for path, error in errors.items() if error > 0.02} == {}
