@@ -43,6 +43,23 @@ def test_bits_are_independent_of_their_neighbours_of_other_keys_and_of_each_othe
         assert 0.7 < spread < 1.3
 
 
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_every_word_of_a_key_of_any_generator_changes_the_bits(generator):
+    words = jax.random.key_data(jax.random.key(5, impl=generator))
+    bits = random_bits(jax.random.wrap_key_data(words, impl=generator), (1_000,))
+    for n in range(len(words)):
+        other = random_bits(jax.random.wrap_key_data(words.at[n].add(1), impl=generator), (1_000,))
+        assert np.mean(bits == other) < 0.01
+    y = Dropout(0.5).apply({}, np.ones(1_000, np.float32), rngs={"dropout": jax.random.key(5, impl=generator)})
+    assert abs(np.mean(y == 0) - 0.5) < 0.08  # five standard deviations
+
+
+def test_the_bits_of_a_key_stay_the_same():
+    # Runs that were begun go on with the same masks.
+    bits = random_bits(jax.random.key(5), (2, 2))
+    np.testing.assert_array_equal(bits, [[1548080446, 3222836916], [630870762, 1928472627]])
+
+
 def test_dropout_without_a_key_or_with_rate_zero_does_nothing():
     x = np.arange(5.0, dtype=np.float32)
     np.testing.assert_array_equal(Dropout(0.9).apply({}, x), x)

@@ -27,13 +27,14 @@ class Dropout(nn.Module):
 def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """32 random bits for each element: uint32 [shape].
 
-    They are a hash of the element's number and the key, in two rounds of the best of Wellons' (2018) search for good
-    32-bit mixers. It takes a few operations, fused into what uses the bits, where the 20 rounds of JAX's own threefry,
-    made to resist whoever wants to guess, would take a tenth of a step.
+    They are a hash of the element's number and the key, in a round for each word of the key of the best of Wellons'
+    (2018) search for good 32-bit mixers. It takes a few operations, fused into what uses the bits, where the 20 rounds
+    of JAX's own threefry, made to resist whoever wants to guess, would take a tenth of a step.
     """
-    first, second = jax.random.key_data(key)
-    number = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
-    return _mix(_mix(number ^ first) ^ second)
+    bits = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
+    for word in jax.random.key_data(key):
+        bits = _mix(bits ^ word)
+    return bits
 
 
 def _mix(x: jax.Array) -> jax.Array:
