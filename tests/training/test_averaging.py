@@ -5,25 +5,44 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from tests.training.small import small_config
 from tests.training.states import state_at
 from transformer_flax.errors import UserError
-from transformer_flax.training.averaging import EMA, Choice, load_params, mean, saved_steps, to_average
+from transformer_flax.training.averaging import EMA, Choice, choose, load_params, mean, saved_steps, to_average
 from transformer_flax.training.checkpoints import Checkpoints
 
 
 @pytest.mark.parametrize(
-    ("steps", "count", "taken"),
+    ("steps", "newest", "count", "taken", "missing"),
     [
-        ([5, 10, 20, 25], 1, [25]),
-        ([5, 10, 20, 25], 2, [20, 25]),
-        ([5, 10, 20, 25], 9, [10, 20, 25]),
-        ([5, 25], 2, [25]),  # none before it is regular
-        ([10], 3, [10]),
-        ([10, 20, 30], 2, [20, 30]),
+        ([5, 10, 20, 25], 25, 1, [25], []),
+        ([5, 10, 20, 25], 25, 2, [20, 25], []),
+        ([5, 10, 20, 25], 25, 9, [10, 20, 25], []),
+        ([10, 20, 30], 30, 2, [20, 30], []),
+        ([10], 10, 3, [10], []),  # there is none before it to be missed
+        ([10, 20, 30], 20, 2, [10, 20], []),  # an evaluation made up for, of a step that is not the newest
+        ([10, 20], 30, 2, [20, 30], []),  # the newest need not be there yet
+        ([5, 25], 25, 2, [25], [20]),
+        ([10, 20, 90], 90, 3, [90], [70, 80]),  # 10 and 20 are of another time
+        ([50, 70, 80, 90, 100], 100, 5, [70, 80, 90, 100], [60]),  # 50 was the best
+        ([10, 30, 50], 50, 4, [30, 50], [20, 40]),
     ],
 )
-def test_what_an_average_takes(steps, count, taken):
-    assert to_average(steps, 10, count) == taken
+def test_an_average_takes_the_steps_at_the_interval_before_the_newest_and_none_from_further_away(
+    steps, newest, count, taken, missing
+):
+    assert to_average(steps, newest, 10, count) == Choice(taken, missing=missing)
+
+
+def test_a_reader_is_warned_of_the_steps_that_an_average_lacks(tmp_path, caplog):
+    config = small_config(checkpoint__every=100, eval__final_average=5)
+    for step in (500, 700, 800, 900, 1000):
+        (tmp_path / f"run/checkpoints/{step}").mkdir(parents=True)
+    assert choose(tmp_path / "run/checkpoints", config).steps == [700, 800, 900, 1000]
+    assert "run has no checkpoint of step 600, so the average is of 4 in place of 5" in caplog.text
+    caplog.clear()
+    assert choose(tmp_path / "run/checkpoints", config, average=4).steps == [700, 800, 900, 1000]
+    assert not caplog.text
 
 
 def test_the_mean_is_of_float32_and_the_same_to_the_bit_each_time():

@@ -91,9 +91,13 @@ def test_averages_are_the_mean_of_the_last_regular_checkpoints(tmp_path):
     assert checkpoints.average(newest, 8, 100)[1].steps == [2, 4, 6, 8]
     assert checkpoints.average(newest, 8, 1)[1].steps == [8]
     between = state_at(9).params
+    checkpoints.save(state_at(8), {})
     average, choice = checkpoints.average(between, 9, 2)
-    assert choice.steps == [6, 9]  # the newest always takes part
-    np.testing.assert_array_equal(average["w"], 7.5)
+    assert choice.steps == [8, 9]  # the newest always takes part
+    np.testing.assert_array_equal(average["w"], 8.5)
+    later, choice = checkpoints.average(state_at(14).params, 14, 3)
+    assert (choice.steps, choice.missing) == ([14], [10, 12])  # which could not be written
+    np.testing.assert_array_equal(later["w"], 14)
     alone, choice = checkpoints.average(between, 9, 1)
     assert choice.steps == [9]
     np.testing.assert_array_equal(alone["w"], 9)

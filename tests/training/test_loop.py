@@ -119,9 +119,17 @@ def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(run, 
     assert losses[0] != losses[1]
 
 
-def test_averages_are_of_the_last_regular_checkpoints(run, tmp_path, capsys):
+def test_averages_are_of_the_last_regular_checkpoints_and_name_those_that_are_missing(run, tmp_path, capsys):
     run("run", eval__final_average=2, checkpoint__every=2, eval__every=0)
-    assert "the mean of the parameters at steps 4, 6" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "the mean of the parameters at steps 4, 6" in said
+    assert "WARNING" not in said
+    (tmp_path / "run/checkpoints/4").rename(tmp_path / "run/checkpoints/2")
+    run("run", eval__final_average=2, checkpoint__every=2, eval__every=0)
+    said = capsys.readouterr().out
+    assert "WARNING: " in said
+    assert "run has no checkpoint of step 4, so the average is of 1 in place of 2" in said
+    assert "evaluating the parameters of step 6" in said
 
 
 def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, capsys):

@@ -30,6 +30,7 @@ class Choice(NamedTuple):
 
     steps: list[int]  # of the checkpoints whose mean they are
     kind: str = "params"  # what is taken of each: its parameters, or EMA
+    missing: Sequence[int] = ()  # steps that the mean would take, of which there is no checkpoint
 
     def __str__(self) -> str:
         listed = ", ".join(f"{step:,}" for step in self.steps)
@@ -37,6 +38,14 @@ class Choice(NamedTuple):
             return f"the moving average at step {listed}"
         several = len(self.steps) > 1
         return f"the mean of the parameters at steps {listed}" if several else f"the parameters of step {listed}"
+
+    def warning(self, run: pathlib.Path) -> str:
+        """What the checkpoints of a run lack, as a sentence."""
+        listed = ", ".join(f"{step:,}" for step in self.missing)
+        return (
+            f"{run} has no checkpoint of step {listed}, so the average is of {len(self.steps)} in place of "
+            f"{len(self.steps) + len(self.missing)}"
+        )
 
 
 def choose(
@@ -51,8 +60,7 @@ def choose(
     Args:
       directory: where the checkpoints lie.
       config: of their run.
-      average: how many, the newest and the last ones at the interval before it, or EMA; None for what the run is
-        evaluated with.
+      average: how many, as `to_average` takes them before the newest, or EMA; None for what the run is evaluated with.
       steps: the checkpoints of these steps instead, or of one.
 
     Raises:
@@ -79,12 +87,14 @@ def choose(
         return Choice(saved[-1:], EMA)
     if not (isinstance(average, int) and average >= 1):
         raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
-    taken = to_average(saved, config.checkpoint.every, average)
-    if len(taken) < average:
+    choice = to_average(saved, saved[-1], config.checkpoint.every, average)
+    if choice.missing:
+        logger.warning("%s", choice.warning(directory.parent))
+    elif len(choice.steps) < average:
         logger.warning(
-            "%d checkpoints are to be averaged, and %s has %d to take", average, directory.parent, len(taken)
+            "%d checkpoints are to be averaged, and %s has %d to take", average, directory.parent, len(choice.steps)
         )
-    return Choice(taken)
+    return choice
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
@@ -92,13 +102,21 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
     return sorted(int(folder.name) for folder in directory.glob("*") if STEP.fullmatch(folder.name))
 
 
-def to_average(steps: Sequence[int], every: int, count: int) -> list[int]:
-    """Of the steps [ascending] of checkpoints, those whose parameters are averaged for an average of `count`.
+def to_average(steps: Sequence[int], newest: int, every: int, count: int) -> Choice:
+    """The newest step and the `count` - 1 before it at the interval, as far as there are checkpoints of them.
 
-    They are the newest, wherever it lies, and the last regular ones before it.
+    An older checkpoint does not stand in for one that is missing: it may be from far away, as the best one is, and a
+    mean with it is worse than one without.
+
+    Args:
+      steps: of the checkpoints.
+      newest: the step that is evaluated, wherever it lies; its checkpoint need not be there yet.
+      every: the interval.
+      count: how many to take; fewer at the beginning of a run.
     """
-    *before, newest = steps
-    return [*regular(before, every)[::-1][: count - 1][::-1], newest]
+    before = range((newest - 1) // every * every, 0, -every)[: count - 1][::-1]
+    missing = [step for step in before if step not in steps]
+    return Choice([*(step for step in before if step in steps), newest], missing=missing)
 
 
 def regular(steps: Iterable[int], every: int) -> list[int]:

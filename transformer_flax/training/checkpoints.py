@@ -168,14 +168,15 @@ class Checkpoints:
         Args:
           params: of that step, on one device; its checkpoint need not be there yet.
           step: the newest.
-          count: how many to take; fewer where there are fewer.
+          count: how many to take.
 
         Returns:
           The parameters in float32, on the host, and the choice that was made.
         """
         self.wait()  # the newest may still be on its way to the disk
-        taken = to_average([*(s for s in self.steps() if s < step), step], self._every, count)
-        return mean(params if s == step else load_params(self._directory, s, params) for s in taken), Choice(taken)
+        choice = to_average(self.steps(), step, self._every, count)
+        trees = (params if s == step else load_params(self._directory, s, params) for s in choice.steps)
+        return mean(trees), choice
 
     def close(self) -> None:
         """Waits for what is still being written.

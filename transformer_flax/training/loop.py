@@ -353,6 +353,8 @@ class Trainer:
             with record.writing():
                 record.checkpoints.wait()  # the newest may still be on its way to the disk
             params, choice = record.checkpoints.average(self._parallel.local(state.params), step, average)
+            if choice.missing:
+                record.say(f"WARNING: {choice.warning(record.workdir.path)}")
         else:
             params, choice = self._parallel.unreplicate(state.params), Choice([step])
         record.say(f"evaluating {choice}")
