@@ -1,3 +1,4 @@
+import json
 import resource
 
 import pytest
@@ -80,15 +81,53 @@ def test_what_is_known_of_a_split_that_is_not_used_now_stays_known(tmp_path):
         Workdir(tmp_path).check(small_config(), DATA | {"valid": "xyz"})
 
 
-def test_a_disk_that_is_full_at_the_first_write_leaves_a_directory_that_can_be_used(tmp_path):
+def claim_on_a_small_disk(workdir, config, size):
+    """Claims where no file can have more than `size` bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))  # bytes of a file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
     try:
-        with pytest.raises(UserError, match=r"tokenizer\.json cannot be written: File too large"):
-            Workdir(tmp_path / "run").claim(small_config(), DATA, TOKENIZER)
+        workdir.claim(config, DATA, TOKENIZER)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    Workdir(tmp_path / "run").claim(small_config(), DATA, TOKENIZER)
+
+
+@pytest.mark.parametrize("larger", ["config", "tokenizer"])
+def test_an_end_at_any_file_of_a_claim_leaves_a_directory_that_the_same_command_claims(tmp_path, larger):
+    # As after a kill: of what a claim writes, there is all before the file that does not fit.
+    config = small_config(name="long" * 10_000 if larger == "config" else "short")
+    Workdir(tmp_path / "whole").claim(config, DATA, TOKENIZER)
+    sizes = {name: (tmp_path / f"whole/{name}.json").stat().st_size for name in ("config", "tokenizer")}
+    assert sizes[larger] == max(sizes.values())
+    for size, failing in ((500, "config"), (min(sizes.values()), larger)):
+        run = Workdir(tmp_path / str(size))
+        with pytest.raises(UserError, match=rf"{failing}\.json cannot be written: File too large"):
+            claim_on_a_small_disk(run, config, size)
+        run.claim(config, DATA, TOKENIZER)
+        assert snapshot(run.path) == snapshot(tmp_path / "whole")
+
+
+def test_a_claim_that_was_ended_before_its_tokenizer_takes_no_other_one(tmp_path):
+    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    (tmp_path / "tokenizer.json").unlink()
+    before = snapshot(tmp_path)
+    with pytest.raises(UserError, match=r"the tokenizer given is not \S+tokenizer\.json, which the run was started"):
+        Workdir(tmp_path).claim(small_config(), DATA, Tokenizer.train(["c d c d"], 270))
+    assert snapshot(tmp_path) == before
+    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+
+
+def test_a_run_that_is_claimed_again_keeps_its_tokenizer_s_file_as_it_is(tmp_path):
+    workdir = Workdir(tmp_path)
+    workdir.claim(small_config(), DATA, TOKENIZER)
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text("utf-8"))), "utf-8")  # as another version formats it
+    run = json.loads((tmp_path / "config.json").read_text())
+    del run["tokenizer_crc32"], run["crc32"]
+    (tmp_path / "config.json").write_text(json.dumps(run))
+    before = file.read_bytes()
+    workdir.claim(small_config(), DATA, workdir.load_tokenizer())
+    assert file.read_bytes() == before
+    assert workdir.load_tokenizer().to_json() == TOKENIZER.to_json()
 
 
 def test_a_folder_of_something_else_is_refused(tmp_path):

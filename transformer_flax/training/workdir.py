@@ -82,7 +82,10 @@ class Workdir:
     def claim(
         self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer, classes: Classes | None = None
     ) -> None:
-        """Makes the directory this run's own: writes its config, its data's fingerprints, its tokenizer, its classes.
+        """Makes the directory this run's own: writes its config, its data's fingerprints, its classes, its tokenizer.
+
+        The config is what claims it, so it is written first: a process that is killed behind it leaves a run whose
+        tokenizer is made again, and one that is killed before it leaves nothing.
 
         Raises:
           UserError: as `check` does.
@@ -90,14 +93,15 @@ class Workdir:
         self.check(config, fingerprints, tokenizer)
         known = self._load_run()["data_fingerprints"] if self.config_file.exists() else {}
         self.path.mkdir(parents=True, exist_ok=True)
-        self._write(self.tokenizer_file, tokenizer.to_json())
         run = {
             "config": config.to_dict(),
             "data_fingerprints": known | fingerprints,
-            "tokenizer_crc32": _checksum(self.tokenizer_file),
+            "tokenizer_crc32": self._tokenizer_checksum(tokenizer),
             **({"classes": list(classes.names)} if classes else {}),
         }
         self._write(self.config_file, json.dumps(signed(run), indent=2) + "\n")
+        if not self.tokenizer_file.exists():  # another version may have formatted the same otherwise
+            self._write(self.tokenizer_file, tokenizer.to_json())
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -150,12 +154,17 @@ class Workdir:
         tokenizer = Tokenizer.load(self.tokenizer_file)
         if self.config_file.exists():
             known = self._load_run().get("tokenizer_crc32")  # not there where somebody has taken it out
-            if known is not None and known != _checksum(self.tokenizer_file):
+            if known is not None and known != self._tokenizer_checksum(tokenizer):
                 raise UserError(
                     f"{self.tokenizer_file} has changed since the run was made, so its pieces may no longer be those "
                     "that the model has learned; put the original there"
                 )
         return tokenizer
+
+    def _tokenizer_checksum(self, tokenizer: Tokenizer) -> int:
+        """The checksum of the tokenizer's file, or of what is to be written there."""
+        file = self.tokenizer_file
+        return zlib.crc32(file.read_bytes() if file.exists() else tokenizer.to_json().encode())
 
     def load_classes(self) -> Classes | None:
         """The classes that the run tells apart; None for one that does not classify."""
@@ -228,7 +237,7 @@ class Workdir:
             for split, fingerprint in fingerprints.items()
             if run["data_fingerprints"].get(split, fingerprint) != fingerprint
         ]
-        if tokenizer and self.tokenizer_file.exists() and self.load_tokenizer().to_json() != tokenizer.to_json():
+        if tokenizer and not self._is_own(tokenizer, run.get("tokenizer_crc32")):
             different.append(f"  the tokenizer given is not {self.tokenizer_file}, which the run was started with")
         if different:
             raise UserError(
@@ -247,6 +256,12 @@ class Workdir:
                 )
             if place.parent == self.checkpoints and not any((place / part).exists() for part in CHECKPOINT_PARTS):
                 raise UserError(f"{place} is no checkpoint; training deletes old ones there, so move it elsewhere")
+
+    def _is_own(self, tokenizer: Tokenizer, checksum: int | None) -> bool:
+        """Whether a tokenizer is that of the run, whose config.json has its checksum, or None in its place."""
+        if self.tokenizer_file.exists():
+            return self.load_tokenizer().to_json() == tokenizer.to_json()
+        return checksum in (None, self._tokenizer_checksum(tokenizer))
 
     def _write(self, file: pathlib.Path, text: str) -> None:
         if not is_first():
@@ -275,10 +290,6 @@ def write_whole(file: pathlib.Path, text: str) -> None:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-
-
-def _checksum(file: pathlib.Path) -> int:
-    return zlib.crc32(file.read_bytes())
 
 
 def is_partial(file: pathlib.Path) -> bool:
