@@ -168,7 +168,7 @@ def make(path: pathlib.Path, *, words: str = "one two three", steps=STEPS, **ove
     workdir = Workdir(path)
     workdir.claim(config, {"train": "abc"}, tokenizer)
     shapes = jax.eval_shape(lambda: init_params(model_config(config, tokenizer.vocab_size), jax.random.key(0)))
-    checkpoints = Checkpoints(workdir.checkpoints, every=10, keep=5, scores={25: 30.0})
+    checkpoints = Checkpoints(workdir.checkpoints, every=10, keep=5, seed=0, scores={25: 30.0})
     for step in steps:
         params = random_like(shapes, step)
         ema = random_like(shapes, 1000 + step) if config.ema_decay else None
@@ -218,7 +218,7 @@ def test_the_parameters_are_the_mean_of_those_that_are_named(made, single, which
 
 def test_a_restored_mean_is_to_the_bit_that_of_the_run_s_own_evaluation(finished, run):
     config = run.config.checkpoint
-    checkpoints = Checkpoints(finished / "checkpoints", every=config.every, keep=config.keep)
+    checkpoints = Checkpoints(finished / "checkpoints", every=config.every, keep=config.keep, seed=0)
     newest = restore(finished, steps=[LAST]).params
     average, choice = checkpoints.average(newest, LAST, run.config.eval.final_average)
     checkpoints.close()

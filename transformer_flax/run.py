@@ -319,6 +319,8 @@ def restore(
         require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
     model = make_model(sizes)
     like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
-    params = mean(load_params(place.checkpoints, step, like, kind=choice.kind) for step in choice.steps)
+    params = mean(
+        load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps
+    )
     params = jax.device_put(params)  # once: arrays of the host would travel with every batch
     return Run(config, tokenizer, model, params, str(choice), place.load_fingerprints(), classes)

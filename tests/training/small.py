@@ -88,7 +88,7 @@ def final_state(path: pathlib.Path, step: int) -> TrainState:
             config.seed, init_params(model, init_key(config.seed)), optimizer, keep_ema=config.ema_decay > 0
         )
     )
-    checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=2)
+    checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=2, seed=config.seed)
     assert checkpoints.steps()[-1] == step
     state = jax.device_get(checkpoints.restore(like, step)[0])
     checkpoints.close()

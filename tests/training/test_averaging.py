@@ -1,5 +1,7 @@
 """Which parameters are taken, and that they are read whole or refused."""
 
+import shutil
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -65,7 +67,7 @@ def test_it_is_said_which_parameters_they_are():
 
 def test_parameters_are_loaded_beside_a_run_that_is_writing(tmp_path):
     directory = tmp_path / "checkpoints"
-    checkpoints = Checkpoints(directory, every=10, keep=2)
+    checkpoints = Checkpoints(directory, every=10, keep=2, seed=0)
     for step in (10, 20):
         checkpoints.save(state_at(step), {})
     checkpoints.close()
@@ -74,9 +76,9 @@ def test_parameters_are_loaded_beside_a_run_that_is_writing(tmp_path):
     (half / "state/data").write_bytes(b"half of it")
     assert saved_steps(directory) == [10, 20]
     before = snapshot(directory)
-    np.testing.assert_array_equal(load_params(directory, 20, state_at(0).params)["w"], 20)
+    np.testing.assert_array_equal(load_params(directory, 20, state_at(0).params, seed=0)["w"], 20)
     assert snapshot(directory) == before
-    resumed = Checkpoints(directory, every=10, keep=2)  # the run itself clears it away
+    resumed = Checkpoints(directory, every=10, keep=2, seed=0)  # the run itself clears it away
     resumed.save(state_at(30), {})
     resumed.close()
     assert not half.exists()
@@ -89,7 +91,7 @@ def snapshot(path):
 @pytest.fixture
 def two_kinds(tmp_path):
     """Checkpoints at step 1 without a moving average and at step 2 with one, whose values are 1, 2 and 12."""
-    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=2)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=2, seed=0)
     # Their structures differ, which no run does.
     checkpoints.save(state_at(1), {})
     checkpoints.save(state_at(2).replace(ema={"w": jnp.full(8, 12, jnp.float32)}), {})
@@ -99,8 +101,8 @@ def two_kinds(tmp_path):
 
 def test_the_moving_average_is_loaded_in_place_of_the_parameters(two_kinds):
     like = state_at(0).params
-    np.testing.assert_array_equal(load_params(two_kinds, 2, like)["w"], 2)
-    np.testing.assert_array_equal(load_params(two_kinds, 2, like, kind="ema")["w"], 12)
+    np.testing.assert_array_equal(load_params(two_kinds, 2, like, seed=0)["w"], 2)
+    np.testing.assert_array_equal(load_params(two_kinds, 2, like, seed=0, kind="ema")["w"], 12)
 
 
 @pytest.mark.parametrize(
@@ -115,11 +117,28 @@ def test_the_moving_average_is_loaded_in_place_of_the_parameters(two_kinds):
 )
 def test_a_checkpoint_without_what_is_asked_for_is_named_in_words_for_people(two_kinds, like, kind):
     with pytest.raises(UserError) as refusal:
-        load_params(two_kinds, 1, like, kind=kind)
+        load_params(two_kinds, 1, like, seed=0, kind=kind)
     told = str(refusal.value)
     assert told.startswith(f"the checkpoint {two_kinds / '1'} ")
     assert len(told) < 500
     assert "<class" not in told
+
+
+def test_a_checkpoint_that_stands_for_another_step_or_seed_is_no_checkpoint_of_the_run(two_kinds):
+    like = state_at(0)
+    shutil.copytree(two_kinds / "1", two_kinds / "7")
+    checkpoints = Checkpoints(two_kinds, every=1, keep=2, seed=0)
+    another = Checkpoints(two_kinds, every=1, keep=2, seed=5)
+    for read, told in (
+        (lambda: load_params(two_kinds, 7, like.params, seed=0), "its state is of step 1, not 7"),
+        (lambda: checkpoints.restore(like, 7), "its state is of step 1, not 7"),
+        (lambda: load_params(two_kinds, 1, like.params, seed=5), "its state is of seed 0, not 5"),
+        (lambda: another.restore(like, 1), "its state is of seed 0, not 5"),
+    ):
+        with pytest.raises(UserError, match=rf"the checkpoint {two_kinds}/\d is another one: {told}; there are those"):
+            read()
+    checkpoints.close()
+    another.close()
 
 
 def interrupted(*args):
@@ -132,11 +151,11 @@ def interrupted(*args):
 def test_an_interruption_while_one_is_read_is_no_damage(two_kinds, monkeypatch):
     monkeypatch.setattr(ocp, "load_checkpointables", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        load_params(two_kinds, 1, state_at(0).params)
+        load_params(two_kinds, 1, state_at(0).params, seed=0)
 
 
 def test_an_interruption_while_a_run_goes_on_from_one_is_no_damage_either(two_kinds, monkeypatch):
-    checkpoints = Checkpoints(two_kinds, every=1, keep=2)
+    checkpoints = Checkpoints(two_kinds, every=1, keep=2, seed=0)
     monkeypatch.setattr(ocp, "load_checkpointables", interrupted)
     with pytest.raises(KeyboardInterrupt):
         checkpoints.restore(state_at(0), 2)

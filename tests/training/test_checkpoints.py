@@ -19,20 +19,20 @@ from transformer_flax.training.step import TrainState
 
 def test_the_latest_and_the_best_are_kept_by_separate_rules(tmp_path):
     scores = {}
-    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, scores=scores)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0, scores=scores)
     for step, bleu in ((10, 1.0), (13, 30.0), (20, None), (25, 20.0), (30, None), (40, None), (47, 5.0)):
         checkpoints.save(state_at(step), {})
         if bleu is not None:
             scores[step] = bleu  # it is measured after the step is saved
     checkpoints.close()
-    again = Checkpoints(tmp_path / "checkpoints", every=10, keep=2)
+    again = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0)
     assert again.steps() == [13, 30, 40, 47]  # the best, two at the interval, and one that is not
     assert float(again.restore(state_at(0), 13)[0].params["w"][0]) == 13
     again.close()
 
 
 def test_what_an_interruption_saves_evicts_nothing_and_goes_with_the_next_regular_one(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0)
     seen = []
     for step in (10, 20, 25, 27, 30, 40):
         checkpoints.save(state_at(step), {})
@@ -44,16 +44,16 @@ def test_what_an_interruption_saves_evicts_nothing_and_goes_with_the_next_regula
 
 def test_what_was_measured_is_saved_to_the_last_digit(tmp_path):
     totals = {"sums": {"loss": 1 / 3, "nll": 1e300}, "counts": {"loss": 7.0, "nll": 0.1}}
-    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=1)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=1, seed=0)
     checkpoints.save(state_at(1), totals)
     checkpoints.close()
-    again = Checkpoints(tmp_path / "checkpoints", every=1, keep=1)
+    again = Checkpoints(tmp_path / "checkpoints", every=1, keep=1, seed=0)
     assert again.restore(state_at(0), 1)[1] == totals
     again.close()
 
 
 def test_one_that_is_put_aside_is_no_longer_there_and_not_lost(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=3)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=3, seed=0)
     for step in (1, 2):
         checkpoints.save(state_at(step), {})
     checkpoints.wait()
@@ -67,21 +67,21 @@ def test_one_that_is_put_aside_is_no_longer_there_and_not_lost(tmp_path):
 
 
 def test_what_is_saved_is_not_what_the_next_step_makes_of_it(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=1)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=1, seed=0)
     advance = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
     state = state_at(1, size=1 << 20)
     checkpoints.save(state, {})
     for _ in range(5):
         state = advance(state)
     checkpoints.close()
-    again = Checkpoints(tmp_path / "checkpoints", every=1, keep=1)
+    again = Checkpoints(tmp_path / "checkpoints", every=1, keep=1, seed=0)
     restored, _ = again.restore(state_at(0, size=1 << 20), 1)
     again.close()
     np.testing.assert_array_equal(restored.params["w"], 1)
 
 
 def test_averages_are_the_mean_of_the_last_regular_checkpoints(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "checkpoints", every=2, keep=3)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=2, keep=3, seed=0)
     for step in (2, 4, 5, 6):
         checkpoints.save(state_at(step), {})
     newest = state_at(8).params  # not saved yet
@@ -117,14 +117,14 @@ def small_disk(tmp_path):
 
 
 def test_a_full_disk_is_told_of_and_the_older_checkpoints_stay(small_disk):
-    checkpoints = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
+    checkpoints = Checkpoints(small_disk / "checkpoints", every=1, keep=5, seed=0)
     checkpoints.save(state_at(1), {})
     with pytest.raises(UserError, match=r"a checkpoint needs 2\.1 MB and the disk of .* has [01]\.\d MB left"):
         checkpoints.save(state_at(2, size=1 << 19), {})
     with pytest.raises(UserError, match=r"^3 checkpoints need 1\.6 MB"):  # of several seeds
         checkpoints.require_room(state_at(2, size=1 << 17), 3)
     checkpoints.close()
-    again = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
+    again = Checkpoints(small_disk / "checkpoints", every=1, keep=5, seed=0)
     assert again.steps() == [1]
     again.close()
 
@@ -136,7 +136,7 @@ def test_several_seeds_do_not_begin_without_room_for_a_checkpoint_of_each(small_
 
 
 def test_a_disk_that_fills_while_a_checkpoint_is_written_is_told_of_too(small_disk):
-    checkpoints = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
+    checkpoints = Checkpoints(small_disk / "checkpoints", every=1, keep=5, seed=0)
     checkpoints.save(state_at(1), {})
     checkpoints.wait()
     noise = np.random.default_rng(0).normal(size=200_000).astype(np.float32)  # 0.8 MB that do not compress
@@ -149,7 +149,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written_is_told_of_too(small_di
     (small_disk / "other").unlink()
     checkpoints.save(big, {})  # there is room again, also that of what was half written
     checkpoints.close()
-    again = Checkpoints(small_disk / "checkpoints", every=1, keep=5)
+    again = Checkpoints(small_disk / "checkpoints", every=1, keep=5, seed=0)
     assert again.steps() == [1, 2]
     again.close()
 

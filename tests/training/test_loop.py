@@ -103,6 +103,7 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
 def test_a_finished_run_is_evaluated_again_and_not_trained(run, tmp_path):
     first = run("run")
     before = final_state(tmp_path / "run", 6)
+    (tmp_path / "run/tokenizer.json").unlink()  # as after a kill just behind config.json; it is made again
     again = run("run")
     assert again["valid"].scalars == first["valid"].scalars
     jax.tree.map(np.testing.assert_array_equal, before, final_state(tmp_path / "run", 6))
@@ -190,6 +191,20 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_from_the_one_befo
     jax.tree.map(np.testing.assert_array_equal, expected, final_state(tmp_path / "run", 6))
     assert timeless(read_lines(tmp_path / "run/metrics.jsonl")) == timeless(lines)
     assert (checkpoints / "6.damaged.1").is_dir()
+
+
+def test_a_checkpoint_copied_over_another_one_is_put_aside_too(run, tmp_path, capsys):
+    settings = {"eval__every": 0, "checkpoint__every": 2, "log__every": 1}
+    run("run", **settings)
+    expected = final_state(tmp_path / "run", 6)
+    shutil.rmtree(tmp_path / "run/checkpoints/6")
+    shutil.copytree(tmp_path / "run/checkpoints/4", tmp_path / "run/checkpoints/6")
+    capsys.readouterr()
+    run("run", **settings)
+    said = capsys.readouterr().out
+    assert "run/checkpoints/6 is another one: its state is of step 4, not 6; " in said
+    assert "resuming from step 4" in said
+    jax.tree.map(np.testing.assert_array_equal, expected, final_state(tmp_path / "run", 6))
 
 
 def test_where_no_checkpoint_can_be_read_nothing_is_changed(run, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
 from transformer_flax.training.distributed import share
-from transformer_flax.training.seal import read_seal, require_intact
+from transformer_flax.training.seal import AnotherError, read_seal, require_intact, require_own
 
 EMA = "ema"
 STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class UnreadableError(UserError):
-    """A checkpoint that cannot be read."""
+    """A checkpoint that cannot be read, or is another one than its place says."""
 
 
 class Choice(NamedTuple):
@@ -124,28 +124,31 @@ def regular(steps: Iterable[int], every: int) -> list[int]:
     return [step for step in steps if step % every == 0]
 
 
-def load_params(directory: pathlib.Path, step: int, like: Any, *, kind: str = "params") -> Any:
+def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kind: str = "params") -> Any:
     """The parameters of one checkpoint and nothing else of it, on the first device.
 
     Args:
       directory: where the checkpoints lie; it may be in use by a run that trains.
       step: one of `saved_steps`.
       like: a tree of their shapes.
+      seed: of the run.
       kind: "params", or EMA for their moving average.
 
     Raises:
-      UnreadableError: it is damaged, or of another model.
+      UnreadableError: it is damaged, or of another model, step or seed.
     """
     context = own_context()
     context.pytree.loading.partial_load = True
     folder = str(directory.resolve() / str(step))
     with reading(directory, step), context:
+        metadata: Any = ocp.checkpointables_metadata(folder)
+        sealed = read_seal(metadata.custom_metadata)
+        require_own(sealed, step=step, seed=seed)
         loaded: Any = ocp.load_checkpointables(folder, {"state": {kind: on_first_device(like)}})
         params = loaded["state"][kind]
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
             raise ValueError("a part of it is missing, which Orbax leaves as it was asked for")
-        metadata: Any = ocp.checkpointables_metadata(folder)
-        require_intact(params, kind, read_seal(metadata.custom_metadata))
+        require_intact(params, kind, sealed)
     return params
 
 
@@ -177,8 +180,10 @@ def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
         if isinstance(error.__cause__, KeyboardInterrupt):  # which the storage takes for a damage
             raise error.__cause__ from None
         others = ", ".join(str(other) for other in saved_steps(directory) if other != step)
+        another = isinstance(error, AnotherError)
+        why = f"is another one: {error}" if another else "cannot be read: it is damaged, cut short, or of another model"
         raise UnreadableError(
-            f"the checkpoint {directory / str(step)} cannot be read: it is damaged, cut short, or of another model; "
+            f"the checkpoint {directory / str(step)} {why}; "
             + (f"there are those of steps {others} too" if others else "there is no other")
         ) from error
 

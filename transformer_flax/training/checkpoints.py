@@ -5,6 +5,7 @@ Several processes write one together, and each reads it by itself.
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import pathlib
 import shutil
@@ -27,7 +28,7 @@ from transformer_flax.training.averaging import (
     to_average,
 )
 from transformer_flax.training.distributed import from_first, share
-from transformer_flax.training.seal import read_seal, require_intact, seal
+from transformer_flax.training.seal import read_seal, require_intact, require_own, seal
 from transformer_flax.training.step import TrainState
 
 _training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for
@@ -44,12 +45,15 @@ class Checkpoints:
       directory: where they lie, one folder a step.
       every: the interval, in steps.
       keep: how many regular ones to keep.
+      seed: of the run.
       scores: validation score by step, of parameters as they are in that step's checkpoint; it may grow.
     """
 
-    def __init__(self, directory: pathlib.Path, *, every: int, keep: int, scores: Mapping[int, float] | None = None):
+    def __init__(
+        self, directory: pathlib.Path, *, every: int, keep: int, seed: int, scores: Mapping[int, float] | None = None
+    ):
         self._directory = directory.resolve()
-        self._every, self._keep = every, keep
+        self._every, self._keep, self._seed = every, keep, seed
         self._scores = {} if scores is None else scores
         self._watcher = concurrent.futures.ThreadPoolExecutor(1)
         self._under_way: concurrent.futures.Future | None = None
@@ -138,13 +142,14 @@ class Checkpoints:
           step: one of `steps()`.
 
         Raises:
-          UnreadableError: it is damaged.
+          UnreadableError: it is damaged, or of another step or seed.
         """
         with reading(self._directory, step), own_context():
             folder = str(self._directory / str(step))
-            state = ocp.load_checkpointables(folder, {"state": on_first_device(like)})["state"]
             metadata: Any = ocp.checkpointables_metadata(folder)
             sealed = read_seal(metadata.custom_metadata)
+            require_own(sealed, step=step, seed=self._seed)
+            state = ocp.load_checkpointables(folder, {"state": on_first_device(like)})["state"]
             for name, part in vars(state).items():
                 require_intact(part, name, sealed)
             return state, sealed.totals
@@ -175,8 +180,8 @@ class Checkpoints:
         """
         self.wait()  # the newest may still be on its way to the disk
         choice = to_average(self.steps(), step, self._every, count)
-        trees = (params if s == step else load_params(self._directory, s, params) for s in choice.steps)
-        return mean(trees), choice
+        load = functools.partial(load_params, self._directory, like=params, seed=self._seed)
+        return mean(params if s == step else load(s) for s in choice.steps), choice
 
     def close(self) -> None:
         """Waits for what is still being written.

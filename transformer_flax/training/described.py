@@ -35,7 +35,7 @@ def _require_fields(config: ConfigDict, place: Workdir) -> None:
     """Refuses the config of another version or of another type, rather than to guess what it would have said."""
     arguments = inspect.signature(Translator).parameters.values()
     needed: dict[str, dict[str, Any]] = {
-        "": {"name": str, "ema_decay": float},
+        "": {"name": str, "seed": int, "ema_decay": float},
         "eval": {"final_average": int},
         "checkpoint": {"every": int},
         "data": {

@@ -63,7 +63,9 @@ class Record:
         stack.enter_context(self.workdir.lock())
         self._scores: dict[int, float] = {}
         every, keep = self.config.checkpoint.every, max(self.config.checkpoint.keep, self._least_kept)
-        self.checkpoints = Checkpoints(self.workdir.checkpoints, every=every, keep=keep, scores=self._scores)
+        self.checkpoints = Checkpoints(
+            self.workdir.checkpoints, every=every, keep=keep, seed=self.config.seed, scores=self._scores
+        )
         stack.callback(self.checkpoints.close)
 
     def begin(self, stack: contextlib.ExitStack, step: int, totals: Any = None) -> None:

@@ -11,6 +11,10 @@ import numpy as np
 from transformer_flax.data.strict_json import parse_json
 
 
+class AnotherError(ValueError):
+    """A state of another step or seed than that of the checkpoint which it was read as."""
+
+
 class Seal(NamedTuple):
     """What is stored beside a state."""
 
@@ -22,7 +26,7 @@ class Seal(NamedTuple):
 def fingerprint(tree: Any) -> jax.Array:
     """A number, uint32 [], that changes with any single element of a tree of arrays, and hardly ever stays the same.
 
-    It is computed where the arrays are: the sum of all elements, their bits read as integers, each multiplied with an
+    That of a single whole number is the number itself. It is computed where the arrays are: the sum of all elements, their bits read as integers, each multiplied with an
     odd number of its own (so no change of one can be lost modulo 2^32), and the same once more over the leaves.
     """
     total = jnp.uint32(0)
@@ -69,3 +73,14 @@ def require_intact(part: Any, name: str, seal: Seal) -> None:
     """
     if int(fingerprint(part)) != seal.fingerprints[name]:
         raise ValueError(f"its {name} are not what was saved")
+
+
+def require_own(seal: Seal, **numbers: int) -> None:
+    """Checks the numbers of a state by their names, such as its step, of which the seal says enough.
+
+    Raises:
+      AnotherError: one of them is another.
+    """
+    for name, number in numbers.items():
+        if seal.fingerprints[name] != number:
+            raise AnotherError(f"its state is of {name} {seal.fingerprints[name]}, not {number}")
