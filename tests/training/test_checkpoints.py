@@ -17,11 +17,17 @@ from transformer_flax.training.loop import train_seeds
 from transformer_flax.training.step import TrainState
 
 
+def save(checkpoints, step):
+    checkpoints.save(state_at(step), {})
+    checkpoints.wait()
+    checkpoints.prune(step)
+
+
 def test_the_latest_and_the_best_are_kept_by_separate_rules(tmp_path):
     scores = {}
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0, scores=scores)
     for step, bleu in ((10, 1.0), (13, 30.0), (20, None), (25, 20.0), (30, None), (40, None), (47, 5.0)):
-        checkpoints.save(state_at(step), {})
+        save(checkpoints, step)
         if bleu is not None:
             scores[step] = bleu  # it is measured after the step is saved
     checkpoints.close()
@@ -35,11 +41,26 @@ def test_what_an_interruption_saves_evicts_nothing_and_goes_with_the_next_regula
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0)
     seen = []
     for step in (10, 20, 25, 27, 30, 40):
-        checkpoints.save(state_at(step), {})
-        checkpoints.wait()
+        save(checkpoints, step)
         seen.append(saved_steps(tmp_path / "checkpoints"))
     assert seen == [[10], [10, 20], [10, 20, 25], [10, 20, 25, 27], [20, 30], [30, 40]]
     checkpoints.close()
+
+
+def test_nothing_is_deleted_before_its_successor_is_there_for_all(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=1, seed=0)
+    seen = []
+    for step in (10, 13, 20, 23):
+        checkpoints.save(state_at(step), {})
+    checkpoints.wait()
+    for newest in (0, 10, 13, 20, 23):  # of others that are trained with it
+        checkpoints.prune(newest)
+        seen.append(saved_steps(tmp_path / "checkpoints"))
+    assert seen == [[10, 13, 20, 23]] * 3 + [[20, 23]] * 2
+    assert checkpoints.steps() == [20, 23]
+    checkpoints.save(state_at(30), {})
+    checkpoints.close()
+    assert saved_steps(tmp_path / "checkpoints") == [20, 23, 30]
 
 
 def test_what_was_measured_is_saved_to_the_last_digit(tmp_path):

@@ -1,6 +1,7 @@
 """Several seeds in one program: each is the run that it is alone."""
 
 import shutil
+import subprocess
 
 import jax
 import numpy as np
@@ -105,10 +106,26 @@ def test_what_lies_on_the_host_is_stacked_there():
     assert isinstance(Seeds(2).stack([jax.numpy.ones(2)] * 2), jax.Array)
 
 
-def test_all_seeds_have_their_two_newest_checkpoints(config, tmp_path):
-    # One is written after the other: with one each, a kill in between would leave no step that both have.
-    train_seeds(config(checkpoint__every=2, checkpoint__keep=1, eval__every=0), [0, 1], tmp_path)
-    assert [saved_steps(tmp_path / f"seed{seed}/checkpoints") for seed in (0, 1)] == [[4, 6]] * 2
+@pytest.fixture
+def small_disk(tmp_path):
+    """The directory of seed 1, a file system of its own."""
+    disk = tmp_path / "seed1"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("a small file system can be mounted by root only")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_no_checkpoint_is_deleted_before_all_seeds_have_its_successor(config, tmp_path, small_disk):
+    settings = {"checkpoint__every": 6, "checkpoint__keep": 1, "eval__every": 2, "model__d_ff": 640}
+    settings |= {"parallel__num_devices": 1, "decode__max_extra_length": 1}
+    with pytest.raises(UserError, match=r"a checkpoint (needs|could not be written).*seed1"):
+        train_seeds(config(**settings), [0, 1], tmp_path)  # seed 0 has written that of step 6 by then
+    assert [saved_steps(tmp_path / f"seed{seed}/checkpoints") for seed in (0, 1)] == [[2, 4, 6], [2, 4]]
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    train_seeds(config(**settings), [0, 1], tmp_path)
+    assert [saved_steps(tmp_path / f"seed{seed}/checkpoints") for seed in (0, 1)] == [[4, 6]] * 2  # 4 was the best
 
 
 @pytest.mark.parametrize(

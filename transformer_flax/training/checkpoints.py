@@ -9,7 +9,7 @@ import functools
 import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -27,19 +27,20 @@ from transformer_flax.training.averaging import (
     regular,
     to_average,
 )
-from transformer_flax.training.distributed import from_first, share
+from transformer_flax.training.distributed import from_first, is_first, share
 from transformer_flax.training.seal import read_seal, require_intact, require_own, seal
 from transformer_flax.training.step import TrainState
 
 _training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for
+HALF = ".orbax-checkpoint-tmp"  # how Orbax names what is not whole, which it clears away when it opens the directory
 
 
 class Checkpoints:
     """The checkpoints of a run.
 
     Kept are the latest `keep` regular ones (those at the interval, which averages take) and, of all, the best by
-    validation score. Others, which an interruption or an evaluation made, go when the next regular one is whole, as all
-    do that are not kept: none goes before its successor is there.
+    validation score. Others, which an interruption or an evaluation made, go when `prune` is told of a later regular
+    one, as all do that are not kept: none goes before its successor is there.
 
     Args:
       directory: where they lie, one folder a step.
@@ -63,21 +64,23 @@ class Checkpoints:
         self._checkpointer = _training.Checkpointer(
             self._directory,
             save_decision_policy=_training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=self,
             cleanup_tmp_directories=True,
         )
 
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """Orbax's question which of these, ascending by step, to keep."""
-        del context
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        if not regular(steps[-1:], self._every):
-            return [True] * len(steps)
+    def prune(self, newest: int) -> None:
+        """Deletes the checkpoints that are not kept, of those up to a step, itself one; later ones stay."""
+        steps = [step for step in self.steps() if step <= newest]
+        if not (is_first() and regular(steps[-1:], self._every)):
+            return
         kept = set(regular(steps, self._every)[-self._keep :])
         scored = [step for step in steps if step in self._scores]
         if scored:
             kept.add(max(scored, key=lambda step: (self._scores[step], step)))
-        return [step in kept for step in steps]
+        for step in sorted({*steps} - kept):
+            folder = self._directory / str(step)
+            with contextlib.suppress(OSError):  # what is left there costs room, and nothing else
+                # Renamed first: a process that is killed leaves a whole checkpoint or none.
+                shutil.rmtree(folder.rename(folder.with_name(f"{step}{HALF}")))
 
     def require_room(self, state: Any, count: int = 1) -> None:
         """Checks that the disk has room for `count` more checkpoints of such a state.
@@ -164,8 +167,9 @@ class Checkpoints:
         return aside
 
     def steps(self) -> list[int]:
-        """The steps that can be restored, ascending."""
-        return from_first(lambda: sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints))
+        """The steps that can be restored, ascending: those that were there when it began and that it has saved."""
+        known = self._checkpointer.checkpoints  # which it also is while it is written, and after `prune`
+        return from_first(lambda: sorted(each.step for each in known if (self._directory / str(each.step)).is_dir()))
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
         """The mean of the parameters of the last `count` checkpoints up to a step, as `to_average` chooses them.

@@ -27,7 +27,7 @@ from transformer_flax.training.prefetch import prefetch
 from transformer_flax.training.prepare import check, model_config, prepare_data, require_run
 from transformer_flax.training.progress import Progress, duration
 from transformer_flax.training.record import Record
-from transformer_flax.training.resume import resume
+from transformer_flax.training.resume import prune, resume
 from transformer_flax.training.seeds import Seeds, check_seeds
 from transformer_flax.training.step import Metrics, TrainState, init_key, make_eval_step, make_train_step
 from transformer_flax.training.tasks import make_task
@@ -93,8 +93,7 @@ def _train(workdirs: dict[int, pathlib.Path], config: ConfigDict, *, profile: bo
         for path, own in configs.items():
             data = prepare_data(own, Workdir(path), progress)
             label = f"seed {own.seed}: " if seeds else ""
-            # Two of several, which are written one after the other: an end may come when one run is a checkpoint ahead.
-            records.append(Record(own, Workdir(path), data, progress, label=label, least_kept=2 if seeds else 1))
+            records.append(Record(own, Workdir(path), data, progress, label=label))
         size = records[0].data.tokenizer.vocab_size
         if size != config.data.vocab_size:  # fewer words than it may have
             progress.say(f"the text's own vocabulary: {_describe(model_config(config, size))}")
@@ -262,11 +261,12 @@ class Trainer:
                     with record.writing():
                         record.checkpoints.check()
                 if save:
+                    self._wait(must=False)
                     for record, own in zip(self._records, self._own(self._parallel.unreplicate(state)), strict=True):
                         with contextlib.nullcontext() if interrupted or last else record.writing():
                             record.save(own)
                 if interrupted and not last:
-                    self._wait()
+                    self._wait(must=True)
                     self._interruption.signal = self._interruption.signal or signal.SIGTERM  # another was asked
                     self._interruption.check(f"after step {step:,}, which is saved")
                 if evaluate:
@@ -276,7 +276,7 @@ class Trainer:
                         if not log:
                             self._log(step, metrics)
                         break
-        self._wait()
+        self._wait(must=True)
         return state
 
     def _out_of_patience(self, step: int) -> bool:
@@ -287,9 +287,16 @@ class Trainer:
         self._progress.say(f"no better validation loss in {patience} evaluations: the run ends at step {step:,}")
         return True
 
-    def _wait(self) -> None:
+    def _wait(self, *, must: bool) -> None:
+        """Waits until all runs have written their checkpoints, and only then deletes old ones.
+
+        Args:
+          must: end the run where one cannot be written, whatever config.on_write_failure says.
+        """
         for record in self._records:
-            record.checkpoints.wait()
+            with contextlib.nullcontext() if must else record.writing():
+                record.checkpoints.wait()
+        prune(self._records)
 
     def _read(self, metrics: Metrics, step: int) -> None:
         """Waits for the metrics of a step and adds them up.

@@ -29,7 +29,6 @@ class Record:
       data: as `prepare_data` gives them.
       progress: told what is written.
       label: goes before whatever is told, where there are several runs.
-      least_kept: regular checkpoints, whatever config.checkpoint.keep says.
     """
 
     def __init__(
@@ -40,10 +39,9 @@ class Record:
         progress: Progress,
         *,
         label: str = "",
-        least_kept: int = 1,
     ):
         self.config, self.workdir, self.data = config, workdir, data
-        self._progress, self._label, self._least_kept = progress, label, least_kept
+        self._progress, self._label = progress, label
         self.meter = Meter()  # of the steps since the last log
 
     def say(self, text: str) -> None:
@@ -62,10 +60,8 @@ class Record:
         self.task = task
         stack.enter_context(self.workdir.lock())
         self._scores: dict[int, float] = {}
-        every, keep = self.config.checkpoint.every, max(self.config.checkpoint.keep, self._least_kept)
-        self.checkpoints = Checkpoints(
-            self.workdir.checkpoints, every=every, keep=keep, seed=self.config.seed, scores=self._scores
-        )
+        every, keep, seed = self.config.checkpoint.every, self.config.checkpoint.keep, self.config.seed
+        self.checkpoints = Checkpoints(self.workdir.checkpoints, every=every, keep=keep, seed=seed, scores=self._scores)
         stack.callback(self.checkpoints.close)
 
     def begin(self, stack: contextlib.ExitStack, step: int, totals: Any = None) -> None:

@@ -82,6 +82,13 @@ def _common_steps(records: Sequence[Record]) -> list[int]:
     return common
 
 
+def prune(records: Sequence[Record]) -> None:
+    """Deletes old checkpoints of all records, up to the newest that all have, from which they would resume together."""
+    newest = max(set.intersection(*(set(record.checkpoints.steps()) for record in records)), default=0)
+    for record in records:
+        record.checkpoints.prune(newest)
+
+
 def _begin(record: Record, stack: contextlib.ExitStack, step: int, totals: Any = None) -> None:
     for later in record.checkpoints.steps():
         if later > step:  # written just before an end came to the others

@@ -26,8 +26,9 @@ class Seal(NamedTuple):
 def fingerprint(tree: Any) -> jax.Array:
     """A number, uint32 [], that changes with any single element of a tree of arrays, and hardly ever stays the same.
 
-    That of a single whole number is the number itself. It is computed where the arrays are: the sum of all elements, their bits read as integers, each multiplied with an
-    odd number of its own (so no change of one can be lost modulo 2^32), and the same once more over the leaves.
+    It is computed where the arrays are: the sum of all elements, their bits read as integers, each multiplied with an
+    odd number of its own (so no change of one can be lost modulo 2^32), and the same once more over the leaves. The
+    fingerprint of a single whole number is that number.
     """
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(tree):
