@@ -234,7 +234,7 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             _fail(f"unexpected argument {files[0]!r}; options are written --name=value, see --help")
         # In place of absl's handler, whose INFO level is the libraries' own chatter.
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
-        for library in ("absl", "asyncio"):  # what Orbax and its reads log of an error that reaches us as one
+        for library in ("absl", "asyncio"):  # what Orbax logs of an error that reaches us as one
             logging.getLogger(library).setLevel(logging.CRITICAL)
         sys.unraisablehook = _unraisable
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is half done is cleared away
@@ -271,7 +271,7 @@ def _unraisable(unraisable: Any) -> None:
     """Deals with what was raised where nobody can catch it."""
     if unraisable.exc_type is KeyboardInterrupt:  # Ctrl-C, during garbage collection: it comes again a moment later
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-    elif str(unraisable.exc_value) != "Event loop is closed":  # reads of a checkpoint of which another has failed
+    else:
         sys.__unraisablehook__(unraisable)
 
 

@@ -22,7 +22,7 @@ from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
 from transformer_flax.model.kinds import init_params, make_model
 from transformer_flax.special_tokens import END_ID
-from transformer_flax.training.averaging import choose, load_params, mean, require_vocabulary
+from transformer_flax.training.averaging import UnreadableError, choose, load_params, mean, require_vocabulary
 from transformer_flax.training.described import load_described
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.workdir import Workdir
@@ -315,12 +315,15 @@ def restore(
             "the original there"
         )
     choice = choose(place.checkpoints, config, average=average, steps=steps)
-    for step in choice.steps:
-        require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
     model = make_model(sizes)
     like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
-    params = mean(
-        load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps
-    )
+    try:
+        params = mean(
+            load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps
+        )
+    except UnreadableError:
+        for step in choice.steps:
+            require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
+        raise
     params = jax.device_put(params)  # once: arrays of the host would travel with every batch
     return Run(config, tokenizer, model, params, str(choice), place.load_fingerprints(), classes)

@@ -7,6 +7,7 @@ alone, and gives a logit for each class.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -90,11 +91,11 @@ def make_model(config: Config) -> Any:
     return kind_of(config).module(config)
 
 
+@functools.partial(jax.jit, static_argnums=0)  # op by op there would be hundreds of programs to compile
 def init_params(config: Config, key: jax.Array) -> Any:
     """Fresh float32 parameters of `make_model(config)`."""
     tokens = jnp.ones((1, 1), jnp.int32)
-    # One program, as op by op there would be hundreds to compile.
-    return jax.jit(make_model(config).init)(key, *(tokens for _ in kind_of(config).reads))["params"]
+    return make_model(config).init(key, *(tokens for _ in kind_of(config).reads))["params"]
 
 
 def attention_maps(config: Config, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:

@@ -14,7 +14,8 @@ from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
 from transformer_flax.training.distributed import share
-from transformer_flax.training.seal import AnotherError, read_seal, require_intact, require_own
+from transformer_flax.training.event_loops import settled_loops
+from transformer_flax.training.seal import AnotherError, load_seal, require_intact, require_own
 
 EMA = "ema"
 STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint
@@ -139,12 +140,11 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kin
     """
     context = own_context()
     context.pytree.loading.partial_load = True
-    folder = str(directory.resolve() / str(step))
+    folder = directory.resolve() / str(step)
     with reading(directory, step), context:
-        metadata: Any = ocp.checkpointables_metadata(folder)
-        sealed = read_seal(metadata.custom_metadata)
+        sealed = load_seal(folder)
         require_own(sealed, step=step, seed=seed)
-        loaded: Any = ocp.load_checkpointables(folder, {"state": {kind: on_first_device(like)}})
+        loaded: Any = ocp.load_checkpointables(str(folder), {"state": {kind: on_first_device(like)}})
         params = loaded["state"][kind]
         if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(params)):
             raise ValueError("a part of it is missing, which Orbax leaves as it was asked for")
@@ -175,7 +175,8 @@ def require_vocabulary(directory: pathlib.Path, step: int, vocab_size: int) -> N
 def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
     """A context in which a checkpoint is read; what goes wrong there is told as an UnreadableError."""
     try:
-        yield
+        with settled_loops():
+            yield
     except Exception as error:  # of whatever kind the storage has for it
         if isinstance(error.__cause__, KeyboardInterrupt):  # which the storage takes for a damage
             raise error.__cause__ from None

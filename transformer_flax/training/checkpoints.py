@@ -28,7 +28,7 @@ from transformer_flax.training.averaging import (
     to_average,
 )
 from transformer_flax.training.distributed import from_first, is_first, share
-from transformer_flax.training.seal import read_seal, require_intact, require_own, seal
+from transformer_flax.training.seal import load_seal, require_intact, require_own, seal
 from transformer_flax.training.step import TrainState
 
 _training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for
@@ -148,11 +148,10 @@ class Checkpoints:
           UnreadableError: it is damaged, or of another step or seed.
         """
         with reading(self._directory, step), own_context():
-            folder = str(self._directory / str(step))
-            metadata: Any = ocp.checkpointables_metadata(folder)
-            sealed = read_seal(metadata.custom_metadata)
+            folder = self._directory / str(step)
+            sealed = load_seal(folder)
             require_own(sealed, step=step, seed=self._seed)
-            state = ocp.load_checkpointables(folder, {"state": on_first_device(like)})["state"]
+            state = ocp.load_checkpointables(str(folder), {"state": on_first_device(like)})["state"]
             for name, part in vars(state).items():
                 require_intact(part, name, sealed)
             return state, sealed.totals

@@ -77,6 +77,7 @@ class EvalConfig:
     average: int
     final_average: int
     test: bool
+    patience: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Checkpoints that tell when they are damaged: of the arrays that it stores, Orbax keeps no checksums."""
 
 import json
+import pathlib
 import zlib
 from typing import Any, NamedTuple
 
@@ -8,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_flax.data.strict_json import parse_json
+from transformer_flax.data.strict_json import parse_json, read_json
+
+METADATA = "_CHECKPOINT_METADATA"  # of a checkpoint, which Orbax makes
 
 
 class AnotherError(ValueError):
@@ -45,12 +48,16 @@ def seal(parts: dict[str, Any], totals: Any) -> dict[str, Any]:
     return {"seal": content, "crc32": zlib.crc32(content.encode())}
 
 
-def read_seal(metadata: dict[str, Any] | None) -> Seal:
-    """The seal in what `seal` made.
+def load_seal(folder: pathlib.Path) -> Seal:
+    """The seal of a checkpoint.
+
+    It is read from Orbax's file, as Orbax would read what describes each array too: TensorStore 0.1.86 never frees
+    that.
 
     Raises:
-      ValueError: it is not what was written, or there is none.
+      OSError, ValueError: it is not what was written, or there is none.
     """
+    metadata = read_json(folder / METADATA).get("custom_metadata")
     if not metadata or zlib.crc32(metadata.get("seal", "").encode()) != metadata.get("crc32"):
         raise ValueError("its seal is broken or missing")
     sealed = Seal(**parse_json(metadata["seal"]))
