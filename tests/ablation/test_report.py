@@ -5,6 +5,7 @@ import html.parser
 import itertools
 import math
 import re
+import shutil
 import xml.etree.ElementTree
 
 import matplotlib
@@ -15,6 +16,7 @@ from tests.ablation import made
 from tests.ablation.made import compare
 from transformer_flax.ablation import figures, report, table3
 from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY, agreement, over_training
+from transformer_flax.errors import UserError
 
 PICTURES = {f"{name}.png" for name in report.PICTURES}
 
@@ -405,8 +407,8 @@ def test_a_report_begins_with_what_agrees_with_the_paper(tmp_path):
     ).read_text()
     assert opposite.split("\n\n")[1] == (
         "**0 of the 3 changes of table 3 that made the paper's perplexity better or worse do the same here** "
-        "(not A-h1, C-N2 and C-d1024). Chance among seeds does not explain any of these, nor A-h1, C-N2 and C-d1024, which go the "
-        "other way."
+        "(not A-h1, C-N2 and C-d1024). Chance among seeds does not explain any of these, nor A-h1, C-N2 and C-d1024, "
+        "which go the other way."
     )
     once = report.write(made.sweep(["base", "A-h1", "C-N2"], range(1), curve=[]), made.BASE, tmp_path / "once")
     assert "How much of it is chance cannot be told from one seed." in once.read_text()
@@ -438,3 +440,22 @@ def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of
     assert signs.lines[0].get_xydata().tolist() == [[1_000, 1], [3_000, 3]]
     assert ranks.get_ylim() == (-1, 1)
     assert figures.agreement_over_training(compare(made.sweep(["base", "A-h1"], curve=[]))) is None
+
+
+def test_what_links_lead_to_is_not_changed(tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "notes.md").write_text("five years of work\n")
+    folder = tmp_path / "sweep/report"
+    folder.mkdir(parents=True)
+    for name in ("report.md", "index.html", ".report.md.partial", *PICTURES):
+        (folder / name).symlink_to(outside / "notes.md")
+    written = report.write(small(), made.BASE, folder)
+    assert written.read_text().startswith("# Table 3")
+    assert {file.name for file in folder.iterdir()} == {"report.md", "index.html", *PICTURES}
+    assert not any(file.is_symlink() for file in folder.iterdir())
+    shutil.rmtree(folder)
+    folder.symlink_to(outside)
+    with pytest.raises(UserError, match=f"{folder} is a link"):
+        report.write(small(curve=[]), made.BASE, folder)
+    assert {file.name: file.read_text() for file in outside.iterdir()} == {"notes.md": "five years of work\n"}

@@ -20,7 +20,9 @@ from transformer_flax.ablation.comparison import (
 from transformer_flax.ablation.page import page
 from transformer_flax.ablation.results import Result
 from transformer_flax.ablation.tables import as_text, effects_table, levels_table, table
+from transformer_flax.errors import UserError
 from transformer_flax.training.progress import counted
+from transformer_flax.training.workdir import write_whole
 
 PICTURES = {  # by the name that `figures.draw` gives them
     "differences": "Difference of each variant from base",
@@ -47,14 +49,17 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
       results: of all runs, finished or failed; of several of one run the last counts.
       base: what was swept: "name", "config" (its base config, flat), and its "sessions", each with its "command",
         "versions", "hardware" and "commit".
-      folder: made if it is not there; pictures of a former report that have no data any more are removed.
+      folder: made if it is not there; pictures of a former report that have no data any more are removed, and files
+        that are links are replaced.
 
     Returns:
       The path of `report.md`.
 
     Raises:
-      UserError: there are no results.
+      UserError: there are no results, or the folder is a link.
     """
+    if folder.is_symlink():
+        raise UserError(f"{folder} is a link, and a report is not written behind one; put the folder itself there")
     comparison = compare(results, base["config"])
     pictures = figures.draw(comparison)
     title = f"Table 3 on {base['name']}" if comparison.is_of_table3 else f"A sweep on {base['name']}"
@@ -62,12 +67,12 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
     folder.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
         if name in pictures:
-            (folder / f"{name}.png").write_bytes(pictures[name].png)
+            write_whole(folder / f"{name}.png", pictures[name].png)
         else:
             (folder / f"{name}.png").unlink(missing_ok=True)
     images = {f"{name}.png": picture.svg for name, picture in pictures.items()}
-    (folder / "index.html").write_text(page(title, markdown, images), encoding="utf-8")
-    (folder / "report.md").write_text(markdown, encoding="utf-8")
+    write_whole(folder / "index.html", page(title, markdown, images))
+    write_whole(folder / "report.md", markdown)
     return folder / "report.md"
 
 

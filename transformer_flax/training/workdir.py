@@ -275,8 +275,8 @@ class Workdir:
             ) from error
 
 
-def write_whole(file: pathlib.Path, text: str) -> None:
-    """Puts a text in the place of a file, or of a link of that name, whole or not at all.
+def write_whole(file: pathlib.Path, content: str | bytes) -> None:
+    """Puts a text or bytes in the place of a file, or of a link of that name, whole or not at all.
 
     Raises:
       OSError: it cannot be written; what was there is there still.
@@ -284,8 +284,8 @@ def write_whole(file: pathlib.Path, text: str) -> None:
     partial = file.with_name(f".{file.name}.partial")
     partial.unlink(missing_ok=True)
     try:
-        with partial.open("x", encoding="utf-8", newline="\n") as stream:  # "x": not through a link that is there
-            stream.write(text)
+        with partial.open("xb") as stream:  # "x": not through a link that is there
+            stream.write(content if isinstance(content, bytes) else content.encode())
         partial.replace(file)
     except OSError:
         partial.unlink(missing_ok=True)
