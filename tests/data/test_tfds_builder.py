@@ -1,6 +1,7 @@
 """How a translation set of TFDS is found, copied or prepared, and what is told where it cannot be had."""
 
 import importlib
+import json
 import re
 import shutil
 import sys
@@ -102,6 +103,30 @@ def test_a_set_of_another_format_is_refused(made_set, tmp_path):
     file.write_text(file.read_text().replace('"array_record"', '"tfrecord"'))
     with pytest.raises(UserError, match=r"made_translate as tfrecord.*--config\.data\.path"):
         read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["", "type"], ids=["as written", "as in old sets"])
+def test_code_that_a_set_names_is_not_executed(made_set, tmp_path, monkeypatch, kind):
+    shutil.copytree(files_of(made_set), files_of(tmp_path))
+    (tmp_path / "planted.py").write_text(f"import pathlib\npathlib.Path({str(tmp_path / 'marker')!r}).touch()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    features = files_of(tmp_path) / "features.json"
+    if kind:
+        features.write_text(json.dumps({kind: "planted.Text", "content": {}}))
+    else:
+        features.write_text(features.read_text().replace("tensorflow_datasets.core.features.tr", "planted.tr"))
+    with pytest.raises(UserError, match=rf"{tmp_path}: features\.json .* 'planted\.[\w.]+', .* no feature of TFDS"):
+        read(tmp_path, name="made_translate:1.0.0")
+    assert not (tmp_path / "marker").exists()
+    importlib.import_module("planted")
+    del sys.modules["planted"]
+    assert (tmp_path / "marker").exists()  # that the bait works
+
+
+@pytest.mark.parametrize("name", ["huggingface:glue", "planted:made_translate/de-en"])
+def test_a_set_of_a_namespace_is_refused_as_its_code_is_not_of_tfds(tmp_path, name):
+    with pytest.raises(UserError, match=rf"config\.data\.name is '{name}': .*namespace.*; TFDS has "):
+        read(tmp_path, name=name)
 
 
 @pytest.mark.parametrize("package", ["tensorflow_datasets", "importlib_resources"])

@@ -2,7 +2,8 @@
 
 A set lies in `config.data.path`, or where TFDS keeps its sets: $TFDS_DATA_DIR, or else ~/tensorflow_datasets. It is
 prepared once, which takes TensorFlow for nearly all sets, in the format array_record, which is read without it. One
-that lies on gs:// is copied to the cache once.
+that lies on gs:// is copied to the cache once. A name and a directory may come from anybody, as the config of a run
+does: neither brings code of its own.
 """
 
 import difflib
@@ -51,19 +52,31 @@ def _import_tfds():
         raise UserError(
             f"config.data.source 'tfds' needs a package that is not installed ({error}): {INSTALL}\n{WITHOUT}"
         ) from error
+    tfds.features.FeatureConnector.cls_from_name = classmethod(_known_feature)  # pyrefly: ignore
     return tfds
+
+
+def _known_feature(connector, name: str):
+    """The class of that name. In place of TFDS's own function, which imports whatever a set's features.json names."""
+    if name not in connector._registered_features:
+        raise UserError(f"features.json says {name!r}, which is no feature of TFDS, and code of a set is not executed")
+    return connector._registered_features[name]
 
 
 def _find(tfds, config):
     """The set's builder, with texts in both languages."""
+    place = config.path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     try:
+        if tfds.core.naming.parse_builder_name_kwargs(config.name)[0].namespace:
+            raise ValueError("it has a namespace, whose code is not of TFDS")
         builder = tfds.builder(config.name, data_dir=os.path.expanduser(config.path) or None)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
     except (ValueError, AssertionError) as error:  # no such set, no such config of it, no such version
         reason = re.split(r"\.?\s*\n|\. ", str(error).rpartition('}": ')[2].strip(". "))[0]  # TFDS goes on for pages
         near = ", ".join(_near(tfds, config.name))
         raise UserError(f"config.data.name is {config.name!r}: {reason}; TFDS has {near}") from error
     except Exception as error:  # of many types where the directory is not a local one
-        place = config.path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
         raise UserError(f"{place} cannot be read: {error}") from error
     features = builder.info.features
     fields = dict(features) if isinstance(features, tfds.features.FeaturesDict) else {}
