@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from transformer_flax.data.growth import require_bounded
 from transformer_flax.data.pairs import Pairs, read_pairs
 from transformer_flax.data.strict_json import read_json
 from transformer_flax.data.text import require_characters
@@ -135,6 +136,8 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(file))
         try:
             _check(backend)
+            with _explained("it fails at a text"):
+                require_bounded(backend, PROBE)
             tokenizer = cls(backend)
             tokenizer.decode(tokenizer.encode([PROBE])[0])
         except UserError as error:
