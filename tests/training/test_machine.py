@@ -1,6 +1,10 @@
 import json
+import os
+import pathlib
 import subprocess
 import sys
+
+import pytest
 
 from tests.commands.process import ENVIRONMENT
 from tests.conftest import ROOT
@@ -25,6 +29,7 @@ def compile_in(cache_dir, **environment) -> tuple[str, int]:
     env = {name: value for name, value in ENVIRONMENT.items() if "COMPILATION_CACHE" not in name} | environment
     command = [sys.executable, "-c", COMPILE, str(cache_dir)]
     result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert "persistent compilation cache" not in result.stderr
     return tuple(json.loads(result.stdout))
 
 
@@ -35,6 +40,19 @@ def test_compiled_programs_are_kept_in_the_cache_or_where_jax_was_told_to(tmp_pa
     assert compile_in(tmp_path / "cache") == (place, programs)  # found again
     given = str(tmp_path / "given")
     assert compile_in(tmp_path / "cache", JAX_COMPILATION_CACHE_DIR=given)[0] == given
+
+
+@pytest.mark.parametrize("left", [0, 0.5], ids=["empty", "half"])
+def test_a_compiled_program_that_was_cut_short_is_made_anew_once(tmp_path, left):
+    place, programs = compile_in(tmp_path)
+    sizes = {file: file.stat().st_size for file in pathlib.Path(place).glob("*-cache")}
+    for file, size in sizes.items():
+        os.truncate(file, int(left * size))
+    assert compile_in(tmp_path) == (place, programs)
+    assert {file: file.stat().st_size for file in sizes} == pytest.approx(sizes, rel=0.1)
+    written = {file: file.stat().st_mtime_ns for file in sizes}
+    assert compile_in(tmp_path) == (place, programs)
+    assert {file: file.stat().st_mtime_ns for file in sizes} == written
 
 
 def test_the_peak_is_a_rate_that_this_machine_can_have():
