@@ -59,7 +59,7 @@ def read(sweep: pathlib.Path):
 def require_alike(places) -> None:
     """Refuses to average runs that differ in more than their seeds."""
     from transformer_flax.ablation.results import require_same_base
-    from transformer_flax.training.workdir import flatten
+    from transformer_flax.training.fields import flatten
 
     for place in places[1:]:
         require_same_base(flatten(places[0].load_config()), flatten(place.load_config()), place.path)

@@ -141,7 +141,7 @@ def _launcher(recipe: "Recipe") -> "Callable[[IO], Launcher]":
 
 def _overrides() -> dict[str, Any]:
     """The flat fields that are not as --config has them: those of the command line, and those that table 3 asks for."""
-    from transformer_flax.training.workdir import flatten
+    from transformer_flax.training.fields import flatten
 
     given = {
         field: value.to_dict() if hasattr(value, "to_dict") else value
@@ -165,8 +165,8 @@ def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
     from transformer_flax.ablation.jobs import share_out
     from transformer_flax.ablation.results import RESULTS, read, require_same_base, require_same_variants
     from transformer_flax.ablation.sweep import changes, finished
+    from transformer_flax.training.fields import flatten
     from transformer_flax.training.progress import counted
-    from transformer_flax.training.workdir import flatten
 
     file = recipe.workdir / RESULTS
     head, results = read(file) if file.exists() else ({}, [])

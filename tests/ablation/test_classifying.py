@@ -11,7 +11,7 @@ from transformer_flax.ablation.board import show_best
 from transformer_flax.ablation.comparison import ACCURACY, LOG_PERPLEXITY, compare
 from transformer_flax.ablation.jobs import Recipe, measure, measured
 from transformer_flax.ablation.results import RESULTS, Journal, read
-from transformer_flax.training.workdir import flatten
+from transformer_flax.training.fields import flatten
 
 ACCURACIES = {"mean": 0.8, "max": 0.9, "attention": 0.85}
 

@@ -15,7 +15,8 @@ from transformer_flax.ablation.jobs import Job, Recipe, Run, Standing, folder_na
 from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.errors import UserError
-from transformer_flax.training.workdir import Workdir, flatten
+from transformer_flax.training.fields import flatten
+from transformer_flax.training.workdir import Workdir
 
 
 def recipe(workdir, base=None, **overrides):
@@ -260,7 +261,7 @@ def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finish
     assert run.result().steps == 200
     kept["config"]["steps"] = 400
     (tmp_path / "config.json").write_text(json.dumps(kept))
-    with pytest.raises(UserError, match=r"another config: config\.steps is 400 there and 200 in the sweep"):
+    with pytest.raises(UserError, match=r"another config \(config\.steps: 400 there, 200 now\)"):
         run.result()
 
 
@@ -271,8 +272,6 @@ def test_a_directory_with_a_run_of_another_config_is_refused(tmp_path, finished)
     run.path.symlink_to(finished)
     (made.workdir / "results.jsonl").write_text("")
     config = json.loads((finished / "config.json").read_text())["config"]
-    with pytest.raises(
-        UserError, match=r"holds a run of another config: config\.[a-z_.]+ is .* there and .* in the sweep"
-    ):
+    with pytest.raises(UserError, match=r"holds a run of another config \(config\.[a-z_.]+: .* there, .* now"):
         run.result()
     assert config["steps"] == 200  # it is not for its steps that it is refused

@@ -19,9 +19,10 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.classifier import ClassifierConfig
 from transformer_flax.model.cost import count_parameters
 from transformer_flax.model.kinds import Config
+from transformer_flax.training.fields import differences, flatten
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.prepare import model_config
-from transformer_flax.training.workdir import Workdir, flatten
+from transformer_flax.training.workdir import Workdir
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that are of no variant
 LONGEST = 120  # characters of a folder's name
@@ -106,14 +107,12 @@ class Run:
         )
 
     def _require_config(self, place: Workdir) -> None:
-        theirs = flatten(place.load_config().to_dict())
         ours = flatten(self.variant.config.to_dict()) | {"seed": self.seed}
-        for name in sorted(theirs.keys() | ours.keys()):
-            if theirs.get(name) != ours.get(name) and not name.startswith(FREE_FIELDS):
-                raise UserError(
-                    f"{self.path} holds a run of another config: config.{name} is {theirs.get(name)!r} there and "
-                    f"{ours.get(name)!r} in the sweep; move it away, or choose another --workdir"
-                )
+        if different := differences(flatten(place.load_config().to_dict()), ours, FREE_FIELDS):
+            raise UserError(
+                f"{self.path} holds a run of another config ({'; '.join(different)}); move it away, or choose another "
+                "--workdir"
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from transformer_flax.training.workdir import flatten
+from transformer_flax.training.fields import flatten
 
 LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")
 ROOT = pathlib.Path(__file__).parents[2]

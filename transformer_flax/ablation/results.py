@@ -15,6 +15,7 @@ from typing import Any
 
 from transformer_flax.data.strict_json import checked, parse_json, require_plain, signed
 from transformer_flax.errors import UserError
+from transformer_flax.training.fields import differences
 from transformer_flax.training.workdir import write_whole
 
 RESULTS = "results.jsonl"
@@ -179,13 +180,9 @@ def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: 
     Raises:
       UserError: they differ in a field that results depend on, naming each.
     """
-    different = [
-        f"  config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
-        for name in sorted(theirs.keys() | ours.keys())
-        if theirs.get(name) != ours.get(name) and not name.startswith(FREE_FIELDS)
-    ]
-    if different:
-        raise UserError("\n".join([f"{file} is of a sweep of another base:", *different, "choose another --workdir"]))
+    if different := differences(theirs, ours, FREE_FIELDS):
+        lines = "".join(f"\n  {difference}" for difference in different)
+        raise UserError(f"{file} is of a sweep of another base:{lines}\nchoose another --workdir")
 
 
 def _show(changes: Mapping[str, Any]) -> str:

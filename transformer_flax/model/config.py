@@ -40,9 +40,6 @@ class EncoderConfig:
     dropout: float
     positions: str
     max_length: int
-    clip_distance: int
-    neighbourhood: int  # r
-    compatibility: str
     attention_dropout: float
     ffn_dropout: float
     pre_norm: bool
@@ -50,6 +47,9 @@ class EncoderConfig:
     scan_layers: bool
     remat: str
     dtype: str
+    compatibility: str = "scaled_dot"
+    clip_distance: int = 16
+    neighbourhood: int = 0  # r
     branch_init: float = 1.0
 
     def __post_init__(self):

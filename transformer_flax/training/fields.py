@@ -1,6 +1,11 @@
-"""The fields of a config, section by section, with their types; `configs/base.py` explains each."""
+"""The fields of a config, section by section, with their types; `configs/base.py` explains each.
+
+A default is what runs did before there was the field: a saved config that lacks it has that value. So a new field needs
+a default, and none is ever taken out of these classes or given another meaning.
+"""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, cast
 
 from ml_collections import ConfigDict
@@ -13,8 +18,6 @@ TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: 
 
 @dataclasses.dataclass(frozen=True)
 class DataConfig:
-    """Fields with a default are read for some sources only, so a config may lack them."""
-
     source: str
     num_pairs: int
     source_language: str
@@ -95,7 +98,6 @@ class LogConfig:
 class RunConfig:
     name: str
     seed: int
-    embedding_init: str
     steps: int
     accumulation_steps: int
     loss_chunks: int
@@ -112,6 +114,7 @@ class RunConfig:
     eval: EvalConfig
     checkpoint: CheckpointConfig
     log: LogConfig
+    embedding_init: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +134,60 @@ def require_fields(config: ConfigDict) -> None:
       UserError: a field is unknown, missing or of another type.
     """
     _require_fields(config, VectorRunConfig if "vectors" in config else RunConfig, "config")
+
+
+def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that a saved config lacks as it is older than they are, with their values.
+
+    Args:
+      config: flat, {"model.dropout": 0.1}; sections that it has not are left out.
+    """
+    from transformer_flax.model.kinds import KINDS  # here, as commands check their configs before JAX is loaded
+
+    sections = {name.rpartition(".")[0] for name in config} | {""}
+    kind = KINDS.get(config.get("model.kind", "transformer"))
+    defaults = _defaults(VectorRunConfig if "vectors" in sections else RunConfig)
+    defaults |= {"model.kind": "transformer"} | (_defaults(kind.config, "model.") if kind else {})
+    return {
+        name: value for name, value in defaults.items() if name not in config and name.rpartition(".")[0] in sections
+    }
+
+
+def differences(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...], where: str = "there"
+) -> list[str]:
+    """What two flat configs differ in, a line each; a field that one lacks has its default.
+
+    Args:
+      theirs: the saved one.
+      ours: the present one.
+      free: fields, or beginnings of their names, that may differ.
+      where: the saved one is.
+    """
+    theirs, ours = ({**added_fields(config), **config} for config in (theirs, ours))
+    return [
+        f"config.{name}: {theirs.get(name)!r} {where}, {ours.get(name)!r} now"
+        for name in sorted(theirs.keys() | ours.keys())
+        if theirs.get(name) != ours.get(name) and not name.startswith(free)
+    ]
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"model": {"dropout": 0.1}} -> {"model.dropout": 0.1}: a config's fields by the names that flags have."""
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _defaults(dataclass: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(dataclass):
+        if dataclasses.is_dataclass(field.type):
+            found |= _defaults(field.type, f"{prefix}{field.name}.")
+        elif field.default is not dataclasses.MISSING:
+            found[f"{prefix}{field.name}"] = field.default
+    return found
 
 
 def _require_fields(section: ConfigDict, dataclass: type, where: str) -> None:

@@ -238,6 +238,9 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
     if initial:
         fingerprints["embedding_init"] = initial.fingerprint
     workdir.check(config, fingerprints, given)
+    if added := workdir.added_fields():
+        fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
+        progress.say(f"the run was begun before there were some fields, whose defaults are what it did: {fields}")
     classes = _find_classes(pairs["train"], config)
 
     if workdir.tokenizer_file.exists():

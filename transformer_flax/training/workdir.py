@@ -18,6 +18,7 @@ import pathlib
 import socket
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -27,6 +28,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
 from transformer_flax.training.distributed import is_first
+from transformer_flax.training.fields import added_fields, differences, flatten
 
 CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # of a checkpoint, which Orbax makes
 # A resumed run may have other values here: none of them changes what is learned from the steps that were made.
@@ -134,12 +136,19 @@ class Workdir:
             yield
 
     def load_config(self) -> ConfigDict:
-        """The config of the run that lies here."""
+        """The config of the run that lies here; fields that are younger than the run have their defaults."""
         config = self._load_run()["config"]
+        for name, value in self.added_fields().items():
+            section, _, field = name.rpartition(".")
+            (config[section] if section else config)[field] = value
         try:
             return ConfigDict(config)
         except (ValueError, AttributeError) as error:  # a name with a dot, or of a method
             raise self._unreadable(error) from error
+
+    def added_fields(self) -> dict[str, Any]:
+        """The fields that the run's config lacks as it is older than they are, with their defaults; none without a run."""
+        return added_fields(flatten(self._load_run()["config"])) if self.config_file.exists() else {}
 
     def load_fingerprints(self) -> dict[str, str]:
         """Those of the splits that the run was trained on and measured with."""
@@ -226,23 +235,17 @@ class Workdir:
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()
-        theirs, ours = flatten(run["config"]), flatten(config.to_dict())
-        different = [
-            f"  config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
-            for name in sorted(theirs.keys() | ours.keys())
-            if theirs.get(name) != ours.get(name) and not name.startswith(FREE_FIELDS)
-        ]
+        different = differences(flatten(run["config"]), flatten(config.to_dict()), FREE_FIELDS)
         different += [
-            f"  the {split} data have changed"
+            f"the {split} data have changed"
             for split, fingerprint in fingerprints.items()
             if run["data_fingerprints"].get(split, fingerprint) != fingerprint
         ]
         if tokenizer and not self._is_own(tokenizer, run.get("tokenizer_crc32")):
-            different.append(f"  the tokenizer given is not {self.tokenizer_file}, which the run was started with")
+            different.append(f"the tokenizer given is not {self.tokenizer_file}, which the run was started with")
         if different:
-            raise UserError(
-                "\n".join([f"{self.path} holds a run of another config:", *different, "choose another --workdir"])
-            )
+            lines = "".join(f"\n  {difference}" for difference in different)
+            raise UserError(f"{self.path} holds a run of another config:{lines}\nchoose another --workdir")
         saved = saved_steps(self.checkpoints)
         step = max(saved, default=0)
         if step > config.steps:
@@ -295,11 +298,3 @@ def write_whole(file: pathlib.Path, content: str | bytes) -> None:
 def is_partial(file: pathlib.Path) -> bool:
     """Whether a file is none of a run's or a sweep's own: what `write_whole` was killed at, or the lock."""
     return file.name == LOCK or (file.name.startswith(".") and file.name.endswith(".partial"))
-
-
-def flatten(tree: dict, prefix: str = "") -> dict:
-    """{"model": {"dropout": 0.1}} -> {"model.dropout": 0.1}: a config's fields by the names that flags have."""
-    flat = {}
-    for name, value in tree.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
