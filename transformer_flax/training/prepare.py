@@ -99,13 +99,6 @@ def check(config: ConfigDict) -> None:
             lambda value: value != "packed",
             f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
         )
-    if config.data.batching == "packed":
-        least = config.data.rows_multiple_of * config.data.max_length
-        require(
-            "data.tokens_per_batch",
-            lambda value: value >= least,
-            f"at least {least:,} when packed: config.data.rows_multiple_of rows of config.data.max_length tokens",
-        )
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
@@ -123,6 +116,13 @@ def check(config: ConfigDict) -> None:
             require(name, lambda value, only=only: value == only, f"{only!r} where texts are classified")
     else:
         require("data.tokenizer", lambda value: value in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")
+    if config.data.batching == "packed":
+        least = config.data.rows_multiple_of * config.data.max_length
+        require(
+            "data.tokens_per_batch",
+            lambda value: value >= least,
+            f"at least {least:,} when packed: config.data.rows_multiple_of rows of config.data.max_length tokens",
+        )
     if most_positions(model) is not None:
         extra = 0 if isinstance(model, ClassifierConfig) else config.decode.max_extra_length
         longest = max(config.data.max_length, config.decode.max_input_length + extra)
