@@ -1,11 +1,15 @@
 import dataclasses
 import math
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.conftest import TINY, VARIANTS
+from transformer_flax.errors import UserError
+from transformer_flax.model import transformer
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.cost import (
     activation_bytes,
@@ -14,8 +18,9 @@ from transformer_flax.model.cost import (
     forward_flops,
     training_flops,
 )
+from transformer_flax.model.cost_check import check_cost, product_flops
 from transformer_flax.model.kinds import init_params
-from transformer_flax.model.transformer import Transformer
+from transformer_flax.model.transformer import FeedForward, Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import translation_loss
 
@@ -65,6 +70,53 @@ def test_count_is_the_number_of_parameters_in_every_module(config: TransformerCo
     assert set(count_parameters(config)) == {"embeddings", "positions", "encoder", "decoder"}
 
 
+OTHERWISE = {
+    "one position": {"positions": "learned", "max_length": 1},
+    "neighbourhood of one": {"neighbourhood": 1},
+    "neighbourhood": {"neighbourhood": 3},
+    "scanned": {"scan_layers": True, "remat": "layers"},
+    "bfloat16": {"dtype": "bfloat16"},
+}
+
+
+@pytest.mark.parametrize(
+    "config", [*CONFIGS.values(), *(dataclasses.replace(TINY, **fields) for fields in OTHERWISE.values())]
+)
+def test_the_formulas_fit_the_model_that_is_built(config):
+    check_cost(config)
+
+
+class ThirdMatrix(FeedForward):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.config.d_model, name="w_3")(super().__call__(x))
+
+
+class ThirdProduct(FeedForward):
+    def __call__(self, x):
+        return super().__call__(x) @ jnp.eye(self.config.d_model)
+
+
+def test_a_model_with_more_than_the_formulas_count_is_refused(monkeypatch):
+    # 3 layers in each stack, each with 16 x 16 + 16 parameters more; 2 pairs of 3 and 2 tokens.
+    config = dataclasses.replace(TINY, num_layers=3)
+    parts, flops = count_parameters(config), sum(forward_flops(config, np.full(2, 3), np.full(2, 2)).values())
+    check_cost.cache_clear()
+    monkeypatch.setattr(transformer, "FeedForward", ThirdMatrix)
+    with pytest.raises(UserError) as error:
+        check_cost(config)
+    for part in ("encoder", "decoder"):
+        assert f"{part}: {parts[part]:,} parameters by the formula, {parts[part] + 816:,} in the mo" in str(error.value)
+    more = 2 * 3 * (2 * 3 + 2 * 2) * 16 * 16
+    assert f"{flops:,} FLOPs by the formula, {flops + more:,} in the matrix products" in str(error.value)
+    assert "embeddings" not in str(error.value)
+
+    monkeypatch.setattr(transformer, "FeedForward", ThirdProduct)
+    with pytest.raises(UserError, match="FLOPs by the formula") as error:
+        check_cost(config)
+    assert "parameters by" not in str(error.value)
+
+
 BASE = dataclasses.replace(TINY, vocab_size=37_000, num_layers=6, d_model=512, d_ff=2048, num_heads=8, d_k=64, d_v=64)
 
 
@@ -75,23 +127,6 @@ def test_base_and_big_model_have_the_papers_number_of_parameters():
     big = count_parameters(dataclasses.replace(BASE, d_model=1024, d_ff=4096, num_heads=16))
     # attention 4,194,304; FFN 8,393,728; LayerNorm 2,048; so 6 * (12,592,128 + 16,788,480)
     assert big["encoder"] + big["decoder"] == 176_283_648
-
-
-def products(jaxpr) -> int:
-    """Floating-point operations of all matrix products and convolutions in a program."""
-    total = 0
-    for equation in jaxpr.eqns:
-        if equation.primitive.name == "dot_general":
-            (contracted, _), _ = equation.params["dimension_numbers"]
-            left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-            total += 2 * math.prod(result) * math.prod(left[axis] for axis in contracted)
-        if equation.primitive.name == "conv_general_dilated":
-            kernel, outputs = equation.invars[1].aval.shape, equation.params["dimension_numbers"].rhs_spec[0]
-            total += 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // kernel[outputs]
-        inner = [param for param in equation.params.values() if hasattr(param, "jaxpr")]
-        times = equation.params["length"] if equation.primitive.name == "scan" else 1
-        total += times * sum(products(closed.jaxpr) for closed in inner)
-    return total
 
 
 @pytest.mark.parametrize(
@@ -111,7 +146,7 @@ def test_training_flops_are_those_of_the_products_in_the_program(choices):
     def gradient(params):
         return jax.grad(lambda params: Transformer(config).apply({"params": params}, source, target).sum())(params)
 
-    counted = products(jax.make_jaxpr(gradient)(params).jaxpr)
+    counted = product_flops(jax.make_jaxpr(gradient)(params).jaxpr)
     assert training_flops(config, np.full(3, 5), np.full(3, 7)) == counted
 
 

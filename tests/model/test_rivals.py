@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,8 @@ from tests.decoding.translators import SETTINGS, WORDS, assert_scored, new, scor
 from tests.model.parameters import random_params
 from tests.model.rivals import CONVOLUTIONAL, RECURRENT, RIVALS
 from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T
-from tests.model.test_cost import products
-from transformer_flax.model.cost import count_modules, count_parameters, forward_flops, training_flops
+from transformer_flax.model.cost import training_flops
+from transformer_flax.model.cost_check import check_cost
 from transformer_flax.model.kinds import attention_maps, init_params, make_model
 from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL, PAD_ID
 from transformer_flax.training.loss import translation_loss
@@ -203,27 +202,8 @@ def test_attention_maps_are_of_the_source_alone_and_give_nothing_to_padding(riva
 # ----- cost
 
 
-def test_count_is_the_number_of_parameters(rival):
-    shapes = jax.eval_shape(lambda: init_params(rival, jax.random.key(0)))
-    parts = {}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes):
-        name = path[0].key  # encoder_0, embedding, source_embedding, positions, attention, output, ...
-        part = "embeddings" if name.endswith("embedding") else name.split("_")[0]
-        part = {"attention": "decoder", "output": "decoder"}.get(part, part)
-        parts[part] = parts.get(part, 0) + math.prod(leaf.shape)
-    assert {part: count for part, count in count_parameters(rival).items() if count} == parts
-    assert sum(count_modules(rival).values()) == sum(parts.values())
-
-
-def test_flops_are_those_of_the_products_in_the_program(rival):
-    source, target = (jax.ShapeDtypeStruct((3, length), np.int32) for length in (5, 7))
-    params = jax.eval_shape(lambda: init_params(rival, jax.random.key(0)))
-
-    def forward(params, source, target):
-        return make_model(rival).apply({"params": params}, source, target)
-
-    counted = products(jax.make_jaxpr(forward)(params, source, target).jaxpr)
-    assert sum(forward_flops(rival, np.full(3, 5), np.full(3, 7)).values()) == counted
+def test_the_formulas_fit_the_model_that_is_built(rival):
+    check_cost(rival)
 
 
 @pytest.mark.parametrize(

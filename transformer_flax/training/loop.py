@@ -14,6 +14,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.model.cost import count_parameters, training_flops
+from transformer_flax.model.cost_check import check_cost
 from transformer_flax.model.kinds import Config, init_params, kind_of, make_model
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.distributed import agreed_stop, is_first, share
@@ -77,7 +78,9 @@ def _train(workdirs: dict[int, pathlib.Path], config: ConfigDict, *, profile: bo
         check(own)
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
+    model = model_config(config, config.data.vocab_size)
     compiled = keep_compiled(config.data.cache_dir)
+    check_cost(model)
     with Progress(quiet=not is_first()) as progress:
         rows, parts = config.data.rows_multiple_of, (config.accumulation_steps, config.loss_chunks)
         parallel = make_parallel(config.parallel, rows, *parts)
@@ -85,7 +88,7 @@ def _train(workdirs: dict[int, pathlib.Path], config: ConfigDict, *, profile: bo
         processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
         seeds = f", {len(workdirs)} seeds at once" if len(workdirs) > 1 else ""
         progress.say(
-            f"{config.name}: {_describe(model_config(config, config.data.vocab_size))}\n"
+            f"{config.name}: {_describe(model)}\n"
             f"on {parallel.num_devices} x {kind}{processes}, {config.parallel.mode}, {config.model.dtype}{seeds}; "
             f"compiled programs are kept in {compiled}"
         )

@@ -147,7 +147,7 @@ class Workdir:
             raise self._unreadable(error) from error
 
     def added_fields(self) -> dict[str, Any]:
-        """The fields that the config of the run, if there is one, lacks as it is older than they are; their defaults."""
+        """The fields that the config of the run, if there is one, lacks as it is older than they are."""
         return added_fields(flatten(self._load_run()["config"])) if self.config_file.exists() else {}
 
     def load_fingerprints(self) -> dict[str, str]:
