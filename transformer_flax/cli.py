@@ -19,6 +19,7 @@ from ml_collections import ConfigDict, config_flags
 from transformer_flax.decoding.length_penalty import KINDS
 from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.training.fields import require_fields
+from transformer_flax.training.interruption import SIGNALS, drop_lost_output, handle
 
 if TYPE_CHECKING:
     from transformer_flax.run import Run
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 USER_ERROR = 2  # exit statuses
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 CLOSED_PIPE = 141  # 128 + SIGPIPE
+
+OTHERS = [number for number in SIGNALS if number != signal.SIGINT]  # which Python raises as KeyboardInterrupt
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -237,13 +240,14 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
         for library in ("absl", "asyncio"):  # what Orbax logs of an error that reaches us as one
             logging.getLogger(library).setLevel(logging.CRITICAL)
         sys.unraisablehook = _unraisable
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # what is half done is cleared away
+        handle(_end, OTHERS)
         try:
             main(*files)
             sys.stdout.flush()  # here, where a closed pipe is still understood
         except UserError as error:
             _fail(str(error))
         except Interrupted as interruption:
+            handle(signal.SIG_IGN, OTHERS)  # the same request, from another sender
             print(f"{interruption}; {afterwards}" if afterwards else interruption, file=sys.stderr)
             sys.exit(interruption.exit_status)
         except KeyboardInterrupt:  # before or after the work that Interrupted tells of
@@ -259,6 +263,12 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             _fail(f"{error.strerror}{where}")
 
     app.run(guarded, flags_parser=parse)
+
+
+def _end(number: int, _) -> NoReturn:
+    """Ends the process on a signal, after clearing away what is half done."""
+    drop_lost_output()
+    sys.exit(128 + number)
 
 
 def _fail(message: str) -> NoReturn:

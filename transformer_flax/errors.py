@@ -17,7 +17,7 @@ class Interrupted(Exception):  # noqa: N818 (no error: what was asked for)
 
     def __init__(self, message: str, signal: int):
         super().__init__(message)
-        self.exit_status = 128 + signal
+        self.signal, self.exit_status = int(signal), 128 + signal
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

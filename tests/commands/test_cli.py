@@ -115,3 +115,28 @@ def test_a_package_without_configs_says_so_where_one_is_needed(installed, comman
     assert result.returncode == 2
     assert result.stderr.startswith(f"error: {message}")
     assert len(result.stderr.splitlines()) == 1
+
+
+WORKING = """
+import signal, time
+from transformer_flax import cli
+
+
+def main():
+    try:
+        signal.raise_signal(signal.SIGHUP)
+        print("going on")
+    finally:
+        print("cleared away")
+
+
+cli.run(main)
+"""
+
+
+def test_a_closed_terminal_ends_a_command_which_clears_away_what_is_half_done():
+    command = [sys.executable, "-c", WORKING]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert (result.returncode, result.stdout) == (129, "cleared away\n")
+    result = subprocess.run(["nohup", *command], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert (result.returncode, result.stdout) == (0, "going on\ncleared away\n")

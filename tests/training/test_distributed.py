@@ -123,6 +123,18 @@ def test_a_signal_to_one_ends_both_after_the_same_step_which_is_saved(start, tmp
     assert f"after step {int(saved):,}, which is saved" in err
 
 
+def test_a_signal_to_one_ends_both_while_the_first_translates(start):
+    slow = {"decode__batch_size": 1, "decode__beam_size": 8, "decode__max_extra_length": 1_000}
+    with start("evaluated", steps=1, eval__every=0, **slow) as processes:
+        wait_for_line(processes[0], "evaluating the parameters of step 1")
+        processes[1].send_signal(signal.SIGTERM)
+        (status, out, err), (other_status, _, other_err) = ended(processes)
+    assert (status, other_status) == (143, 143)
+    assert "stopped by SIGTERM while evaluating step 1, which is saved" in err
+    assert "stopped" not in other_err
+    assert "valid: loss" not in out
+
+
 def test_what_the_first_refuses_ends_all_with_one_message(start):
     with start("refused", data__path="/nowhere") as processes:
         (status, _, err), (other_status, _, other_err) = ended(processes)
@@ -171,6 +183,9 @@ def main():
             work()
     elif args.doing == "evaluate":
         distributed.from_first(work)
+    elif args.doing == "fetch":
+        distributed._POLL_SECONDS = 0.02  # too short for the value, as a second is for others on a busy machine
+        print(len(distributed.from_first(lambda: "x" * 50_000_000)))
     elif args.doing == "fail":
         if args.process_id == 1:
             raise RuntimeError("a defect")
@@ -179,7 +194,7 @@ def main():
         for step in range(1, 20):
             with distributed.first_ahead():  # as steps do that all make together
                 pass
-            if distributed.agreed_stop(step, asked=args.process_id == 1 and step >= 5):
+            if distributed.agreed_stop(asked=args.process_id == 1 and step >= 5):
                 break
             if args.doing == "stop, but fail before" and args.process_id == 1 and distributed._group.stop_at:
                 raise RuntimeError("a defect")
@@ -201,6 +216,12 @@ def test_a_process_that_is_killed_ends_the_other_while_one_waits_for_the_first(d
     with together("-c", SCRIPT, doing) as processes:
         wait_for_line(processes[0], "working")
         assert_told(killed, *kill(processes, killed))
+
+
+def test_a_value_may_take_longer_to_fetch_than_the_others_wait_at_a_time():
+    with together("-c", SCRIPT, "fetch") as processes:
+        results = ended(processes)
+    assert results == [(0, "50000000\n", "")] * 2
 
 
 @pytest.mark.parametrize("doing", ["fail", "stop, but fail before"])

@@ -1,11 +1,14 @@
 """A run that is asked to end: a real process, real signals."""
 
 import contextlib
+import fcntl
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 
 import pytest
 
@@ -24,8 +27,8 @@ def get_config():
 
 
 @contextlib.contextmanager
-def training(folder, *arguments, eval_every=0):
-    """train.py on a small config, as it runs; it does not outlive the context."""
+def training(folder, *arguments, eval_every=0, **options):
+    """train.py on a small config, as it runs, with other options of Popen; it does not outlive the context."""
     (folder / "text").mkdir(exist_ok=True)
     if not (folder / "text/train.en").exists():
         write_text(folder / "text")
@@ -33,7 +36,8 @@ def training(folder, *arguments, eval_every=0):
     config.write_text(CONFIG.format(text=str(folder / "text"), cache=str(folder / "cache"), eval_every=eval_every))
     command = [sys.executable, "train.py", f"--config={config}", f"--workdir={folder / 'run'}", *arguments]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"}, **pipe) as process:
+    env = ENVIRONMENT | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, cwd=ROOT, **({"env": env} | pipe | options)) as process:
         try:
             yield process
         finally:
@@ -55,9 +59,27 @@ def ended(process) -> tuple[int, str]:
     return process.returncode, said
 
 
+@contextlib.contextmanager
+def training_at_a_terminal(folder):
+    """The same, with a terminal that shows its bars, and is closed with the process's stdout."""
+    terminal, own = pty.openpty()
+    options = {
+        "stdin": own,
+        "stdout": own,
+        "stderr": own,
+        "env": ENVIRONMENT | {"TERM": "xterm"},
+        "start_new_session": True,
+        "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY),
+    }
+    with training(folder, **options) as process:
+        os.close(own)
+        process.stdout = os.fdopen(terminal, errors="replace")
+        yield process
+
+
 def test_a_signal_ends_a_run_after_its_step_and_no_step_is_lost(tmp_path):
     at = 0
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT):
         with training(tmp_path) as process:
             said = read_until(process, "loss")
             assert not at or f"resuming from step {at:,}" in said
@@ -69,6 +91,11 @@ def test_a_signal_ends_a_run_after_its_step_and_no_step_is_lost(tmp_path):
         assert "the same command goes on from the last checkpoint" in said
         at = int(stopped[1].replace(",", ""))
         assert saved_steps(tmp_path / "run/checkpoints")[-1] == at
+    with training_at_a_terminal(tmp_path) as process:
+        read_until(process, "loss")
+        process.stdout.close()  # it can say nothing more
+        assert process.wait(PATIENCE) == 128 + signal.SIGHUP
+    assert saved_steps(tmp_path / "run/checkpoints")[-1] > at
     assert len(saved_steps(tmp_path / "run/checkpoints")) == 3  # what an interruption saves evicts nothing
     logged = [line["step"] for line in read_lines(tmp_path / "run/metrics.jsonl")]
     assert logged == [7 * (i + 1) for i in range(len(logged))]
@@ -99,20 +126,39 @@ def test_a_signal_while_the_text_is_prepared_leaves_nothing_behind(tmp_path):
     assert not list(tmp_path.rglob("*partial*"))
 
 
-def test_a_second_signal_ends_it_at_once():
-    program = (
-        "import os, signal, time\n"
-        "from transformer_flax.training.interruption import Interruption\n"
-        "with Interruption() as interruption:\n"
-        "    os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    print(interruption.signal.name, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    time.sleep(60)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert result.stdout == "SIGTERM\n"
-    assert result.returncode == -signal.SIGINT
-    assert "once more to end at once" in result.stderr
+SIGNALLED = """
+import os, sys
+from transformer_flax.training.interruption import Interruption
+
+with Interruption() as interruption:
+    for number in sys.argv[1:]:
+        os.kill(os.getpid(), int(number))
+    print(interruption.signal and interruption.signal.name)
+"""
+
+
+def signalled(*numbers, by=()) -> subprocess.CompletedProcess:
+    """A program that sends itself signals, and says which it remembers."""
+    command = [*by, sys.executable, "-c", SIGNALLED, *(str(int(number)) for number in numbers)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_that_is_repeated_is_the_same_request(number):
+    result = signalled(number, signal.SIGTERM, number)
+    assert (result.returncode, result.stdout) == (0, f"{number.name}\n")
+    assert result.stderr.count("ending where nothing is lost; Ctrl-C ends at once") == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ctrl_c_ends_at_once_what_was_asked_to_end(number):
+    result = signalled(number, signal.SIGINT)
+    assert (result.returncode, result.stdout) == (-signal.SIGINT, "")
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    assert signalled(signal.SIGHUP, by=["nohup"]).stdout == "None\n"
+    assert signalled(signal.SIGHUP, signal.SIGTERM, by=["nohup"]).stdout == "SIGTERM\n"
 
 
 @pytest.fixture

@@ -36,24 +36,30 @@ class _Group:
     def __init__(self, index: int, size: int, client: Any, coordinator: str):
         self.index, self.size = index, size
         self.leaving = False  # from then on, others may end
-        self.stop_at: int | None = None
+        self.asked, self.stop_at = 0, None  # calls of `agreed_stop`, and that after which all stop
         self._client, self._published = client, 0
         self._watch(coordinator.rpartition(":")[0].strip("[]"))
 
     def set(self, key: str, value: Any) -> None:
-        self._client.key_value_set(key, json.dumps(value), allow_overwrite=True)
+        self._client.key_value_set(_value_of(key), json.dumps(value), allow_overwrite=True)
+        self._client.key_value_set(key, "", allow_overwrite=True)  # it is there, however long it takes to fetch
 
     def get(self, key: str) -> Any:
         """The value of a key, None if there is none."""
         try:
-            return json.loads(self._client.key_value_try_get(key))
+            return json.loads(self._client.key_value_try_get(_value_of(key)))
         except jax.errors.JaxRuntimeError as error:
             if "NOT_FOUND" in str(error):
                 return None
             raise
 
-    def wait_for(self, key: str, seconds: float = float("inf")) -> Any:
+    def wait_for(self, key: str, seconds: float = float("inf"), meanwhile: Callable[[], None] = lambda: None) -> Any:
         """The value of a key, as soon as there is one.
+
+        Args:
+          key: of the value.
+          seconds: to wait, at most.
+          meanwhile: called every second until then.
 
         Raises:
           TimeoutError: there is none in that time.
@@ -61,10 +67,13 @@ class _Group:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             try:
-                return json.loads(self._client.blocking_key_value_get(key, _POLL_SECONDS * 1000))
+                self._client.blocking_key_value_get(key, round(_POLL_SECONDS * 1000))
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise
+                meanwhile()
+            else:
+                return self.get(key)
         raise TimeoutError(key)
 
     def next_key(self) -> str:
@@ -132,6 +141,10 @@ class _Group:
                 "tells why; the same command in all processes goes on from the last checkpoint\n".encode(),
             )
             os._exit(LOST)
+
+
+def _value_of(key: str) -> str:
+    return f"{key}/value"
 
 
 _group: _Group | None = None
@@ -230,11 +243,15 @@ def share() -> tuple[int, int]:
     return (0, 1) if _group is None else (_group.index, _group.size)
 
 
-def from_first(make: Callable[[], Any]) -> Any:
+def from_first(make: Callable[[], Any], check: Callable[[], None] = lambda: None) -> Any:
     """What the first process makes, in all of them; JSON must know it. They wait for it as long as it takes.
 
+    Args:
+      make: called in the first process alone.
+      check: called in the others while they wait; see `stop_asked`.
+
     Raises:
-      UserError: in all processes, if `make` raises it.
+      UserError, Interrupted: in all processes, if `make` raises it.
     """
     if _group is None:
         return make()
@@ -245,11 +262,16 @@ def from_first(make: Callable[[], Any]) -> Any:
         except UserError as error:
             _group.set(key, {"error": str(error)})
             raise
+        except Interrupted as interruption:
+            _group.set(key, {"stopped": [str(interruption), interruption.signal]})
+            raise
         _group.set(key, {"value": value})
         return value
-    published = _group.wait_for(key)
+    published = _group.wait_for(key, meanwhile=check)
     if "error" in published:
         raise UserError(published["error"])
+    if "stopped" in published:
+        raise Interrupted(*published["stopped"])
     return published["value"]
 
 
@@ -278,21 +300,35 @@ def first_ahead() -> Iterator[None]:
     _group.meet(key)
 
 
-def agreed_stop(step: int, asked: bool) -> bool:
-    """Whether to stop after this step: True in all processes after the same one, once any of them is asked to.
+def agreed_stop(asked: bool) -> bool:
+    """Whether to stop: True in all processes at the same call, once any of them is asked to.
 
-    To be called by each process after each step, when the metrics of the step before have been read. So no process can
-    ask about step + 2 before the first one is done asking about `step`: what it decides now, all know by then.
+    To be called by each process after each step, when the metrics of the step before have been read, or after each
+    batch of an evaluation, when its sums have been read. So no process can make call n + 2 before the first one is done
+    with call n: what it decides then, all know by that time.
     """
     group = _group
     if group is None:
         return asked
-    if group.stop_at is None and group.index == 0:
-        if asked or group.get("stop/asked"):
-            group.stop_at = step + 2
-            group.set("stop/at", group.stop_at)
-    elif group.stop_at is None:
-        if asked:
-            group.set("stop/asked", True)
+    group.asked += 1
+    if group.stop_at is None and stop_asked(asked):
+        group.stop_at = group.asked + 2
+        group.set("stop/at", group.stop_at)
+    elif group.stop_at is None and group.index > 0:
         group.stop_at = group.get("stop/at")
-    return group.stop_at is not None and step >= group.stop_at
+    return group.stop_at is not None and group.asked >= group.stop_at
+
+
+def stop_asked(asked: bool) -> bool:
+    """Whether any process is asked to stop, in the first one; False in the others, which pass on what they are asked.
+
+    For work that the first one does alone: the others learn of its end by what `from_first` raises.
+    """
+    group = _group
+    if group is None:
+        return asked
+    if group.index == 0:
+        return asked or bool(group.get("stop/asked"))
+    if asked:
+        group.set("stop/asked", True)
+    return False

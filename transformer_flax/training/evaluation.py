@@ -90,13 +90,14 @@ class Evaluator:
             progress.say(f"{too_long:,} {name} pairs are measured up to their first {limit} tokens")
         self._pairs = pairs
 
-    def __call__(self, params: Any, *, max_sentences: int = 0, check: Callable[[], None] = lambda: None) -> Evaluation:
+    def __call__(self, params: Any, *, check: Callable[..., None], max_sentences: int = 0) -> Evaluation:
         """Evaluates parameters.
 
         Args:
           params: as `Parallel.unreplicate` gives them, or on the host.
+          check: called after every batch, with `alone=True` where of several processes only the first has the batch;
+            what it raises ends the evaluation.
           max_sentences: for how many of the first sentences something is put out; 0: all.
-          check: called after every batch; what it raises ends the evaluation.
         """
         placed = self._parallel.place(params)  # once for all batches, as averages come from the host
         means = self._measure(placed, self._batches, "loss", check)
@@ -110,13 +111,13 @@ class Evaluator:
 
             def progress(done: int) -> None:
                 update(done, len(sources))
-                check()
+                check(alone=True)
 
-            outputs = from_first(lambda: self._task.write(params, sources, progress))
+            outputs = from_first(lambda: self._task.write(params, sources, progress), lambda: check(alone=True))
         scores = self._task.measure(outputs, references)
         return Evaluation({**means, **scores.scalars}, scores.signatures, sources, references, outputs)
 
-    def _measure(self, params: Any, batches: Batches, what: str, check: Callable[[], None]) -> dict[str, float]:
+    def _measure(self, params: Any, batches: Batches, what: str, check: Callable[..., None]) -> dict[str, float]:
         """The means over all tokens of some batches, for parameters on the devices."""
         meter = Meter()
         with self._progress.bar(f"{self._name} {what}") as update:
@@ -124,5 +125,5 @@ class Evaluator:
                 sums, counts = self._eval_step(params, self._parallel.shard(batches[k]))
                 meter.add(*self._parallel.unreplicate((sums, counts)))
                 update(k + 1, batches.batches_per_epoch)
-                check()
+                check(alone=False)
         return meter.means()

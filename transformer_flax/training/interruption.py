@@ -1,19 +1,27 @@
 """Signals that ask a run to end."""
 
+import contextlib
 import os
+import select
 import signal
 import threading
+from collections.abc import Callable, Collection
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from transformer_flax.errors import Interrupted
 
-# Ctrl-C; what systems send before they kill, Slurm's pre-emption among them; what Slurm's --signal is often set to.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# Ctrl-C; what systems send before they kill, Slurm's pre-emption among them; what a terminal sends that is closed; what
+# Slurm's --signal is often set to.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Interruption:
-    """A context in which a signal is remembered, for the run to end where nothing is lost; a second ends it at once."""
+    """A context in which a signal is remembered, for the run to end where nothing is lost.
+
+    A signal that is repeated changes nothing, as one request often reaches a process twice: from the system, and from a
+    process that passes it on. Ctrl-C after any signal ends the process at once.
+    """
 
     def __init__(self):
         self.signal: signal.Signals | None = None
@@ -21,12 +29,16 @@ class Interruption:
 
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is threading.main_thread():  # no other may handle signals
-            self._before = {number: signal.signal(number, self._remember) for number in SIGNALS}
+            self._before = handle(self._remember)
         return self
 
     def __exit__(self, *_) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    @property
+    def asked(self) -> bool:
+        return self.signal is not None
 
     def check(self, where: str) -> None:
         """Ends the run if it was asked to.
@@ -34,12 +46,45 @@ class Interruption:
         Raises:
           Interrupted: it was; the message says where the run is.
         """
-        if self.signal is not None:
-            raise Interrupted(f"stopped by {self.signal.name} {where}", self.signal)
+        if self.asked:
+            self.end(where)
+
+    def end(self, where: str) -> NoReturn:
+        """Ends the run, which was asked to, or another one of several processes was.
+
+        Raises:
+          Interrupted: always; the message says where the run is.
+        """
+        number = self.signal or signal.SIGTERM
+        raise Interrupted(f"stopped by {number.name} {where}", number)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
         del frame
-        self.signal = signal.Signals(number)
-        for other in SIGNALS:
-            signal.signal(other, signal.SIG_DFL)
-        os.write(2, b"\nending after this step; once more to end at once\n")  # print is not for signal handlers
+        if number == signal.SIGHUP:
+            drop_lost_output()
+        if not self.asked:
+            self.signal = signal.Signals(number)
+            if signal.SIGINT in self._before:
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nending where nothing is lost; Ctrl-C ends at once\n")  # print is not for handlers
+
+
+def handle(handler: Callable | signal.Handlers, numbers: Collection[signal.Signals] = SIGNALS) -> dict:
+    """Sets a handler for signals; one that is ignored stays so, as SIGHUP under nohup.
+
+    Returns:
+      The handlers that were set before, by signal.
+    """
+    heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heeded}
+
+
+def drop_lost_output() -> None:
+    """Discards output to a terminal that was closed, or to a pipe that nobody reads: writing to it would fail."""
+    for descriptor in (1, 2):
+        poll = select.poll()
+        poll.register(descriptor, 0)  # errors and hang-ups alone
+        if poll.poll(0):
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), descriptor)

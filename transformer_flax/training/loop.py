@@ -5,7 +5,6 @@ import contextlib
 import functools
 import os
 import pathlib
-import signal
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,7 +16,7 @@ from transformer_flax.model.cost import count_parameters, training_flops
 from transformer_flax.model.cost_check import check_cost
 from transformer_flax.model.kinds import Config, init_params, kind_of, make_model
 from transformer_flax.training.averaging import EMA, Choice
-from transformer_flax.training.distributed import agreed_stop, is_first, share
+from transformer_flax.training.distributed import agreed_stop, is_first, stop_asked
 from transformer_flax.training.evaluation import Evaluation, Evaluator
 from transformer_flax.training.initial import with_vectors
 from transformer_flax.training.interruption import Interruption
@@ -242,7 +241,7 @@ class Trainer:
                     self._read(unread, step - 1)
                 unread = metrics
 
-                last, interrupted = step == config.steps, agreed_stop(step, self._interruption.signal is not None)
+                last, interrupted = step == config.steps, agreed_stop(self._interruption.asked)
                 log = last or step % config.log.every == 0
                 evaluate = self._is_evaluated_after(step)
                 save = last or evaluate or interrupted or step % config.checkpoint.every == 0
@@ -270,8 +269,7 @@ class Trainer:
                             record.save(own)
                 if interrupted and not last:
                     self._wait(must=True)
-                    self._interruption.signal = self._interruption.signal or signal.SIGTERM  # another was asked
-                    self._interruption.check(f"after step {step:,}, which is saved")
+                    self._interruption.end(f"after step {step:,}, which is saved")
                 if evaluate:
                     for record, own in zip(self._records, self._own(state), strict=True):
                         self._evaluate(record, own)
@@ -373,21 +371,25 @@ class Trainer:
             if split == "valid" or last:
                 evaluations[split] = evaluator(
                     params,
+                    check=functools.partial(self._check, f"while evaluating step {step:,}, which is saved"),
                     max_sentences=0 if last else config.sentences,
-                    check=lambda: self._check(f"while evaluating step {step:,}, which is saved"),
                 )
                 record.keep(split, step, evaluations[split], len(choice.steps), final=last)
         record.show(evaluations["valid"])
         return evaluations
 
-    def _check(self, where: str) -> None:
-        """Ends the run if it was asked to, except where several processes would not end together: they do after a step.
+    def _check(self, where: str, *, alone: bool) -> None:
+        """Ends the run if it was asked to; of several processes, all of them.
+
+        Args:
+          where: it is.
+          alone: whether the first process works while the others wait for it.
 
         Raises:
           Interrupted: it was.
         """
-        if share()[1] == 1:
-            self._interruption.check(where)
+        if (stop_asked if alone else agreed_stop)(self._interruption.asked):
+            self._interruption.end(where)
 
     def _report(self, record: Record, evaluations: dict[str, Evaluation], step: int) -> None:
         columns = list(evaluations["valid"].scalars)
