@@ -8,8 +8,9 @@ from configs import classifier
 from tests.ablation.made import SESSION, result
 from transformer_flax.ablation import grid, report
 from transformer_flax.ablation.board import show_best
-from transformer_flax.ablation.comparison import ACCURACY, LOG_PERPLEXITY, compare
+from transformer_flax.ablation.comparison import compare
 from transformer_flax.ablation.jobs import Recipe, measure, measured
+from transformer_flax.ablation.measures import ACCURACY, LOG_PERPLEXITY
 from transformer_flax.ablation.results import RESULTS, Journal, read
 from transformer_flax.training.fields import flatten
 

@@ -116,12 +116,12 @@ def test_flops_are_those_of_all_steps_though_not_all_are_timed():
 
 def test_scores_are_those_of_the_last_step_and_the_best_is_of_any():
     lines = [trained(10, 5.0, 500.0), evaluated(10, 30.0), trained(20, 4.0, 500.0), evaluated(20, 20.0)]
-    done = measure([*lines, evaluated(20, 10.0, "test")], 20)
+    done = measure([*lines, evaluated(20, 10.0, "test") | {"seconds": 3.5}], 20)
     assert done.scores["valid"] == {"perplexity": 2.0, "bleu": 20.0, "exact_match": 0.1}
     assert done.scores["test"]["bleu"] == 10.0
     assert done.best == ("BLEU", 30.0)
     assert done.curve == ([10, 1.0, 2.0, 30.0, 0.15], [20, 2.0, 2.0, 20.0, 0.1])
-    assert (done.step, done.seconds, done.loss, done.rate) == (20, 2.0, 5.0, 4.0)
+    assert (done.step, done.seconds, done.loss, done.rate) == (20, 3.5, 5.0, 4.0)  # the last evaluation included
     assert measure(lines, 30).scores == {}
     assert measure([evaluated(10, 0.0)], 20).best == ("exact", 0.0)
     assert measure([], 20).best is None
@@ -131,7 +131,7 @@ def test_seeds_that_are_trained_together_share_their_seconds():
     together = {"train__seeds_at_once": 4}
     begun = [line(10, train__learning_rate=0.1, **together), evaluated(20, 30.0)]
     alone = line(30, train__learning_rate=0.1)
-    assert measure(begun, 30).seconds == 0.25  # of 1 second
+    assert measure(begun, 30).seconds == 0.5  # of 2 seconds
     assert measure([*begun, alone], 30).seconds == 0.5 + 1.0
     assert [point[1] for point in measure([*begun, alone], 30).curve] == [0.5]
 
@@ -159,10 +159,10 @@ def result(run, **values) -> Result:
         "steps": 9,
         "seconds": 10.0,
         "scores": {},
+        "signature": "",
+        "curve": [],
     }
-    return Result(
-        run.variant.name, run.variant.row, run.variant.changes, run.seed, signature="", curve=[], **(fields | values)
-    )
+    return Result(run.variant.name, run.variant.row, run.variant.changes, run.seed, **(fields | values))
 
 
 def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
@@ -196,10 +196,10 @@ class Nowhere:
 
     def submit(self, jobs):
         self.jobs = list(jobs)
-        first = jobs[0].runs[0]
-        first.path.mkdir(parents=True)
-        lines = [evaluated(first.steps, 5.0, split) for split in ("valid", "test")]
-        (first.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        for first in [job.runs[0] for job in jobs[:1]]:
+            first.path.mkdir(parents=True)
+            lines = [evaluated(first.steps, 5.0, split) for split in ("valid", "test")]
+            (first.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
     def started(self):
         self.seen = True
@@ -227,6 +227,20 @@ def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys):
     assert "it has no config.json" in first.error
     assert second.error == "it ended before its last step was evaluated"  # and no more
     assert f"base seed 1 FAILED: {second.error}\n" in capsys.readouterr().out
+
+
+def test_a_terminal_shows_the_means_of_the_report(tmp_path, capsys):
+    made = recipe(tmp_path / "sweep")
+    made.workdir.mkdir()
+    head = HEAD | {"config": flatten(made.base.to_dict())}
+    runs = made.runs(variants(made.base, "base"), seeds=2)
+    journal = Journal(made.workdir / "results.jsonl", head)
+    for run, perplexity in zip(runs, (2.0, 8.0), strict=True):
+        scores = {"perplexity": perplexity, "bleu": 30.0, "exact_match": 0.5}
+        journal.append(result(run, scores={"valid": scores}, signature="s"))
+    sweep(runs, made, head, Nowhere)
+    assert "perplexity 4.000, BLEU 30.00" in capsys.readouterr().out
+    assert "| base | 4.000 [" in (made.workdir / "report/report.md").read_text()
 
 
 def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(tmp_path):

@@ -15,7 +15,8 @@ import pytest
 from tests.ablation import made
 from tests.ablation.made import compare
 from transformer_flax.ablation import figures, report, table3
-from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY, agreement, over_training
+from transformer_flax.ablation.comparison import agreement, over_training
+from transformer_flax.ablation.measures import BLEU, EXACT_MATCH, LOG_PERPLEXITY
 from transformer_flax.errors import UserError
 
 PICTURES = {f"{name}.png" for name in report.PICTURES}

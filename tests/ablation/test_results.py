@@ -50,6 +50,11 @@ def test_what_is_written_is_read(file):
     assert not failed.finished
 
 
+def test_seconds_to_the_last_step_alone_are_mended_when_they_are_read(file):
+    Journal(file, HEAD).append(dataclasses.replace(RESULT, seconds=9.0))  # as older versions have it
+    assert read(file)[1] == [RESULT]
+
+
 def test_the_last_result_of_a_run_holds(file):
     journal = Journal(file, HEAD)
     journal.append(dataclasses.replace(RESULT, status=FAILED))

@@ -14,17 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from transformer_flax.ablation import beyond
-from transformer_flax.ablation.comparison import (
-    SOURCE_GAIN,
-    Comparison,
-    Effect,
-    Entry,
-    Measure,
-    agreement,
-    curve_of,
-    over_training,
-)
+from transformer_flax.ablation.comparison import Comparison, Effect, Entry, agreement, curve_of, over_training
 from transformer_flax.ablation.labels import label_points
+from transformer_flax.ablation.measures import SOURCE_GAIN, Measure
 from transformer_flax.ablation.statistics import Estimate
 
 INK = "#1f2328"  # of text and axes

@@ -34,7 +34,7 @@ class Standing:
     """How far a run is, as its metrics tell."""
 
     step: int = 0
-    seconds: float = 0.0  # of seeds that were trained together, its share
+    seconds: float = 0.0  # evaluations included; of seeds that were trained together, its share
     loss: float | None = None
     best: tuple[str, float] | None = None  # the measure and its best value on the validation data
     rate: float | None = None  # steps a second
@@ -239,7 +239,7 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
                 scores.setdefault(split, {})[measured] = value
     return Standing(
         step=made,
-        seconds=trained[-1]["seconds"] if trained else 0.0,
+        seconds=lines[-1]["seconds"] if lines else 0.0,
         loss=trained[-1].get("train/loss") if trained else None,
         best=_best(curve, measures),
         source_gain=evaluated[-1].get("valid/source_gain") if evaluated else None,

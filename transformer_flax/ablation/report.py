@@ -7,16 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from transformer_flax.ablation import beyond, figures, table3
-from transformer_flax.ablation.comparison import (
-    ACCURACY,
-    BLEU,
-    SIGNIFICANT,
-    Agreement,
-    Comparison,
-    Measure,
-    agreement,
-    compare,
-)
+from transformer_flax.ablation.comparison import SIGNIFICANT, Agreement, Comparison, agreement, compare
+from transformer_flax.ablation.measures import ACCURACY, BLEU, Measure
 from transformer_flax.ablation.page import page
 from transformer_flax.ablation.results import Result
 from transformer_flax.ablation.tables import as_text, effects_table, levels_table, table
@@ -93,9 +85,9 @@ def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collectio
         blocks += ["## Scores", *shown("scores"), *(levels_table(entries, comparison) for entries in parts)]
         blocks += [
             "Means over seeds, of perplexity the geometric one, with 95 % intervals where seeds differ. Minutes are "
-            "from a run's beginning to its last step, evaluations on the way included, on a machine that may have had "
-            "other work; of seeds that were trained together each has its share. FLOPs are those of the model's matrix "
-            "products over the whole training."
+            "from a run's beginning to its end, evaluations included, on a machine that may have had other work; of "
+            "seeds that were trained together each has its share. FLOPs are those of the model's matrix products over "
+            "the whole training."
         ]
     if "curves_score" in pictures:
         blocks += ["## Curves", _about_curves(base["config"])]

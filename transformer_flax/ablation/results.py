@@ -53,7 +53,7 @@ class Result:
     parameters: int  # of the model
     flops: float  # that training took, as training/loop counts them; 0 where that is not known
     steps: int  # that were made
-    seconds: float  # from its beginning to its last step, evaluations included; its share of seeds trained together
+    seconds: float  # from its beginning to its end, evaluations included; its share of seeds trained together
     scores: dict[str, dict[str, float]]  # of each split at the end
     signature: str  # of the BLEU; empty where texts are classified
     # [step, seconds, perplexity, *measures] of each evaluation on validation data, and of translators the source gain
@@ -222,7 +222,9 @@ def _result(values: dict[str, Any]) -> Result:
         raise ValueError("its scores or its curve are no numbers")
     if not all(len(point) in (5, 6) for point in values["curve"]):
         raise ValueError("a point of its curve has not five or six numbers")
-    result = Result(**values)
+    # Older versions counted the seconds to the last step, and left out the evaluation after it.
+    seconds = max([values["seconds"], *(point[1] for point in values["curve"])])
+    result = Result(**values | {"seconds": seconds})
     measures = {"perplexity", *result.measures}
     if result.finished and not result.scores.get("valid", {}).keys() >= measures:
         raise ValueError(f"it has finished, and has not {', '.join(sorted(measures))} of the validation data")

@@ -5,7 +5,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from transformer_flax.ablation.comparison import Comparison, Effect, Entry, Measure
+from transformer_flax.ablation.comparison import Comparison, Effect, Entry
+from transformer_flax.ablation.measures import Measure
 from transformer_flax.ablation.statistics import Estimate
 
 NONE = "—"
