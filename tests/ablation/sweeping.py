@@ -2,6 +2,9 @@
 
 import contextlib
 import dataclasses
+import os
+import pathlib
+import signal
 import subprocess
 import sys
 
@@ -39,6 +42,14 @@ def run(config, workdir, *arguments) -> tuple[int, str]:
     with sweeping(config, workdir, *arguments) as process:
         said, _ = process.communicate(timeout=PATIENCE)
     return process.returncode, said
+
+
+def stop_all(process: subprocess.Popen) -> None:
+    """SIGTERM to a sweep and to all runs that it trains, as a container's stop sends it."""
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    for pid in (process.pid, *map(int, children)):
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            os.kill(pid, signal.SIGTERM)
 
 
 def timeless(result: Result) -> Result:

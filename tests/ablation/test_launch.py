@@ -5,12 +5,18 @@ import os
 import re
 import signal
 import subprocess
+import sys
+import time
 
 import pytest
 
+from configs import numbers
 from tests.ablation.sweeping import run, sweeping, timeless
 from tests.commands.process import PATIENCE
-from transformer_flax.ablation.launch import explain, last_of, slots
+from tests.conftest import ROOT
+from transformer_flax.ablation.grid import variants
+from transformer_flax.ablation.jobs import Job, Run
+from transformer_flax.ablation.launch import Local, explain, last_of, slots
 from transformer_flax.ablation.results import read
 from transformer_flax.ablation.slurm import require_slurm
 from transformer_flax.errors import UserError
@@ -107,6 +113,73 @@ def test_the_last_of_a_log_is_that_of_the_last_process(tmp_path):
     assert last_of(log) == ""  # a job that was cancelled before it began
     log.write_text("before\nnow\n")
     assert last_of(log, len("before\n")) == "now\n"
+
+
+RUN = """
+import sys, time
+from transformer_flax.training.interruption import Interruption
+
+with Interruption() as interruption:
+    print("begun", flush=True)
+    while interruption.signal is None:
+        time.sleep(0.02)
+    time.sleep(1)  # a long step
+print("saved", flush=True)
+sys.exit({})
+"""
+
+
+def wait_for(log, text) -> None:
+    until = time.monotonic() + PATIENCE
+    while not log.exists() or text not in log.read_text():
+        assert time.monotonic() < until, f"{text!r} was not said"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("says", "fate"),
+    [
+        (143, "its runs are saved"),
+        ("error: the disk is full", "its runs are saved but for base seed 0: the disk is full"),
+    ],
+)
+def test_a_signal_to_all_processes_of_a_sweep_loses_no_step(tmp_path, says, fate):
+    base = numbers.get_config()
+    job = Job((Run(variants(base, "base")[0], 0, tmp_path / "base/seed0"),))
+    program = RUN.format(repr(says))
+    with (tmp_path / "lock").open("a") as inherited:
+        launcher = Local(slots(1), lambda job: [sys.executable, "-c", program], inherited)
+        launcher.submit([job])
+        launcher.poll()
+        wait_for(job.log, "begun")
+        os.kill(launcher._running[0]._process.pid, signal.SIGTERM)  # as a container's stop does
+        wait_for(job.log, "ending")
+        assert launcher.stop() == fate
+    assert "saved" in job.log.read_text()
+
+
+JOB = """
+import sys
+from transformer_flax.ablation.slurm import Training
+
+Training([sys.executable, "-c", sys.argv[1]], *sys.argv[2:])()
+"""
+
+
+def test_a_signal_to_all_processes_of_a_slurm_job_loses_no_step(tmp_path):
+    log = tmp_path / "seed0.log"
+    command = [sys.executable, "-c", JOB, RUN.format(143), str(log), str(tmp_path)]
+    env = os.environ | {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
+        try:
+            wait_for(log, "begun")
+            for _ in range(2):
+                os.killpg(process.pid, signal.SIGTERM)
+                time.sleep(0.1)
+            wait_for(log, "saved")
+            assert process.poll() is None  # Slurm kills it, or queues it again
+        finally:
+            process.kill()
 
 
 def test_slurm_is_asked_for_where_there_is_none(tmp_path, monkeypatch):

@@ -9,12 +9,13 @@ import time
 
 import pytest
 
-from tests.ablation.sweeping import run, sweeping, timeless
+from tests.ablation.sweeping import run, stop_all, sweeping, timeless
 from tests.commands.process import PATIENCE
 from transformer_flax.ablation.grid import variants
 from transformer_flax.ablation.jobs import Run
 from transformer_flax.ablation.results import Result, read
 from transformer_flax.training.loop import train
+from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.progress import duration
 
 # Of the logits of the larger there are 2^21 x 300, in more than one array: what is asked for counts, not what is used.
@@ -61,7 +62,7 @@ def swept(config, tmp_path_factory) -> Swept:
     (workdir / ".results.jsonl.partial").write_text("{")  # as of a sweep that was killed at its first line
     with sweeping(config, workdir, SMALL) as process:
         wait_for("step      10/200")
-        process.send_signal(signal.SIGTERM)
+        stop_all(process)
         said, _ = process.communicate(timeout=PATIENCE)
     with sweeping(config, workdir, SMALL) as killed:
         wait_for("resuming from step")
@@ -113,7 +114,9 @@ def test_a_result_says_all_that_a_report_needs(swept):
     assert result.scores["valid"].keys() == {"loss", "accuracy", "perplexity", "bleu", "exact_match"}
     assert [point[0] for point in result.curve] == [100, 200]
     assert result.curve[-1][2:] == [result.scores["valid"][name] for name in ("perplexity", "bleu", "exact_match")]
-    assert result.curve[0][1] < result.seconds < result.curve[1][1]
+    last = read_lines(swept.run / "metrics.jsonl")[-1]
+    assert "valid/perplexity" in last
+    assert result.seconds == result.curve[1][1] == last["seconds"]
     assert 1e8 < result.flops < 1e10
     assert "tok:13a" in result.signature
     told = f"seed 0 has finished in {duration(result.seconds)}: perplexity {result.curve[-1][2]:.3f}, BLEU"

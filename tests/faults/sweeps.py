@@ -1,15 +1,20 @@
-"""Kills a sweep over and over: python -m tests.faults.sweeps --kills=30.
+"""Kills a sweep over and over: python -m tests.faults.sweeps --kills=30 [--signal=TERM].
 
 It is killed with SIGKILL at random instants, and started again at once, while the runs that it leaves behind save their
 step; at times half a line is left in its results. It must go on each time, and end with the very results of a sweep
 that nobody has touched.
+
+With SIGTERM, which all its processes get at once, each run must resume from the very step that it said it stopped at.
 """
 
 import collections
+import itertools
 import json
 import operator
 import pathlib
 import random
+import re
+import signal
 import sys
 import tempfile
 import time
@@ -18,7 +23,7 @@ from absl import app, flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))  # for configs/, which is not part of the package
 
-from tests.ablation.sweeping import CONFIG, run, sweeping, timeless
+from tests.ablation.sweeping import CONFIG, run, stop_all, sweeping, timeless
 from tests.training.small import write_text
 from transformer_flax.ablation.results import Result, read
 
@@ -32,7 +37,25 @@ def results(workdir: pathlib.Path) -> list[Result]:
     return sorted(map(timeless, found), key=operator.attrgetter("variant", "seed"))
 
 
-def kill_and_go_on(config: pathlib.Path, workdir: pathlib.Path, rng: random.Random, seconds: float) -> dict[str, int]:
+def require_nothing_lost(workdir: pathlib.Path) -> int:
+    """Counts how often runs resumed from where they had stopped.
+
+    Raises:
+      AssertionError: one resumed from an earlier step.
+    """
+    count = 0
+    for log in workdir.glob("*/*.log"):
+        said = re.findall(r"(stopped by|resuming from).*? step ([\d,]*\d)", log.read_text())
+        for (what, step), (_, resumed) in itertools.pairwise(said):
+            if what == "stopped by":
+                assert step == resumed, f"{log}: stopped at step {step}, resumed from {resumed}"
+                count += 1
+    return count
+
+
+def kill_and_go_on(
+    config: pathlib.Path, workdir: pathlib.Path, rng: random.Random, seconds: float, number: int
+) -> dict[str, int]:
     """Starts a sweep until it ends by itself; counts what happened.
 
     Args:
@@ -40,6 +63,7 @@ def kill_and_go_on(config: pathlib.Path, workdir: pathlib.Path, rng: random.Rand
       workdir: where.
       rng: rules when it is killed.
       seconds: that it may run at a time, at most.
+      number: the signal.
 
     Raises:
       AssertionError: it did not go on.
@@ -52,8 +76,10 @@ def kill_and_go_on(config: pathlib.Path, workdir: pathlib.Path, rng: random.Rand
                 time.sleep(0.05)
             if process.returncode is not None:
                 assert process.returncode == 0, process.stdout.read()
+                if number != signal.SIGKILL:
+                    counts["steps resumed from"] = require_nothing_lost(workdir)
                 return dict(counts)
-            process.kill()
+            process.kill() if number == signal.SIGKILL else stop_all(process)
             said, _ = process.communicate()
         counts["kills"] += 1
         counts["waited for runs left behind"] += "waiting for the runs of an earlier sweep" in said
@@ -79,7 +105,7 @@ def main(_) -> None:
         expected = results(folder / "untouched")
         while counts["kills"] < KILLS.value:
             workdir = folder / f"sweep{counts['sweeps']}"
-            counts.update(kill_and_go_on(config, workdir, rng, seconds * 2 / 3))
+            counts.update(kill_and_go_on(config, workdir, rng, seconds * 2 / 3, signal.Signals[f"SIG{SIGNAL.value}"]))
             assert results(workdir) == expected, f"{results(workdir)}\nnot {expected}"
             counts["sweeps"] += 1
     print(json.dumps(counts, indent=2))
@@ -87,5 +113,6 @@ def main(_) -> None:
 
 if __name__ == "__main__":
     KILLS = flags.DEFINE_integer("kills", 30, "how many at least")
+    SIGNAL = flags.DEFINE_enum("signal", "KILL", ["KILL", "TERM"], "what is sent")
     SEED = flags.DEFINE_integer("seed", 0, "rules when")
     app.run(main)

@@ -13,10 +13,13 @@ from typing import IO, Protocol
 
 from transformer_flax.ablation.jobs import Job
 from transformer_flax.errors import UserError
+from transformer_flax.training.interruption import SIGNALS
 
 SHARE_OF_MEMORY = 0.9  # of a GPU, for all jobs on it together
 TAKEN = 0.5  # of a GPU's memory: where others use more, it is not free
 OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "MemoryError", "std::bad_alloc", "Cannot allocate memory")
+# Exit statuses of a run that a signal has stopped: with its step saved, or before it had begun.
+STOPPED = {128 + number for number in SIGNALS} | {-number for number in SIGNALS if number != signal.SIGINT}
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 LAST = 1 << 14  # bytes of a log that are read for what went wrong
 
@@ -95,9 +98,9 @@ class Local:
     def stop(self) -> str:
         for process in self._running:
             process.send(signal.SIGTERM)
-        for process in self._running:
-            process.wait()
-        return "its runs are saved"
+        failed = [process for process in self._running if process.wait() not in {0} | STOPPED]
+        lost = "; ".join(f"{process.job}: {process.problem()}" for process in failed)
+        return f"its runs are saved but for {lost}" if lost else "its runs are saved"
 
 
 class _Process:
@@ -128,8 +131,8 @@ class _Process:
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
-    def wait(self) -> None:
-        self._process.wait()
+    def wait(self) -> int:
+        return self._process.wait()
 
     def problem(self) -> str:
         """What went wrong, in one line."""

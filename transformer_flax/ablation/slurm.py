@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any
 
 from transformer_flax.ablation.jobs import Job, Run
-from transformer_flax.ablation.launch import explain, last_of
+from transformer_flax.ablation.launch import STOPPED, explain, last_of
 from transformer_flax.data.strict_json import read_json
 from transformer_flax.errors import UserError
 from transformer_flax.training.workdir import write_whole
@@ -33,7 +33,6 @@ MOST_AT_A_TIME = 256
 REQUEUES = 1_000  # after a time limit: a run may take as many of them as it needs
 WARNING = 90  # seconds before the time limit, in which a run saves its step
 PATIENCE = 600  # seconds, after which a job whose run was ended from outside ends too
-FROM_OUTSIDE = (signal.SIGTERM, signal.SIGUSR2)  # what Slurm sends before it kills
 OWN_OPTIONS = ("job-name", "J")  # by its name a job is known as the sweep's
 
 logger = logging.getLogger(__name__)
@@ -255,10 +254,9 @@ def _problem(job: Job, attempt: Attempt, slurms: str) -> str:
 
 @dataclasses.dataclass
 class Training:
-    """What a job calls: train.py, which is told once, by SIGINT, of whatever Slurm says.
+    """What a job calls: train.py, which is told by SIGTERM of whatever Slurm says.
 
-    Slurm sends its signals to some or all processes of a job, some of them one after the other, and a second one would
-    end a run at once, before its step is saved. So they are blocked for train.py.
+    Slurm sends its signals to some or all processes of a job, so train.py may get one twice, which is the same to it.
     """
 
     command: list[str]
@@ -276,16 +274,16 @@ class Training:
         file = _attempt_file(pathlib.Path(self.folder), submitit.JobEnvironment().job_id)
         attempt = Attempt(start=log.stat().st_size if log.exists() else 0)
         attempt.write(file)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, FROM_OUTSIDE)
+        signal.signal(signal.SIGTERM, self._tell)
         with log.open("ab") as output:
             process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         self._pid = process.pid
-        signal.signal(signal.SIGTERM, self._tell)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if self._told:  # before there was anybody to tell
+            self._tell()
         while (status := process.poll()) is None:
             time.sleep(0.2)
         until = time.monotonic() + PATIENCE
-        while self._told and status and time.monotonic() < until:
+        while (self._told or status in STOPPED) and status and time.monotonic() < until:
             time.sleep(1)  # what Slurm has announced, it does: it kills, or queues the job again
         dataclasses.replace(attempt, status=status).write(file)
         return status
@@ -294,15 +292,15 @@ class Training:
         """Called when Slurm will end the job soon; what it returns is queued."""
         import submitit
 
+        self._tell()
         if self._pid:
-            self._tell()
             with contextlib.suppress(ChildProcessError):  # it has ended, and __call__ knows
                 os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         return submitit.helpers.DelayedSubmission(Training(self.command, self.log, self.folder))
 
     def _tell(self, number: int = 0, frame: FrameType | None = None) -> None:
         del number, frame
-        if not self._told:
-            self._told = True
+        self._told = True
+        if self._pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGINT)
+                os.kill(self._pid, signal.SIGTERM)

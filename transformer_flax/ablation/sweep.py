@@ -14,6 +14,7 @@ from transformer_flax.ablation.board import Board, Line
 from transformer_flax.ablation.estimate import Estimator
 from transformer_flax.ablation.jobs import Job, Recipe, Run, measured, share_out
 from transformer_flax.ablation.launch import Launcher, last_of
+from transformer_flax.ablation.measures import LOG_PERPLEXITY
 from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
 from transformer_flax.errors import UserError
 from transformer_flax.training.interruption import Interruption
@@ -142,7 +143,7 @@ class _Sweep:
                 for job, problem in self._launcher.poll():
                     self._end(job, problem)
                 self._watch()
-                if self._interruption.signal is not None:
+                if self._interruption.asked:
                     fate = self._launcher.stop()
                     left = sum(line.state in (board.WAITING, board.RUNNING) for line in self._lines.values())
                     self._interruption.check(f"with {left:,} of {len(self._runs):,} runs left; {fate}")
@@ -253,13 +254,14 @@ def finished(run: Run, known: Result | None) -> Result | None:
 
 
 def _scores(results: Sequence[Result]) -> str:
-    """The means of finished runs on the validation data, in short."""
+    """The means of finished runs on the validation data, in short, as the report has them."""
+    scores = [result.scores["valid"] for result in results]
 
     def mean(name: str) -> float:
-        return sum(result.scores["valid"][name] for result in results) / len(results)
+        return sum(each[name] for each in scores) / len(scores)
 
     if results[0].measures == CLASSIFYING:
-        scores = f"accuracy {mean('accuracy'):.1%}, macro-F1 {mean('macro_f1'):.1%}"
+        others = f"accuracy {mean('accuracy'):.1%}, macro-F1 {mean('macro_f1'):.1%}"
     else:
-        scores = f"BLEU {mean('bleu'):.2f}, exact {mean('exact_match'):.1%}"
-    return f"perplexity {mean('perplexity'):.3f}, {scores}"
+        others = f"BLEU {mean('bleu'):.2f}, exact {mean('exact_match'):.1%}"
+    return f"perplexity {LOG_PERPLEXITY.mean(scores):.3f}, {others}"

@@ -36,7 +36,8 @@ class _Group:
     def __init__(self, index: int, size: int, client: Any, coordinator: str):
         self.index, self.size = index, size
         self.leaving = False  # from then on, others may end
-        self.asked, self.stop_at = 0, None  # calls of `agreed_stop`, and that after which all stop
+        self.asked = 0  # calls of `agreed_stop`
+        self.stop_at: int | None = None  # the call at which all stop
         self._client, self._published = client, 0
         self._watch(coordinator.rpartition(":")[0].strip("[]"))
 
