@@ -1,0 +1,74 @@
+"""Runs outlive versions: tests/data/run_0.1 is a run that version 0.1 has trained, and is never made anew.
+
+run_0.1.json has what that version translated with it, and the log-probabilities of the tokens.
+"""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+import transformer_flax
+from tests.training.small import final_state
+from transformer_flax.ablation.results import RESULTS, read, require_same_base
+from transformer_flax.training.fields import flatten
+from transformer_flax.training.loop import train
+
+ROOT = pathlib.Path(__file__).parent.parent
+DATA = ROOT / "tests/data"
+KNOWN = json.loads((DATA / "run_0.1.json").read_text())
+ADDED = {"eval": ["patience"], "model": ["branch_init", "neighbourhood"], "data": ["held_out"]}
+
+
+@pytest.fixture
+def old(tmp_path):
+    shutil.copytree(DATA / "run_0.1", tmp_path / "old")
+    return tmp_path / "old"
+
+
+def remove_fields(workdir: pathlib.Path) -> None:
+    """Makes the run one from before there were the fields of ADDED."""
+    file = workdir / "config.json"
+    written = json.loads(file.read_text())
+    del written["crc32"]
+    for section, fields in ADDED.items():
+        for field in fields:
+            del written["config"][section][field]
+    file.write_text(json.dumps(written))
+
+
+@pytest.mark.parametrize("lacking", [False, True], ids=["as it is", "without fields that came later"])
+def test_a_run_of_version_0_1_is_restored_translates_and_is_trained_on(old, tmp_path, capsys, lacking):
+    if lacking:
+        remove_fields(old)
+    run = transformer_flax.restore(old)
+    sources, translations = zip(*KNOWN["translations"].items(), strict=True)
+    assert run.translate(sources) == list(translations)
+    for scores, known in zip(run.score(sources, translations), KNOWN["scores"], strict=True):
+        np.testing.assert_allclose(scores, known, rtol=1e-3)
+
+    config = run.config.copy_and_resolve_references()
+    config.steps += 2
+    config.data.cache_dir = str(tmp_path)
+    train(config, old)
+    assert final_state(old, config.steps).step == config.steps
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"resuming from step {config.steps - 2}" in said
+    added = [
+        "config.data.held_out=0.0",
+        "config.eval.patience=0",
+        "config.model.branch_init=1.0",
+        "config.model.neighbourhood=0",
+    ]
+    assert [field in said for field in added] == [lacking] * 4
+
+
+def test_a_sweep_from_before_some_fields_can_be_gone_on_with():
+    from configs import table3_small  # found only now
+
+    file = ROOT / "docs/table3/numbers" / RESULTS
+    head, _ = read(file)
+    assert "model.kind" not in head["config"]
+    require_same_base(head["config"], flatten(table3_small.get_config().to_dict()) | {"eval.final_average": 1}, file)
