@@ -11,4 +11,5 @@ SIZES = {
     "small": dataclasses.replace(
         BASE, vocab_size=8_000, num_layers=3, d_model=256, d_ff=1024, num_heads=4, d_k=64, d_v=64
     ),
+    "tiny": dataclasses.replace(BASE, vocab_size=2_000, num_layers=3, d_model=64, d_ff=256, d_k=8, d_v=8),
 }
