@@ -25,6 +25,10 @@ logger = logging.getLogger(__name__)
 class UnreadableError(UserError):
     """A checkpoint that cannot be read, or is another one than its place says."""
 
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step  # of its place
+
 
 class Choice(NamedTuple):
     """Parameters to be used; as text, for people."""
@@ -185,7 +189,8 @@ def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
         why = f"is another one: {error}" if another else "cannot be read: it is damaged, cut short, or of another model"
         raise UnreadableError(
             f"the checkpoint {directory / str(step)} {why}; "
-            + (f"there are those of steps {others} too" if others else "there is no other")
+            + (f"there are those of steps {others} too" if others else "there is no other"),
+            step,
         ) from error
 
 

@@ -19,6 +19,7 @@ from orbax.checkpoint import v1 as ocp
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import (
     Choice,
+    UnreadableError,
     load_params,
     mean,
     on_first_device,
@@ -180,11 +181,23 @@ class Checkpoints:
 
         Returns:
           The parameters in float32, on the host, and the choice that was made.
+
+        Raises:
+          UnreadableError: one that is taken is damaged.
         """
         self.wait()  # the newest may still be on its way to the disk
         choice = to_average(self.steps(), step, self._every, count)
         load = functools.partial(load_params, self._directory, like=params, seed=self._seed)
         return mean(params if s == step else load(s) for s in choice.steps), choice
+
+    def can_read_another(self, step: int, params: Any) -> bool:
+        """Whether a checkpoint of another step can be read, whose parameters have these shapes."""
+        for other in reversed(self.steps()):
+            if other != step:
+                with contextlib.suppress(UnreadableError):
+                    load_params(self._directory, other, params, seed=self._seed)
+                    return True
+        return False
 
     def close(self) -> None:
         """Waits for what is still being written.

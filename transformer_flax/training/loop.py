@@ -360,9 +360,7 @@ class Trainer:
         elif average > 1:
             with record.writing():
                 record.checkpoints.wait()  # the newest may still be on its way to the disk
-            params, choice = record.checkpoints.average(self._parallel.local(state.params), step, average)
-            if choice.missing:
-                record.say(f"WARNING: {choice.warning(record.workdir.path)}")
+            params, choice = record.average(self._parallel.local(state.params), step, average)
         else:
             params, choice = self._parallel.unreplicate(state.params), Choice([step])
         record.say(f"evaluating {choice}")

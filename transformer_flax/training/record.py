@@ -8,7 +8,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
+from transformer_flax.training.averaging import Choice, UnreadableError
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.distributed import share
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.metrics import JsonLines, Meter, MetricsWriter
 from transformer_flax.training.prepare import Data
@@ -136,6 +138,29 @@ class Record:
           UserError: it, or the one before, cannot be written.
         """
         self.checkpoints.save(state, self.meter.totals)
+
+    def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
+        """As `Checkpoints.average`, of what is left where a checkpoint is damaged, which is put aside; says so.
+
+        Raises:
+          UnreadableError: none can be read: a disk or a device in trouble is likelier than a damage.
+        """
+        while True:
+            try:
+                averaged, choice = self.checkpoints.average(params, step, count)
+            except UnreadableError as error:
+                if share()[1] > 1 or not self.checkpoints.can_read_another(error.step, params):
+                    raise
+                self.put_aside(error)
+                continue
+            if choice.missing:
+                self.say(f"WARNING: {choice.warning(self.workdir.path)}")
+            return averaged, choice
+
+    def put_aside(self, error: UnreadableError) -> None:
+        """Renames a damaged checkpoint, and says so."""
+        aside = self.checkpoints.put_aside(error.step, "damaged")
+        self.say(f"WARNING: {error}; it is put aside as {aside.name}")
 
     def keep(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
         """Writes an evaluation, unless it was made before: then perhaps with another config.decode.

@@ -26,7 +26,7 @@ def resume(records: Sequence[Record], like: TrainState, stack: contextlib.ExitSt
     """
     for record in records:
         record.checkpoints.require_room(like, len(records))
-    unreadable: dict[tuple[Record, int], UnreadableError] = {}
+    unreadable: list[tuple[Record, UnreadableError]] = []
     for step in _common_steps(records):
         restored = []
         for record in records:
@@ -35,18 +35,17 @@ def resume(records: Sequence[Record], like: TrainState, stack: contextlib.ExitSt
             except UnreadableError as error:
                 if share()[1] > 1:  # which may not all find it so
                     raise
-                unreadable[record, step] = error
+                unreadable.append((record, error))
         if len(restored) < len(records):
             continue
-        for (record, damaged), error in unreadable.items():  # the disk and the device can read: another one was
-            aside = record.checkpoints.put_aside(damaged, "damaged")
-            record.say(f"WARNING: {error}; it is put aside as {aside.name}")
+        for record, error in unreadable:  # the disk and the device can read: another one was
+            record.put_aside(error)
         for record, (_, totals) in zip(records, restored, strict=True):
             record.say(f"resuming from step {step:,} in {record.workdir.path}")
             _begin(record, stack, step, totals)
         return [state for state, _ in restored], step
     if unreadable:  # a disk or a device in trouble is likelier than as many damages
-        newest = next(iter(unreadable.values()))
+        _, newest = unreadable[0]
         raise UserError(
             f"{newest}; no checkpoint can be read, and nothing was changed: run the same command when the cause is "
             f"mended, or choose another --workdir. The cause: {newest.__cause__}"
