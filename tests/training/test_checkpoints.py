@@ -125,6 +125,17 @@ def test_averages_are_the_mean_of_the_last_regular_checkpoints(tmp_path):
     checkpoints.close()
 
 
+def test_a_directory_that_is_gone_is_told_of_and_not_made_anew(tmp_path):
+    run = tmp_path / "run"
+    checkpoints = Checkpoints(run / "checkpoints", every=1, keep=2, seed=0)
+    save(checkpoints, 1)
+    run.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"run/checkpoints has been moved or deleted, .*; put it back"):
+        checkpoints.save(state_at(2), {})
+    checkpoints.close()
+    assert not run.exists()
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of its own with 1 MB."""
@@ -140,7 +151,9 @@ def small_disk(tmp_path):
 def test_a_full_disk_is_told_of_and_the_older_checkpoints_stay(small_disk):
     checkpoints = Checkpoints(small_disk / "checkpoints", every=1, keep=5, seed=0)
     checkpoints.save(state_at(1), {})
-    with pytest.raises(UserError, match=r"a checkpoint needs 2\.1 MB and the disk of .* has [01]\.\d MB left"):
+    with pytest.raises(
+        UserError, match=r"a checkpoint needs 2\.1 MB and the disk of .* has [01]\.\d MB left; .* goes on from step 1$"
+    ):
         checkpoints.save(state_at(2, size=1 << 19), {})
     with pytest.raises(UserError, match=r"^3 checkpoints need 1\.6 MB"):  # of several seeds
         checkpoints.require_room(state_at(2, size=1 << 17), 3)
@@ -152,7 +165,8 @@ def test_a_full_disk_is_told_of_and_the_older_checkpoints_stay(small_disk):
 
 def test_several_seeds_do_not_begin_without_room_for_a_checkpoint_of_each(small_disk, tmp_path):
     config = small_config(data__path=str(write_text(tmp_path)), model__d_ff=640)
-    with pytest.raises(UserError, match=r"2 checkpoints need 1\.\d MB and the disk of .* has [01]\.\d MB left"):
+    room = r"2 checkpoints need 1\.\d MB and the disk of .* has [01]\.\d MB left; make room there: .* begins anew"
+    with pytest.raises(UserError, match=room):
         train_seeds(config, [0, 1], small_disk / "seeds")
 
 
@@ -165,7 +179,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written_is_told_of_too(small_di
     checkpoints.require_room = lambda state, count=1: None  # as if another program took the room in between
     (small_disk / "other").write_bytes(bytes(400_000))
     checkpoints.save(big, {})  # in the background
-    with pytest.raises(UserError, match=r"could not be written to .*untouched"):
+    with pytest.raises(UserError, match=r"could not be written to .*; the same command goes on from step 1$"):
         wait_for_failure(checkpoints)
     (small_disk / "other").unlink()
     checkpoints.save(big, {})  # there is room again, also that of what was half written

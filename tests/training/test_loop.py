@@ -238,17 +238,34 @@ def test_a_damaged_checkpoint_that_an_average_takes_is_put_aside_and_those_that_
     assert saved_steps(checkpoints) == [2, 6]
 
 
+@contextlib.contextmanager
+def opened(workdir):
+    """A run's record, while it is trained."""
+    record: Any = Record(workdir.load_config(), workdir, cast(Any, None), Progress())
+    with contextlib.ExitStack() as stack:
+        record.open(stack, None)
+        yield record
+
+
+def test_a_run_whose_directory_is_gone_saves_nothing_more(run, tmp_path):
+    run("run", eval__every=0)
+    state, workdir = final_state(tmp_path / "run", 6), Workdir(tmp_path / "run")
+    with opened(workdir) as record:
+        workdir.path.rename(tmp_path / "moved")
+        workdir.checkpoints.mkdir(parents=True)  # as Orbax does where it is writing at that moment
+        with pytest.raises(UserError, match=r"/run has been moved or deleted, .*; put it back"):
+            record.save(state.replace(step=jax.numpy.int32(7)))
+    assert not list(workdir.checkpoints.iterdir())
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_where_an_average_can_read_no_checkpoint_nothing_is_put_aside(run, tmp_path):
     run("run", eval__every=0)
     state, workdir = final_state(tmp_path / "run", 6), Workdir(tmp_path / "run")
     for step in (3, 6):  # while the run is at step 6
         cut_short(workdir.checkpoints / str(step))
-    record: Any = Record(workdir.load_config(), workdir, cast(Any, None), Progress())
-    with contextlib.ExitStack() as stack:
-        record.open(stack, None)
-        with pytest.raises(UserError, match="checkpoints/3 cannot be read"):
-            record.average(state.params, 6, 2)
+    with opened(workdir) as record, pytest.raises(UserError, match="checkpoints/3 cannot be read"):
+        record.average(state.params, 6, 2)
     gc.collect()
     assert saved_steps(workdir.checkpoints) == [3, 6]
 

@@ -26,9 +26,10 @@ from transformer_flax.training.averaging import (
     own_context,
     reading,
     regular,
+    saved_steps,
     to_average,
 )
-from transformer_flax.training.distributed import from_first, is_first, share
+from transformer_flax.training.distributed import from_first, share
 from transformer_flax.training.seal import load_seal, require_intact, require_own, seal
 from transformer_flax.training.step import TrainState
 
@@ -70,8 +71,11 @@ class Checkpoints:
 
     def prune(self, newest: int) -> None:
         """Deletes the checkpoints that are not kept, of those up to a step, itself one; later ones stay."""
-        steps = [step for step in self.steps() if step <= newest]
-        if not (is_first() and regular(steps[-1:], self._every)):
+        from_first(lambda: self._delete_old(newest))  # the others wait: they are to find the room that it makes
+
+    def _delete_old(self, newest: int) -> None:
+        steps = [step for step in self._whole() if step <= newest]
+        if not regular(steps[-1:], self._every):
             return
         kept = set(regular(steps, self._every)[-self._keep :])
         scored = [step for step in steps if step in self._scores]
@@ -87,16 +91,29 @@ class Checkpoints:
         """Checks that the disk has room for `count` more checkpoints of such a state.
 
         Raises:
-          UserError: it has not.
+          UserError: it has not, or there is no such directory.
         """
+        self._require_directory()
         needed = count * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(self._directory).free
         if free < needed:
             what = "a checkpoint needs" if count == 1 else f"{count} checkpoints need"
             raise UserError(
                 f"{what} {needed / 1e6:,.1f} MB and the disk of {self._directory} has {free / 1e6:,.1f} MB "
-                "left; make room there: the same command goes on from the last whole checkpoint"
+                f"left; make room there: {self._afterwards()}"
             )
+
+    def _require_directory(self) -> None:
+        if not self._directory.is_dir():
+            raise UserError(
+                f"{self._directory} has been moved or deleted, and the run cannot be saved; put it back, or start it "
+                "in another --workdir"
+            )
+
+    def _afterwards(self) -> str:
+        """What the same command does after a failure."""
+        saved = saved_steps(self._directory)
+        return f"the same command goes on from step {saved[-1]:,}" if saved else "the same command begins anew"
 
     def save(self, state: TrainState, totals: Any) -> None:
         """Starts writing a state; training may go on at once.
@@ -167,9 +184,13 @@ class Checkpoints:
         return aside
 
     def steps(self) -> list[int]:
-        """The steps that can be restored, ascending: those that were there when it began and that it has saved."""
-        known = self._checkpointer.checkpoints  # which it also is while it is written, and after `prune`
-        return from_first(lambda: sorted(each.step for each in known if (self._directory / str(each.step)).is_dir()))
+        """The steps that can be restored, ascending."""
+        return from_first(self._whole)
+
+    def _whole(self) -> list[int]:
+        """The steps that were there at the beginning or have been saved since, and neither deleted nor only begun."""
+        known = self._checkpointer.checkpoints
+        return sorted(each.step for each in known if (self._directory / str(each.step)).is_dir())
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
         """The mean of the parameters of the last `count` checkpoints up to a step, as `to_average` chooses them.
@@ -216,11 +237,11 @@ class Checkpoints:
         try:
             yield
         except Exception as error:  # of whatever kind the storage has for it
+            self._require_directory()
             if share()[1] == 1:  # others would wait for those who have not failed
                 with contextlib.suppress(Exception):  # the same once more
                     self._checkpointer.close()
                 self._open()  # which also clears away what was half written, and takes room
             raise UserError(
-                f"a checkpoint could not be written to {self._directory}: {error}; those that are whole are untouched, "
-                "and the same command goes on from the last"
+                f"a checkpoint could not be written to {self._directory}: {error}; {self._afterwards()}"
             ) from error

@@ -135,8 +135,15 @@ class Record:
         """Starts writing a checkpoint of a state, as `Parallel.unreplicate` gives it.
 
         Raises:
-          UserError: it, or the one before, cannot be written.
+          UserError: it, or the one before, cannot be written, or the run's directory is gone.
         """
+        if (
+            not self.workdir.config_file.exists()
+        ):  # checkpoints/ alone may be there: Orbax makes it anew while it writes
+            raise UserError(
+                f"{self.workdir.path} has been moved or deleted, and the run cannot be saved; put it back, or start it "
+                "in another --workdir"
+            )
         self.checkpoints.save(state, self.meter.totals)
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
