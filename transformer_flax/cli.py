@@ -281,7 +281,7 @@ def _unraisable(unraisable: Any) -> None:
     """Deals with what was raised where nobody can catch it."""
     if unraisable.exc_type is KeyboardInterrupt:  # Ctrl-C, during garbage collection: it comes again a moment later
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-    else:
+    elif str(unraisable.exc_value) != "Event loop is closed":  # writes of a checkpoint of which another has failed
         sys.__unraisablehook__(unraisable)
 
 

@@ -111,9 +111,10 @@ def test_a_result_says_all_that_a_report_needs(swept):
     assert (result.variant, result.row, result.seed, result.steps) == (f"base {TOKENS}=512", "base", 0, 200)
     assert result.changes == {}  # of a base that has that value
     assert result.parameters == 300 * 16 + 3 * 16 * 2 * 32 + 2 * (2 * 16 * 16 + 32) + 5 * 32
-    assert result.scores["valid"].keys() == {"loss", "accuracy", "perplexity", "bleu", "exact_match"}
+    assert result.scores["valid"].keys() == {"loss", "accuracy", "perplexity", "bleu", "exact_match", "source_gain"}
     assert [point[0] for point in result.curve] == [100, 200]
-    assert result.curve[-1][2:] == [result.scores["valid"][name] for name in ("perplexity", "bleu", "exact_match")]
+    measured = ("perplexity", "bleu", "exact_match", "source_gain")
+    assert result.curve[-1][2:] == [result.scores["valid"][name] for name in measured]
     last = read_lines(swept.run / "metrics.jsonl")[-1]
     assert "valid/perplexity" in last
     assert result.seconds == result.curve[1][1] == last["seconds"]

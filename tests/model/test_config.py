@@ -24,6 +24,7 @@ INVALID = [
     *(("positions", value) for value in ("", "rotational", "Learned", True)),
     *(("compatibility", value) for value in ("", "product", True)),
     *(("remat", value) for value in ("", "all", False)),
+    *(("branch_init", value) for value in (0, -0.5, math.inf, math.nan, "0.5", True)),
     *(("dtype", value) for value in ("", "float16", "float64", float)),
     ("d_model", 15),  # with sinusoids, which come in pairs
 ]
@@ -36,7 +37,7 @@ def test_invalid_value_is_refused_by_the_name_of_its_field(name, value):
 
 
 def test_every_field_has_a_kind_of_value_that_is_tested():
-    others = ("neighbourhood", "positions", "compatibility", "remat", "dtype")
+    others = ("neighbourhood", "positions", "compatibility", "branch_init", "remat", "dtype")
     assert sorted((*SIZES, *RATES, *SWITCHES, *others)) == sorted(FIELDS)
 
 
