@@ -13,7 +13,7 @@ SWITCH = "TRANSFORMER_FLAX_ALLOCATOR"  # set to "system" to leave the allocator 
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # names of malloc.h
 HUGE_PAGES = 14  # MADV_HUGEPAGE of sys/mman.h
-ACCELERATORS = ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm60_plugin", "jax_rocm7_plugin", "libtpu")
+ACCELERATORS = ("jax_plugins", "libtpu")  # packages by which JAX finds one
 
 
 def keep_memory() -> bool:

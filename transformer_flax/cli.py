@@ -19,7 +19,7 @@ from ml_collections import ConfigDict, config_flags
 from transformer_flax.decoding.length_penalty import KINDS
 from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.training.fields import require_fields
-from transformer_flax.training.interruption import SIGNALS, drop_lost_output, handle
+from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle
 
 if TYPE_CHECKING:
     from transformer_flax.run import Run
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 USER_ERROR = 2  # exit statuses
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 CLOSED_PIPE = 141  # 128 + SIGPIPE
-
-OTHERS = [number for number in SIGNALS if number != signal.SIGINT]  # which Python raises as KeyboardInterrupt
 
 PICTURES = (".png", ".svg", ".pdf")
 

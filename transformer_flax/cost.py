@@ -14,6 +14,7 @@ from absl import flags
 
 from transformer_flax import cli
 from transformer_flax.errors import UserError
+from transformer_flax.training.fields import complete
 
 if TYPE_CHECKING:
     from transformer_flax.analysis.cost import Cost
@@ -85,7 +86,7 @@ def main() -> None:
             raise UserError(f"--{name} is {value}; it must be above 0")
     if PEAK.value is not None and flags.FLAGS["device"].present:
         raise UserError("--peak_tflops is for a device that --device does not know: leave one of them out")
-    config = CONFIG()
+    config = complete(CONFIG())
     from transformer_flax.analysis.cost import cost_of  # not before the flags are checked: JAX takes seconds to load
 
     cost = cost_of(

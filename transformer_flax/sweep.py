@@ -84,11 +84,12 @@ def main() -> None:
     from transformer_flax.ablation.jobs import Recipe
     from transformer_flax.ablation.provenance import hardware, head
     from transformer_flax.ablation.sweep import sweep
+    from transformer_flax.training.fields import complete
     from transformer_flax.training.prepare import require_run
     from transformer_flax.training.seeds import check_seeds
 
     require_run(config)
-    base = config.copy_and_resolve_references()
+    base = complete(config)
     overrides = _overrides()
     base.update_from_flattened_dict(overrides)
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"

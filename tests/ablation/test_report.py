@@ -408,8 +408,8 @@ def test_a_report_begins_with_what_agrees_with_the_paper(tmp_path):
     ).read_text()
     assert opposite.split("\n\n")[1] == (
         "**0 of the 3 changes of table 3 that made the paper's perplexity better or worse do the same here** "
-        "(not A-h1, C-N2 and C-d1024). Chance among seeds does not explain any of these, nor A-h1, C-N2 and C-d1024, "
-        "which go the other way."
+        "(not A-h1, C-N2 and C-d1024). Chance among seeds does not explain A-h1, C-N2 and C-d1024, which go the other "
+        "way."
     )
     once = report.write(made.sweep(["base", "A-h1", "C-N2"], range(1), curve=[]), made.BASE, tmp_path / "once")
     assert "How much of it is chance cannot be told from one seed." in once.read_text()

@@ -88,7 +88,7 @@ class Agreement:
     correlation: Estimate | None  # of the ranks of all effects
 
 
-def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
+def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure | None = None) -> Comparison:
     """Compares every variant with base.
 
     The score is accuracy where texts are classified, and else BLEU, unless that is 0 for all runs, as on single words:
@@ -98,6 +98,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
     Args:
       results: in any order.
       config: of the sweep's base, flat.
+      score: that is compared, where it is known.
 
     Raises:
       UserError: there are no results.
@@ -107,7 +108,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any]) -> Comparison:
         raise UserError("there are no results to report yet; let a run of the sweep finish first")
     kept = sorted(last.values(), key=lambda result: (_order(result), result.seed))
     finished = [result for result in kept if result.finished]
-    score = _score(finished)
+    score = score or _score(finished)
     runs: dict[str, list[Result]] = {}
     for result in finished:
         runs.setdefault(result.variant, []).append(result)
@@ -158,7 +159,7 @@ def agreement(comparison: Comparison, measure: Measure) -> Agreement:
 
 
 def over_training(comparison: Comparison) -> dict[int, Comparison]:
-    """What the same comparison would have been at each evaluation of base, by its step.
+    """The comparison at each evaluation of base, by its step.
 
     A row that makes more or fewer steps than base is taken at the same share of its own; one that has ended, at its
     last evaluation.
@@ -166,19 +167,18 @@ def over_training(comparison: Comparison) -> dict[int, Comparison]:
     runs = [run for entry in comparison.entries for run in entry.runs]
     if comparison.base is None or not all(run.curve for run in runs):
         return {}
-    steps = [int(point[0]) for point in comparison.base.runs[0].curve]
     found = {}
-    for step in steps:
-        then = [_at(run, step / comparison.config["steps"], comparison.config["steps"]) for run in runs]
+    for step in [int(point[0]) for point in comparison.base.runs[0].curve]:
+        then = [_at(run, step, comparison.config["steps"]) for run in runs]
         if all(then):
-            found[step] = compare([run for run in then if run], comparison.config)
+            found[step] = compare([run for run in then if run], comparison.config, comparison.score)
     return found
 
 
-def _at(result: Result, share: float, steps: int) -> Result | None:
-    """A result as it was after a share of its run's steps; None before its first evaluation."""
-    now = share * result.changes.get("steps", steps)
-    past = [point for point in result.curve if point[0] <= now]
+def _at(result: Result, step: int, base_steps: int) -> Result | None:
+    """A result as it was when base was at a step; None before its first evaluation."""
+    own_steps = result.changes.get("steps", base_steps)
+    past = [point for point in result.curve if point[0] * base_steps <= step * own_steps]
     if not past:
         return None
     scores = dict(zip(("perplexity", *result.measures), past[-1][2:], strict=False))

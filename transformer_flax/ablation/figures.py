@@ -196,13 +196,18 @@ def agreement_over_training(comparison: Comparison) -> Figure | None:
     found = {
         step: then for step, then in over_training(comparison).items() if any(entry.effects for entry in then.rows)
     }
-    if len(found) < 2:
+    agreements_in = {
+        measure: {step: agreement(then, measure) for step, then in found.items()} for measure in comparison.measures
+    }
+    rows_in = {measure: max((each.rows for each in of.values()), default=0) for measure, of in agreements_in.items()}
+    if len(found) < 2 or not any(rows_in.values()):
         return None
     figure = Figure(figsize=(9, 3))
     signs, ranks = figure.subplots(1, 2)
-    for measure, colour in zip(comparison.measures, COLOURS, strict=False):
-        agreements = {step: agreement(then, measure) for step, then in found.items()}
-        rows = max(each.rows for each in agreements.values())
+    for (measure, agreements), colour in zip(agreements_in.items(), COLOURS, strict=False):
+        rows = rows_in[measure]
+        if not rows:
+            continue
         label = f"{measure.name}, of {rows}"
         signs.plot(list(agreements), [each.same_sign for each in agreements.values()], color=colour, label=label)
         correlations = {step: each.correlation for step, each in agreements.items() if each.correlation}
@@ -213,7 +218,7 @@ def agreement_over_training(comparison: Comparison) -> Figure | None:
             ranks.fill_between(list(intervals), low, high, color=colour, alpha=0.12, linewidth=0)
         signs.axhline(rows / 2, color=INK, linewidth=0.6, linestyle=":")  # what chance would give
     ranks.axhline(0, color=INK, linewidth=0.6, linestyle=":")
-    signs.set(title="rows with the paper's sign", xlabel="step of base", ylim=(0, rows))
+    signs.set(title="rows with the paper's sign", xlabel="step of base", ylim=(0, max(rows_in.values())))
     ranks.set(title="rank correlation with the paper's effects", xlabel="step of base", ylim=(-1, 1))
     signs.legend()
     return figure

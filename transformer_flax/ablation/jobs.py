@@ -229,7 +229,8 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
     if all("valid/source_gain" in line for line in evaluated):
         names += ("valid/source_gain",)
     curve = tuple([line[name] for name in names] for line in evaluated)
-    end = next((line["step"] for line in lines if "valid/final" in line), steps)
+    final = [line["step"] for line in lines if "valid/final" in line]
+    end = final[-1] if final and final[-1] == lines[-1]["step"] else steps  # else patience was raised afterwards
     last = [line for line in lines if line["step"] == end]
     scores: dict[str, dict[str, float]] = {}
     for line in last:

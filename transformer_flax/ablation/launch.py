@@ -13,13 +13,13 @@ from typing import IO, Protocol
 
 from transformer_flax.ablation.jobs import Job
 from transformer_flax.errors import UserError
-from transformer_flax.training.interruption import SIGNALS
+from transformer_flax.training.interruption import OTHERS, SIGNALS
 
 SHARE_OF_MEMORY = 0.9  # of a GPU, for all jobs on it together
 TAKEN = 0.5  # of a GPU's memory: where others use more, it is not free
 OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "MemoryError", "std::bad_alloc", "Cannot allocate memory")
 # Exit statuses of a run that a signal has stopped: with its step saved, or before it had begun.
-STOPPED = {128 + number for number in SIGNALS} | {-number for number in SIGNALS if number != signal.SIGINT}
+STOPPED = {128 + number for number in SIGNALS} | {-number for number in OTHERS}
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 LAST = 1 << 14  # bytes of a log that are read for what went wrong
 

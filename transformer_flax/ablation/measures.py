@@ -1,4 +1,4 @@
-"""What the variants of a sweep are compared in."""
+"""Measures by which a sweep's variants are compared."""
 
 import dataclasses
 import math

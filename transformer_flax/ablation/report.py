@@ -90,7 +90,7 @@ def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collectio
             "the whole training."
         ]
     if "curves_score" in pictures:
-        blocks += ["## Curves", _about_curves(base["config"])]
+        blocks += ["## Curves", _about_curves(base["config"], with_gain="curves_gain" in pictures)]
         blocks += shown("curves_score", "curves_perplexity", "curves_gain")
     return [*blocks, "## How it was measured", _methods(comparison), "## What was swept", *_swept(base)]
 
@@ -142,8 +142,11 @@ def _in_two_sentences(comparison: Comparison) -> list[str]:
     elif not sure:
         text += "None of the differences is larger than what chance among these seeds could make."
     else:
-        text += f"Chance among seeds does not explain {_listed(same) if same else 'any of these'}"
-        text += f", nor {_listed(other)}, which go the other way" if other else ""
+        text += f"Chance among seeds does not explain {_listed(same or other)}"
+        if same and other:
+            text += f", nor {_listed(other)}, which go the other way"
+        elif other:
+            text += ", which go the other way" if len(other) > 1 else ", which goes the other way"
         text += "; the other differences are too small to be told from it." if len(sure) < found.tested else "."
     return [text]
 
@@ -215,12 +218,13 @@ def _legend(comparison: Comparison) -> str:
     return text
 
 
-def _about_curves(config: Mapping[str, Any]) -> str:
-    text = (
-        "On the validation split: the mean over seeds, and each seed as a faint line. The source gain is the "
-        "log-perplexity of targets given another sentence's source, less that given their own: 0 if the source is not "
-        "used."
-    )
+def _about_curves(config: Mapping[str, Any], *, with_gain: bool) -> str:
+    text = "On the validation split: the mean over seeds, and each seed as a faint line."
+    if with_gain:
+        text += (
+            " The source gain is the log-perplexity of targets given another sentence's source, less that given their "
+            "own: 0 if the source is not used."
+        )
     if sentences := config.get("eval.sentences"):
         text += f" Scores before the last step are of the first {sentences:,} sentences, perplexities of all."
     return text

@@ -140,13 +140,13 @@ class _Sweep:
             self._launcher.submit(share_out(todo, together=together))
             stack.callback(self._launcher.stop)  # whatever ends this
             while self._launcher.left():
-                for job, problem in self._launcher.poll():
-                    self._end(job, problem)
-                self._watch()
-                if self._interruption.asked:
+                if self._interruption.asked:  # first: runs that the same signal has ended have not failed
                     fate = self._launcher.stop()
                     left = sum(line.state in (board.WAITING, board.RUNNING) for line in self._lines.values())
                     self._interruption.check(f"with {left:,} of {len(self._runs):,} runs left; {fate}")
+                for job, problem in self._launcher.poll():
+                    self._end(job, problem)
+                self._watch()
                 time.sleep(POLL)
         self._report()
         return self._failed

@@ -1,4 +1,4 @@
-"""How long a tokenizer that was not trained here makes a text.
+"""Limits how much a foreign tokenizer may lengthen a text.
 
 Its steps may each double a text, and a file of 8 KB has room for a hundred of them: the library would never come back.
 """

@@ -25,7 +25,7 @@ class ClassifierConfig(EncoderConfig):
 
     pooling: str
     num_classes: int  # C
-    embedding_deviation: float
+    embedding_deviation: float = 1.0
 
     def __post_init__(self):
         super().__post_init__()

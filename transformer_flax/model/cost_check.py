@@ -1,4 +1,4 @@
-"""Holds the formulas of `cost` against the model that they are of."""
+"""Checks the formulas of `cost` against the initialised model."""
 
 import dataclasses
 import functools

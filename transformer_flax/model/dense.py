@@ -1,4 +1,4 @@
-"""Linear layers, of which the gradient of a bias is summed in float32 whatever type the products have.
+"""Linear layers that sum the gradients of biases in float32, whatever type they compute in.
 
 The gradient of a bias is a sum over all tokens of a batch. In bfloat16, which keeps 8 bits, such a sum stops growing
 where a token adds less than 0.4 % of it.

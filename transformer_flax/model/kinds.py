@@ -69,7 +69,7 @@ def find_kind(name: str) -> Kind:
     Raises:
       UserError: there is none.
     """
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         raise UserError(f"config.model.kind is {name!r}; it must be one of {', '.join(KINDS)}")
     return KINDS[name]
 

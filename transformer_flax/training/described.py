@@ -6,7 +6,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.kinds import Config
 from transformer_flax.training.fields import require_fields
-from transformer_flax.training.prepare import model_config
+from transformer_flax.training.prepare import model_config, require_run
 from transformer_flax.training.workdir import Workdir
 
 
@@ -18,7 +18,8 @@ def load_described(place: Workdir) -> tuple[ConfigDict, Tokenizer, Config]:
     """
     config, tokenizer = place.load_config(), place.load_tokenizer()
     try:
-        require_fields(config)
+        require_run(config)
+        require_fields(config, saved=True)
         model = model_config(config, tokenizer.vocab_size)
         for name in ("eval.final_average", "checkpoint.every"):
             section, field = name.split(".")

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import Any
 import jax
 
 from transformer_flax.errors import Interrupted, UserError
+from transformer_flax.training.interruption import OTHERS, handle
 
 HEARTBEAT_SECONDS = 30  # without a sign of life, as when a host or the network is gone; a process is missed at once
 GOODBYE_SECONDS = 5  # that a process which fails gives the others to fail with it
@@ -200,6 +202,8 @@ def joined(
     try:
         yield
     except BaseException as error:
+        if isinstance(error, Interrupted) and threading.current_thread() is threading.main_thread():
+            handle(signal.SIG_IGN, OTHERS)  # the same request once more, while the others are waited for
         if not isinstance(error, (UserError, Interrupted, KeyboardInterrupt, SystemExit)):
             time.sleep(2 * _POLL_SECONDS)  # if another has died, which is what most errors are, that has been told
         try:

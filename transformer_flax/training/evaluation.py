@@ -1,7 +1,6 @@
 """How good parameters are on a split: loss and perplexity of the references, and scores of what is really put out."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -100,10 +99,10 @@ class Evaluator:
           max_sentences: for how many of the first sentences something is put out; 0: all.
         """
         placed = self._parallel.place(params)  # once for all batches, as averages come from the host
-        means = self._measure(placed, self._batches, "loss", check)
+        means = self._measure(placed, self._batches, "loss", check).means()
         if self._gain_batches:
             own, others = (self._measure(placed, batches, "source gain", check) for batches in self._gain_batches)
-            means["source_gain"] = math.log(others["perplexity"] / own["perplexity"])
+            means["source_gain"] = others.log_perplexity - own.log_perplexity
         examples = [self._pairs[i] for i in range(min(max_sentences or len(self._pairs), len(self._pairs)))]
         sources, references = ([example[side] for example in examples] for side in (0, 1))
         params = self._parallel.local(placed)
@@ -117,8 +116,8 @@ class Evaluator:
         scores = self._task.measure(outputs, references)
         return Evaluation({**means, **scores.scalars}, scores.signatures, sources, references, outputs)
 
-    def _measure(self, params: Any, batches: Batches, what: str, check: Callable[..., None]) -> dict[str, float]:
-        """The means over all tokens of some batches, for parameters on the devices."""
+    def _measure(self, params: Any, batches: Batches, what: str, check: Callable[..., None]) -> Meter:
+        """The sums over all tokens of some batches, for parameters on the devices."""
         meter = Meter()
         with self._progress.bar(f"{self._name} {what}") as update:
             for k in range(batches.batches_per_epoch):
@@ -126,4 +125,4 @@ class Evaluator:
                 meter.add(*self._parallel.unreplicate((sums, counts)))
                 update(k + 1, batches.batches_per_epoch)
                 check(alone=False)
-        return meter.means()
+        return meter

@@ -1,4 +1,4 @@
-"""Event loops that end what goes on in them before they are closed.
+"""Event loops that finish their pending tasks before they close.
 
 At the first error Orbax gives up a checkpoint and closes its loop, while other arrays are still being read: each of
 these reads would end in a message of its own, "Event loop is closed", from a thread of the storage or from Python.

@@ -127,13 +127,27 @@ class VectorRunConfig:
     data: DataConfig
 
 
-def require_fields(config: ConfigDict) -> None:
+def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
     """Checks which fields a config has, and their types.
+
+    Args:
+      config: of a run or of word vectors.
+      saved: it is that of a run which was made before, and may have more fields than are known; but not of the search
+        or the model, which would not be what they were.
 
     Raises:
       UserError: a field is unknown, missing or of another type.
     """
-    _require_fields(config, VectorRunConfig if "vectors" in config else RunConfig, "config")
+    dataclass = VectorRunConfig if "vectors" in config else RunConfig
+    _require_fields(config, dataclass, "config", may_have_more=("config", *_sections(dataclass)) if saved else ())
+
+
+def complete(config: ConfigDict) -> ConfigDict:
+    """A copy of a config with the fields that it lacks, where they have defaults; references to fields are resolved."""
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+        config.update_from_flattened_dict(added_fields(flatten(config.to_dict())))
+    return config
 
 
 def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +159,8 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     from transformer_flax.model.kinds import KINDS  # here, as commands check their configs before JAX is loaded
 
     sections = {name.rpartition(".")[0] for name in config} | {""}
-    kind = KINDS.get(config.get("model.kind", "transformer"))
+    named = config.get("model.kind", "transformer")
+    kind = KINDS.get(named) if isinstance(named, str) else None
     defaults = _defaults(VectorRunConfig if "vectors" in sections else RunConfig)
     defaults |= {"model.kind": "transformer"} | (_defaults(kind.config, "model.") if kind else {})
     return {
@@ -153,20 +168,17 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def differences(
-    theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...], where: str = "there"
-) -> list[str]:
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
     """What two flat configs differ in, a line each; a field that one lacks has its default.
 
     Args:
       theirs: the saved one.
       ours: the present one.
       free: fields, or beginnings of their names, that may differ.
-      where: the saved one is.
     """
     theirs, ours = ({**added_fields(config), **config} for config in (theirs, ours))
     return [
-        f"config.{name}: {theirs.get(name)!r} {where}, {ours.get(name)!r} now"
+        f"config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
         for name in sorted(theirs.keys() | ours.keys())
         if theirs.get(name) != ours.get(name) and not name.startswith(free)
     ]
@@ -190,10 +202,18 @@ def _defaults(dataclass: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _require_fields(section: ConfigDict, dataclass: type, where: str) -> None:
+def _sections(dataclass: Any) -> list[str]:
+    """The sections whose fields change nothing that was learned, should they be unknown."""
+    named = [field.name for field in dataclasses.fields(dataclass) if dataclasses.is_dataclass(field.type)]
+    return [f"config.{name}" for name in named if name != "decode"]
+
+
+def _require_fields(section: ConfigDict, dataclass: type, where: str, may_have_more: tuple[str, ...]) -> None:
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
     for name in section:
-        if name not in fields:
+        if name not in fields and where not in may_have_more:
+            if may_have_more:
+                raise UserError(f"unknown field {where}.{name}; open this run with the version that wrote it")
             hint = did_you_mean(name, fields) or "configs/ lists the fields there are"
             raise UserError(f"{where}.{name} is an unknown field; {hint}")
     for name, field in fields.items():
@@ -207,7 +227,7 @@ def _require_fields(section: ConfigDict, dataclass: type, where: str) -> None:
             must = "a section of fields, a ConfigDict" if is_section else TYPES[wanted]
             raise UserError(f"{where}.{name} is {value!r}; it must be {must}")
         if is_section and wanted is not ConfigDict:
-            _require_fields(value, wanted, f"{where}.{name}")
+            _require_fields(value, wanted, f"{where}.{name}", may_have_more)
 
 
 def _is_of(wanted: Any, value: Any) -> bool:

@@ -14,6 +14,7 @@ from transformer_flax.errors import Interrupted
 # Ctrl-C; what systems send before they kill, Slurm's pre-emption among them; what a terminal sends that is closed; what
 # Slurm's --signal is often set to.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+OTHERS = tuple(number for number in SIGNALS if number != signal.SIGINT)  # which Python raises as KeyboardInterrupt
 
 
 class Interruption:

@@ -18,6 +18,7 @@ from transformer_flax.model.kinds import Config, init_params, kind_of, make_mode
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.distributed import agreed_stop, is_first, stop_asked
 from transformer_flax.training.evaluation import Evaluation, Evaluator
+from transformer_flax.training.fields import complete
 from transformer_flax.training.initial import with_vectors
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.machine import keep_compiled, peak_flops
@@ -52,7 +53,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
       UserError: about the config, the data or the directory, before any long work starts; or a loss or gradient that is
         not finite, or a disk that is full.
     """
-    return _train({config.seed: pathlib.Path(workdir)}, config, profile=profile)[0]
+    require_run(config)
+    return _train({config.seed: pathlib.Path(workdir)}, complete(config), profile=profile)[0]
 
 
 def train_seeds(
@@ -66,6 +68,7 @@ def train_seeds(
       UserError: as `train` does; what ends one of them ends all.
     """
     require_run(config)
+    config = complete(config)
     check_seeds(config, seeds)
     return _train({seed: pathlib.Path(workdir) / f"seed{seed}" for seed in seeds}, config, profile=profile)
 
@@ -276,6 +279,10 @@ class Trainer:
                     if self._out_of_patience(step):
                         if not log:
                             self._log(step, metrics)
+                        self._wait(must=True)
+                        [record] = self._records
+                        if step not in record.checkpoints.steps():  # config.on_write_failure let it go
+                            record.save(self._parallel.unreplicate(state))
                         break
         self._wait(must=True)
         return state

@@ -50,6 +50,11 @@ class Meter:
         """The sums and counts so far, by their names."""
         return {"sums": dict(self._sums), "counts": dict(self._counts)}
 
+    @property
+    def log_perplexity(self) -> float:
+        """The unsmoothed loss in nats a token."""
+        return self._sums["nll"] / self._counts["nll"]
+
     def means(self) -> dict[str, float]:
         """The mean of everything added, with the perplexity in place of the unsmoothed loss."""
         means = {name: total / self._counts[name] for name, total in self._sums.items() if name != "nll"}

@@ -89,6 +89,11 @@ def check(config: ConfigDict) -> None:
     for name in AT_LEAST_0:
         require(name, lambda value: value >= 0, "at least 0")
     require("data.tokens_per_batch", lambda value: value <= LARGEST, f"at most {LARGEST:,}")
+    require(
+        "eval.patience",
+        lambda value: value == 0 or config.eval.every > 0,
+        "0 where config.eval.every is 0: patience counts evaluations during training",
+    )
     require("on_write_failure", lambda value: value in ("stop", "go on"), "stop or go on")
     if share()[1] > 1:
         require("on_write_failure", lambda value: value == "stop", "stop with several processes")
@@ -240,7 +245,7 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
     workdir.check(config, fingerprints, given)
     if added := workdir.added_fields():
         fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
-        progress.say(f"the run was begun before there were some fields, whose defaults are what it did: {fields}")
+        progress.say(f"this run is older than some config fields, which have their defaults: {fields}")
     classes = _find_classes(pairs["train"], config)
 
     if workdir.tokenizer_file.exists():

@@ -187,7 +187,10 @@ class Record:
     def out_of_patience(self) -> bool:
         """Whether the last config.eval.patience evaluations all had no better validation loss than one before them."""
         losses, patience = list(self.writer.validation_losses.values()), self.config.eval.patience
-        return 0 < patience < len(losses) and min(losses[:-patience]) <= min(losses[-patience:])
+        if not 0 < patience < len(losses):
+            return False
+        best = min(losses[:-patience])
+        return not any(loss < best for loss in losses[-patience:])
 
     def show(self, evaluation: Evaluation) -> None:
         """Some sentences, what is put out for them, and their references."""
