@@ -79,4 +79,5 @@ def product_flops(program: Any) -> int:
         inner = [getattr(param, "jaxpr", param) for param in equation.params.values()]
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
         total += times * sum(product_flops(each) for each in inner if isinstance(each, jax.extend.core.Jaxpr))
+        total += max((product_flops(branch.jaxpr) for branch in equation.params.get("branches", ())), default=0)
     return total

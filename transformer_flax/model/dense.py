@@ -4,6 +4,8 @@ The gradient of a bias is a sum over all tokens of a batch. In bfloat16, which k
 where a token adds less than 0.4 % of it.
 """
 
+import functools
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -15,10 +17,43 @@ def _all_but_the_bias(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *
     return [*promote_dtype(x, kernel, dtype=dtype), bias]
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def product(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
+    """x W, over the last axes of x and the first of W, called as `nn.DenseGeneral` calls `jax.lax.dot_general`.
+
+    The gradient of W is written out as x^T dy. On a CPU, x^T is made before: XLA would copy dy transposed, element by
+    element and with the dropout that is part of it drawn again, and then multiply at a fifth of the usual rate.
+    """
+    return jax.lax.dot_general(x, kernel, dimension_numbers, precision)
+
+
+def _forward(x, kernel, dimension_numbers, precision):
+    return product(x, kernel, dimension_numbers, precision), (x, kernel)
+
+
+def _backward(dimension_numbers, precision, residuals, gradient):
+    x, kernel = residuals
+    inputs = math.prod(kernel.shape[: len(dimension_numbers[0][0])])
+    flat_x, matrix = x.reshape(-1, inputs), kernel.reshape(inputs, -1)
+    gradient = gradient.reshape(-1, matrix.shape[1])
+
+    def of_kernel(x_transposed):
+        return jax.lax.dot(x_transposed, gradient, precision=precision)
+
+    kernel_gradient = jax.lax.platform_dependent(
+        flat_x.T, cpu=lambda x: of_kernel(jax.lax.optimization_barrier(x)), default=of_kernel
+    )
+    return jax.lax.dot(gradient, matrix.T, precision=precision).reshape(x.shape), kernel_gradient.reshape(kernel.shape)
+
+
+product.defvjp(_forward, _backward)
+
+
 class Dense(nn.DenseGeneral):
     """x W + b, over the last axes of x, in `dtype`; b is added in float32."""
 
     promote_dtype: Any = _all_but_the_bias
+    dot_general: Any = product
 
     def __call__(self, inputs: jax.Array) -> jax.Array:
         return super().__call__(inputs).astype(self.dtype)
