@@ -28,7 +28,7 @@ def test_a_curve_has_every_point_that_was_measured(workdir, tmp_path):
 
 def test_time_is_told_in_minutes(workdir):
     seconds = [line["seconds"] for line in read_lines(workdir / "metrics.jsonl")]
-    (line,) = plot_curves([workdir]).axes[0].lines
+    (line,) = plot_curves(str(workdir)).axes[0].lines
     assert line.get_xdata() == pytest.approx([s / 60 for s in seconds])
 
 

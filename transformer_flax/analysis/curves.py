@@ -13,7 +13,7 @@ X_AXES = {"step": ("step", 1), "minutes": ("seconds", 60)}
 
 
 def plot_curves(
-    workdirs: Sequence[str | os.PathLike],
+    workdirs: Sequence[str | os.PathLike] | str | os.PathLike,
     metric: str = "valid/bleu",
     *,
     x: str = "minutes",
@@ -22,7 +22,7 @@ def plot_curves(
     """Draws a metric of each run, for a notebook or into a file.
 
     Args:
-      workdirs: of the runs.
+      workdirs: of the runs, or of one.
       metric: as it is named in metrics.jsonl, such as "valid/bleu" or "train/loss".
       x: "minutes" since the run began, evaluation included, or "step".
       file: a picture to write as well; PNG, SVG or PDF by its name.
@@ -35,7 +35,7 @@ def plot_curves(
     name, unit = X_AXES[x]
     figure = matplotlib.figure.Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for workdir in map(Workdir, workdirs):
+    for workdir in map(Workdir, [workdirs] if isinstance(workdirs, (str, os.PathLike)) else workdirs):
         run = workdir.load_config().name
         lines = read_lines(workdir.metrics_file)
         points = [(line[name] / unit, line[metric]) for line in lines if metric in line]

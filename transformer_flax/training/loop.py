@@ -26,7 +26,7 @@ from transformer_flax.training.optimizer import make_optimizer, paper_schedule
 from transformer_flax.training.parallel import Parallel, make_parallel
 from transformer_flax.training.prefetch import prefetch
 from transformer_flax.training.prepare import check, model_config, prepare_data, require_run
-from transformer_flax.training.progress import Progress, duration
+from transformer_flax.training.progress import Progress, counted, duration
 from transformer_flax.training.record import Record
 from transformer_flax.training.resume import prune, resume
 from transformer_flax.training.seeds import Seeds, check_seeds
@@ -291,8 +291,8 @@ class Trainer:
         """Whether the run, which is alone where it has patience, ends at this step."""
         if not self._records[0].out_of_patience:
             return False
-        patience = self._config.eval.patience
-        self._progress.say(f"no better validation loss in {patience} evaluations: the run ends at step {step:,}")
+        patience = counted(self._config.eval.patience, "evaluation")
+        self._progress.say(f"no better validation loss in {patience}: the run ends at step {step:,}")
         return True
 
     def _wait(self, *, must: bool) -> None:
