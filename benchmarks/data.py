@@ -26,10 +26,10 @@ from benchmarks.timing import interleaved
 from configs import base, numbers
 from transformer_flax import cli
 from transformer_flax.data.batches import BATCHING, SIDES, Batches, training_batches
-from transformer_flax.data.cleaning import select_training_pairs
 from transformer_flax.data.corpus import CHUNK, Corpus, Sentences, load_corpus
-from transformer_flax.data.pairs import Pairs, load_pairs
-from transformer_flax.data.text import read_side_by_side
+from transformer_flax.data.filtering import select_training_pairs
+from transformer_flax.data.sources import Pairs, load_pairs
+from transformer_flax.data.text_files import read_side_by_side
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 

@@ -27,12 +27,11 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from benchmarks.sizes import SIZES
 from benchmarks.timing import interleaved
 from transformer_flax import cli
-from transformer_flax.decoding.length_penalty import LengthPenalty
-from transformer_flax.decoding.search import Bounds, beam_search, follow, greedy_search
+from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, follow, greedy_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.attention import causal_mask, padding_mask
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.kinds import init_params
+from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer, shift_right, to_logits
 from transformer_flax.special_tokens import NUM_SPECIAL
 

@@ -19,13 +19,13 @@ from absl import flags
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from transformer_flax import cli
+from transformer_flax.console import Progress
 from transformer_flax.training.loop import Trainer
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.parallel import make_parallel
-from transformer_flax.training.prepare import prepare_data
-from transformer_flax.training.progress import Progress
-from transformer_flax.training.record import Record
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_writer import Record
+from transformer_flax.training.setup import prepare_data
+from transformer_flax.training.sharding import make_parallel
 
 CONFIG = cli.define_config(pathlib.Path(__file__).parent.parent / "configs/numbers.py")
 STEPS = flags.DEFINE_integer("steps", 100, "timed at a time")

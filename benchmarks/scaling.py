@@ -25,16 +25,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from configs import numbers
 from transformer_flax import cli
+from transformer_flax.console import Progress
 from transformer_flax.model.attention import attention_weights
-from transformer_flax.model.compatibility import Compatibility, Dot
 from transformer_flax.model.config import COMPATIBILITIES
-from transformer_flax.model.kinds import init_params, make_config, make_model
+from transformer_flax.model.registry import init_params, make_config, make_model
+from transformer_flax.model.scores import Compatibility, Dot
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
-from transformer_flax.training.prepare import Data, prepare_data
-from transformer_flax.training.progress import Progress
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.setup import Data, prepare_data
 from transformer_flax.training.step import TrainState, init_key, make_train_step
-from transformer_flax.training.workdir import Workdir
 
 D_K = flags.DEFINE_list("d_k", ["4", "16", "64", "256", "512"], "of each head")
 KEYS = flags.DEFINE_integer("keys", 32, "that a query of the first part sees", 2)

@@ -18,14 +18,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.timing import interleaved
 from transformer_flax import cli
-from transformer_flax.model.kinds import init_params
+from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
-from transformer_flax.training.parallel import make_parallel
-from transformer_flax.training.prepare import model_config
 from transformer_flax.training.seeds import Seeds, check_seeds
+from transformer_flax.training.setup import model_config
+from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, init_key, make_train_step
 
 CONFIG = cli.define_config(pathlib.Path(__file__).parent.parent / "configs/table3_small.py")

@@ -3,7 +3,7 @@
 import dataclasses
 
 from configs import base
-from transformer_flax.model.kinds import make_config
+from transformer_flax.model.registry import make_config
 
 BASE = make_config(37_000, base.get_config().model)
 SIZES = {

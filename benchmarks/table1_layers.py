@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.model.attention import attention_weights
-from transformer_flax.model.neighbourhood import attend_nearby
+from transformer_flax.model.local_attention import attend_nearby
 
 Apply = Callable[..., jax.Array]  # (x [n, d], dilation) -> [n, d]
 

@@ -1,6 +1,6 @@
 """How fast an update is: python benchmarks/train.py [--sizes=small,base] [--json=FILE].
 
-The step of training itself, on a batch without padding: model FLOPs a second (`transformer_flax.model.cost`), and their
+The step of training itself, on a batch without padding: model FLOPs a second (`model.flops`), and their
 share of the rate of one large matrix product, measured in the same run. Where PyTorch is installed, its
 `nn.Transformer` does the same work beside it. Medians of interleaved calls, with the slowest and the fastest.
 """
@@ -29,14 +29,14 @@ from transformer_flax import cli
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import REMAT as REMAT_POLICIES
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.cost import training_flops
-from transformer_flax.model.kinds import init_params
+from transformer_flax.model.flops import training_flops
+from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
+from transformer_flax.training.compilation_cache import large_product
 from transformer_flax.training.loss import translation_loss
-from transformer_flax.training.machine import large_product
 from transformer_flax.training.optimizer import make_optimizer
-from transformer_flax.training.parallel import make_parallel
+from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, make_train_step
 
 PEERS = ("pytorch", "pytorch compiled")

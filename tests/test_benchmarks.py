@@ -12,10 +12,9 @@ import pytest
 from benchmarks.decode import begin_without_cache, make_search
 from tests.conftest import ROOT, TINY
 from tests.model.parameters import random_params
-from transformer_flax.decoding.length_penalty import LengthPenalty
-from transformer_flax.decoding.search import Bounds, beam_search
+from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search
 from transformer_flax.decoding.translator import as_step
-from transformer_flax.model.kinds import init_params
+from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 

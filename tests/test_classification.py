@@ -11,17 +11,17 @@ import pytest
 from configs import classifier
 from tests.commands.process import refused, succeeds
 from tests.training.small import final_state
-from transformer_flax.analysis.confusion import plot_confusion
+from transformer_flax.analysis.plots import plot_confusion
 from transformer_flax.data.classes import Classes
 from transformer_flax.errors import UserError
-from transformer_flax.model.classifier import Classifier
-from transformer_flax.model.kinds import attention_maps
+from transformer_flax.model.registry import attention_maps
+from transformer_flax.relatives.classifier import Classifier
 from transformer_flax.run import restore
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import classification_loss, cross_entropy
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.run_directory import Workdir
 
 WORDS = {"animal": ["cat", "dog", "cow"], "colour": ["red", "blue", "green"], "number": ["two", "ten", "six"]}
 FILLERS = ["the", "a", "of", "is", "seen", "here", "again"]

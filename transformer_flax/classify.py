@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.streams import Streams, prompt
+from transformer_flax.line_io import Streams, prompt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +39,7 @@ def main(*files: str) -> None:
         found = labeller.log_probabilities(lines, progress=progress)
         rate = STREAMS.put_out(out, (_show(log_probs, labeller.classes) for log_probs in found))
     if not at_prompt:
-        from transformer_flax.training.progress import counted
+        from transformer_flax.console import counted
 
         print(f"{rate}; {counted(labeller.compilations, 'compilation')}", file=sys.stderr)
 

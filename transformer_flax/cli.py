@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from transformer_flax.decoding.length_penalty import KINDS
+from transformer_flax.decoding.search import KINDS
 from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.training.fields import require_fields
 from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle

@@ -17,7 +17,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.fields import complete
 
 if TYPE_CHECKING:
-    from transformer_flax.analysis.cost import Cost
+    from transformer_flax.analysis.run_cost import Cost
 
 CONFIG = cli.define_config(cli.ROOT / "configs/base.py")
 # TFLOP/s. Of NVIDIA's P100 and those before it, what the paper's table 2 takes for sustained; of those after, and of
@@ -45,7 +45,7 @@ JSON = flags.DEFINE_bool("json", False, "put out JSON instead of tables")
 
 
 def _show(name: str, cost: "Cost") -> None:
-    from transformer_flax.training.progress import Progress
+    from transformer_flax.console import Progress
 
     with Progress() as progress:
         total = sum(cost.parameters.values())
@@ -87,7 +87,9 @@ def main() -> None:
     if PEAK.value is not None and flags.FLAGS["device"].present:
         raise UserError("--peak_tflops is for a device that --device does not know: leave one of them out")
     config = complete(CONFIG())
-    from transformer_flax.analysis.cost import cost_of  # not before the flags are checked: JAX takes seconds to load
+    from transformer_flax.analysis.run_cost import (
+        cost_of,  # not before the flags are checked: JAX takes seconds to load
+    )
 
     cost = cost_of(
         config,

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.data.pairs import SPLITS
-from transformer_flax.data.text import read_side_by_side
+from transformer_flax.data.sources import SPLITS
+from transformer_flax.data.text_files import read_side_by_side
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
+    from transformer_flax.console import Progress
     from transformer_flax.run import ClassReport, Report
-    from transformer_flax.training.progress import Progress
 
 RESTORE = cli.define_run()
 SPLIT = flags.DEFINE_enum("split", "test", SPLITS, "of the data that the run was made with")
@@ -60,8 +60,8 @@ def main() -> None:
     if SOURCE.value is None:
         sources, references = run.split(SPLIT.value)
 
+    from transformer_flax.console import Progress
     from transformer_flax.run import ClassReport  # loaded by now
-    from transformer_flax.training.progress import Progress
 
     with Progress(stderr=True) as progress, progress.bar("lines") as update:
         report = run.evaluate(sources, references, progress=lambda done: update(done, len(sources)), **settings)
@@ -74,14 +74,14 @@ def main() -> None:
     json.dump(head | values, sys.stdout, indent=2)
     print(flush=True)
     if isinstance(report, ClassReport) and CONFUSION.value is not None:
-        from transformer_flax.analysis.confusion import plot_confusion
+        from transformer_flax.analysis.plots import plot_confusion
 
         plot_confusion(report, file=CONFUSION.value)
 
 
 def _tell_of_translations(report: "Report", title: str, progress: "Progress") -> dict[str, Any]:
     """Shows a table and writes the translations; returns all else."""
-    from transformer_flax.training.progress import counted
+    from transformer_flax.console import counted
 
     for warning in report.warnings:
         logger.warning(warning)
@@ -115,7 +115,7 @@ def _tell_of_translations(report: "Report", title: str, progress: "Progress") ->
 
 def _tell_of_labels(report: "ClassReport", title: str, progress: "Progress") -> dict[str, Any]:
     """Shows tables; returns all but the labels."""
-    from transformer_flax.training.progress import counted
+    from transformer_flax.console import counted
 
     each = {
         name: {"precision": p, "recall": r, "f1": f, "texts": n}

@@ -13,19 +13,19 @@ from ml_collections import ConfigDict
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.bleu import FullScores, full_scores
 from transformer_flax.decoding.f1 import ClassScores, compare
-from transformer_flax.decoding.labeller import SETTINGS, Labeller
+from transformer_flax.decoding.predictor import SETTINGS, Labeller
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
-from transformer_flax.model.kinds import init_params, make_model
+from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.averaging import UnreadableError, choose, load_params, mean, require_vocabulary
-from transformer_flax.training.described import load_described
 from transformer_flax.training.loss import perplexity
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.setup import load_setup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -307,7 +307,7 @@ def restore(
       UserError: there is no run, no such checkpoint, or one that cannot be read.
     """
     place = Workdir(workdir)
-    config, tokenizer, sizes = load_described(place)
+    config, tokenizer, sizes = load_setup(place)
     classes = place.load_classes()
     if (told := len(classes) if classes else 0) != getattr(sizes, "num_classes", 0):
         raise UserError(

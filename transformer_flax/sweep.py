@@ -80,13 +80,13 @@ def main() -> None:
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for its runs
 
-    from transformer_flax.ablation import grid
+    from transformer_flax.ablation import variants
     from transformer_flax.ablation.jobs import Recipe
-    from transformer_flax.ablation.provenance import hardware, head
+    from transformer_flax.ablation.results import hardware, head
     from transformer_flax.ablation.sweep import sweep
     from transformer_flax.training.fields import complete
-    from transformer_flax.training.prepare import require_run
     from transformer_flax.training.seeds import check_seeds
+    from transformer_flax.training.setup import require_run
 
     require_run(config)
     base = complete(config)
@@ -94,7 +94,7 @@ def main() -> None:
     base.update_from_flattened_dict(overrides)
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
-    variants = grid.variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value, many=MANY.value)
+    variants = variants.make_variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value, many=MANY.value)
     if VECTORIZE.value:
         for variant in variants:
             check_seeds(variant.config, range(SEEDS.value))
@@ -161,13 +161,13 @@ def _short(text: str) -> str:
 
 def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
     """Shows what would be trained."""
-    from transformer_flax.ablation.board import Board, show_seconds
     from transformer_flax.ablation.estimate import UTILISATION, Estimator, measured_rate
     from transformer_flax.ablation.jobs import share_out
+    from transformer_flax.ablation.live_table import Board, show_seconds
     from transformer_flax.ablation.results import RESULTS, read, require_same_base, require_same_variants
     from transformer_flax.ablation.sweep import changes, finished
+    from transformer_flax.console import counted
     from transformer_flax.training.fields import flatten
-    from transformer_flax.training.progress import counted
 
     file = recipe.workdir / RESULTS
     head, results = read(file) if file.exists() else ({}, [])

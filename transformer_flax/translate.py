@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.data.text import require_characters
+from transformer_flax.data.text_files import require_characters
 from transformer_flax.errors import UserError
-from transformer_flax.streams import Streams, open_input, prompt
+from transformer_flax.line_io import Streams, open_input, prompt
 
 if TYPE_CHECKING:
     from transformer_flax.data.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def main(*files: str) -> None:
             results = (_show(number, translations) for number, translations in enumerate(found))
         rate = STREAMS.put_out(out, results)
     if not at_prompt:
-        from transformer_flax.training.progress import counted
+        from transformer_flax.console import counted
 
         print(f"{rate}; {counted(translator.compilations, 'compilation')}", file=sys.stderr)
 

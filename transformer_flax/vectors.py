@@ -22,7 +22,7 @@ from transformer_flax import cli
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
-    from transformer_flax.word_vectors.vectors import Vectors
+    from transformer_flax.relatives.embeddings import Vectors
 
 CONFIG = cli.define_config(cli.ROOT / "configs/vectors.py")
 OUTPUT = flags.DEFINE_string("output", None, "where the vectors (a new folder) or the picture are written")
@@ -38,14 +38,13 @@ def train() -> None:
     """Trains vectors of the text that the config says."""
     output, config = pathlib.Path(_required("output", OUTPUT.value)), CONFIG()
     # Not before the flags are checked: JAX takes seconds to load.
+    from transformer_flax.console import Progress, duration
     from transformer_flax.data.corpus import load_corpus
-    from transformer_flax.data.pairs import load_pairs
-    from transformer_flax.training.machine import keep_compiled
-    from transformer_flax.training.prepare import check_text, given_tokenizer, train_tokenizer
-    from transformer_flax.training.progress import Progress, duration
-    from transformer_flax.word_vectors.config import VectorConfig
-    from transformer_flax.word_vectors.train import train_vectors
-    from transformer_flax.word_vectors.vectors import require_free
+    from transformer_flax.data.sources import load_pairs
+    from transformer_flax.relatives.embeddings import require_free
+    from transformer_flax.relatives.word_vectors import VectorConfig, train_vectors
+    from transformer_flax.training.compilation_cache import keep_compiled
+    from transformer_flax.training.setup import check_text, given_tokenizer, train_tokenizer
 
     if "vectors" not in config:
         raise UserError("the config has no section config.vectors: start from configs/vectors.py")
@@ -109,13 +108,13 @@ def plot(*words: str) -> None:
         raise UserError(f"there are {len(names)} words to draw; a plane needs at least 3")
     import numpy as np
 
-    from transformer_flax.analysis.plane import plot_plane
+    from transformer_flax.analysis.plots import plot_plane
 
     plot_plane(names, np.stack([vectors.vector(name) for name in names]), file=output)
 
 
 def _load() -> "Vectors":
-    from transformer_flax.word_vectors.vectors import Vectors
+    from transformer_flax.relatives.embeddings import Vectors
 
     return Vectors.load(pathlib.Path(_required("vectors", VECTORS.value)))
 

@@ -7,11 +7,11 @@ from configs import table3 as table3_config
 from tests.ablation import made
 from tests.ablation.test_table3 import flat
 from transformer_flax.ablation import beyond, report, table3
-from transformer_flax.ablation.grid import variants
+from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
-from transformer_flax.model.cost import count_parameters
-from transformer_flax.model.kinds import make_config
-from transformer_flax.training.prepare import check
+from transformer_flax.model.flops import count_parameters
+from transformer_flax.model.registry import make_config
+from transformer_flax.training.setup import check
 
 # What each is of the paper's base; all other fields stay. Then its parameters besides the base's 63,045,632.
 CHANGES = {
@@ -57,7 +57,7 @@ def test_all_rows_are_tried_and_none_has_a_name_of_table_3():
 
 
 def test_on_another_base_the_released_recipe_has_twice_its_warmup_and_rate():
-    released, additive = variants(numbers.get_config(), "released,additive")[::-1]
+    released, additive = make_variants(numbers.get_config(), "released,additive")[::-1]
     assert additive.changes == {"model.compatibility": "additive"}
     assert released.changes["optimizer.warmup_steps"] == 600
     assert released.changes["optimizer.factor"] == 1.2
@@ -67,7 +67,7 @@ def test_on_another_base_the_released_recipe_has_twice_its_warmup_and_rate():
 
 def test_rows_beyond_are_swept_by_name_or_all_at_once_and_never_unasked():
     def names(rows, **options):
-        return [variant.name for variant in variants(numbers.get_config(), rows, **options)]
+        return [variant.name for variant in make_variants(numbers.get_config(), rows, **options)]
 
     assert names("beyond,base") == ["base", *beyond.ROWS]
     assert names("rotary,E,pre-norm") == ["E", "rotary", "pre-norm"]
@@ -83,17 +83,17 @@ def test_rows_beyond_are_swept_by_name_or_all_at_once_and_never_unasked():
     odd = numbers.get_config()
     odd.model.d_k = 31
     with pytest.raises(UserError, match=r"rotary: config\.model\.d_k is 31; it must be even"):
-        variants(odd, "rotary")
+        make_variants(odd, "rotary")
 
 
 def test_a_file_may_start_from_a_row_beyond_but_not_take_its_name(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('both = {row = "rotary", model.pre_norm = true}\n')
-    (both,) = variants(numbers.get_config(), "", file=file)
+    (both,) = make_variants(numbers.get_config(), "", file=file)
     assert both.changes == {"model.positions": "rotary", "model.pre_norm": True}
     file.write_text("rotary = {model.d_ff = 64}\n")
     with pytest.raises(UserError, match="'rotary' has the name of a row beyond table 3"):
-        variants(numbers.get_config(), "", file=file)
+        make_variants(numbers.get_config(), "", file=file)
 
 
 def test_the_report_shows_them_behind_table_3_without_anything_of_the_papers(tmp_path):

@@ -6,10 +6,10 @@ import pytest
 
 from configs import classifier
 from tests.ablation.made import SESSION, result
-from transformer_flax.ablation import grid, report
-from transformer_flax.ablation.board import show_best
+from transformer_flax.ablation import report, variants
 from transformer_flax.ablation.comparison import compare
 from transformer_flax.ablation.jobs import Recipe, measure, measured
+from transformer_flax.ablation.live_table import show_best
 from transformer_flax.ablation.measures import ACCURACY, LOG_PERPLEXITY
 from transformer_flax.ablation.results import RESULTS, Journal, read
 from transformer_flax.training.fields import flatten
@@ -66,8 +66,8 @@ def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
 
 def test_the_grid_has_the_fields_of_a_classifier(tmp_path):
     base = classifier.get_config()
-    variants = grid.variants(base, "base", axes=["model.pooling=mean,max", "model.num_layers=1"])
-    runs = Recipe("configs/classifier.py", base, {}, tmp_path).runs(variants, seeds=1)
+    chosen = variants.make_variants(base, "base", axes=["model.pooling=mean,max", "model.num_layers=1"])
+    runs = Recipe("configs/classifier.py", base, {}, tmp_path).runs(chosen, seeds=1)
     assert [run.variant.changes for run in runs] == [
         {"model.num_layers": 1},
         {"model.num_layers": 1, "model.pooling": "max"},

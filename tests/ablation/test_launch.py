@@ -14,11 +14,11 @@ from configs import numbers
 from tests.ablation.sweeping import run, sweeping, timeless
 from tests.commands.process import PATIENCE
 from tests.conftest import ROOT
-from transformer_flax.ablation.grid import variants
 from transformer_flax.ablation.jobs import Job, Run
 from transformer_flax.ablation.launch import Local, explain, last_of, slots
 from transformer_flax.ablation.results import read
 from transformer_flax.ablation.slurm import require_slurm
+from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
 
 
@@ -145,7 +145,7 @@ def wait_for(log, text) -> None:
 )
 def test_a_signal_to_all_processes_of_a_sweep_loses_no_step(tmp_path, says, fate):
     base = numbers.get_config()
-    job = Job((Run(variants(base, "base")[0], 0, tmp_path / "base/seed0"),))
+    job = Job((Run(make_variants(base, "base")[0], 0, tmp_path / "base/seed0"),))
     program = RUN.format(repr(says))
     with (tmp_path / "lock").open("a") as inherited:
         launcher = Local(slots(1), lambda job: [sys.executable, "-c", program], inherited)

@@ -8,9 +8,9 @@ import pytest
 
 from configs import numbers
 from transformer_flax.ablation import slurm
-from transformer_flax.ablation.grid import variants
 from transformer_flax.ablation.jobs import Job, Recipe
 from transformer_flax.ablation.slurm import Attempt, Slurm
+from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
 
 SCRIPTS = {
@@ -39,7 +39,7 @@ class Cluster:
             (self._here / name).chmod(0o755)
         base = numbers.get_config()
         self.recipe = Recipe("configs/numbers.py", base, {}, self.workdir)
-        self.runs = self.recipe.runs(variants(base, "E"), seeds=3)
+        self.runs = self.recipe.runs(make_variants(base, "E"), seeds=3)
 
     @property
     def submitted(self) -> int:

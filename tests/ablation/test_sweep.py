@@ -11,12 +11,12 @@ import pytest
 
 from tests.ablation.sweeping import run, stop_all, sweeping, timeless
 from tests.commands.process import PATIENCE
-from transformer_flax.ablation.grid import variants
 from transformer_flax.ablation.jobs import Run
 from transformer_flax.ablation.results import Result, read
+from transformer_flax.ablation.variants import make_variants
+from transformer_flax.console import duration
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.progress import duration
 
 # Of the logits of the larger there are 2^21 x 300, in more than one array: what is asked for counts, not what is used.
 TOKENS = "data.tokens_per_batch"
@@ -98,7 +98,7 @@ def test_a_sweep_that_was_stopped_and_killed_finds_what_the_run_alone_finds(swep
     assert "another process trains" not in log
     base = load(config)
     base.eval.final_average = 1
-    alone = Run(variants(base, "base", axes=[f"{TOKENS}=512"])[0], 0, tmp_path / "alone")
+    alone = Run(make_variants(base, "base", axes=[f"{TOKENS}=512"])[0], 0, tmp_path / "alone")
     train(alone.variant.config, alone.path)
     assert timeless(alone.result()) == timeless(swept.small)
 

@@ -8,9 +8,9 @@ from configs import base, big, convolutional, multi30k, numbers
 from configs import table3 as table3_config
 from transformer_flax.ablation import table3
 from transformer_flax.errors import UserError
-from transformer_flax.model.cost import count_parameters
-from transformer_flax.model.kinds import init_params, make_config
-from transformer_flax.training.prepare import check
+from transformer_flax.model.flops import count_parameters
+from transformer_flax.model.registry import init_params, make_config
+from transformer_flax.training.setup import check
 
 VOCABULARY = 37_000
 

@@ -7,7 +7,7 @@ from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.training.small import small_config
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.model.kinds import Config, make_model
+from transformer_flax.model.registry import Config, make_model
 from transformer_flax.run import Run
 
 SOURCE, TARGET = "The tired animal sleeps.", "Das müde Tier schläft."

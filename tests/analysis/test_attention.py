@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.random_run import SOURCE, TARGET, random_run
-from tests.model.rivals import CONVOLUTIONAL, RECURRENT
+from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
 from transformer_flax.analysis.alignment import align
 from transformer_flax.analysis.attention import KINDS, attend, read_tokens
+from transformer_flax.analysis.attention_page import attention_page
 from transformer_flax.analysis.heads import plot_heads, plot_lines
-from transformer_flax.analysis.page import attention_page
 from transformer_flax.data.batches import training_batches
 from transformer_flax.data.corpus import load_corpus
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.model.kinds import attention_maps
+from transformer_flax.model.registry import attention_maps
 from transformer_flax.run import restore
 from transformer_flax.special_tokens import END_ID, PAD_ID
 

@@ -1,11 +1,11 @@
 import pytest
 
 from tests.training.small import small_config
-from transformer_flax.analysis.curves import plot_curves
+from transformer_flax.analysis.plots import plot_curves
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.metrics import MetricsWriter, read_lines
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.run_directory import Workdir
 
 
 @pytest.fixture

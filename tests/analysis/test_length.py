@@ -6,10 +6,10 @@ import pytest
 from tests.conftest import ROOT
 from tests.training.small import small_config, write_text
 from transformer_flax.analysis.length import Bucket, load_written, measure_by_length, plot_by_length
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.run_directory import Workdir
 
 LENGTHS = [1, 2, 2, 3, 6, 6]
 TRANSLATIONS = ["a", "b c", "b", "", "x", "x y"]

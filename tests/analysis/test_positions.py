@@ -1,6 +1,6 @@
 import numpy as np
 
-from transformer_flax.analysis.positions import plot_positions, similarity
+from transformer_flax.analysis.plots import plot_positions, similarity
 from transformer_flax.model.positions import sinusoids
 
 

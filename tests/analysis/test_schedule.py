@@ -6,7 +6,7 @@ import pytest
 
 from configs import base, numbers
 from tests.conftest import ROOT
-from transformer_flax.analysis.schedule import plot_schedule
+from transformer_flax.analysis.plots import plot_schedule
 
 
 def test_the_learning_rate_of_every_step_and_its_peak(tmp_path):

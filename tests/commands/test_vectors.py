@@ -8,8 +8,8 @@ import pytest
 
 from tests.commands.process import refused, run, succeeds
 from tests.conftest import ROOT
-from tests.word_vectors.planted import TOPICS, planted_text
-from transformer_flax.word_vectors.vectors import Vectors
+from tests.relatives.planted import TOPICS, planted_text
+from transformer_flax.relatives.embeddings import Vectors
 
 ELSEWHERE = f"""
 import runpy, sys

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.data.make import data_config
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.sources import load_pairs
 
 tfds = pytest.importorskip("tensorflow_datasets", reason='pip install -e ".[tfds]"')
 

@@ -25,7 +25,7 @@ class NoTensorFlow:  # as if it were not installed, even where it is
 sys.meta_path.insert(0, NoTensorFlow())
 importlib.util.find_spec = NoTensorFlow.find_others
 from tests.data.make import data_config
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.sources import load_pairs
 
 _, name, target_language = sys.argv
 config = data_config(source="tfds", name=name, target_language=target_language)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.data.make import corpus_of
 from transformer_flax.data.batches import Batches, BucketedBatches, PackedBatches, bucket_edges
-from transformer_flax.data.cleaning import select_training_pairs
+from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 

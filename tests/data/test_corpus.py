@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.make import ListPairs
-from transformer_flax.data.cache import cache_root
 from transformer_flax.data.corpus import CHUNK, Sentences, load_corpus
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
+from transformer_flax.files import cache_root
 from transformer_flax.special_tokens import END_ID
 
 PAIRS = ListPairs((f"number {n}" * (n % 4), f"die nummer {n}" * (n % 3)) for n in range(50))

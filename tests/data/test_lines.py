@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_flax.data import lines as module
-from transformer_flax.data.lines import BLOCK, Lines
+from transformer_flax.data import text_files as module
+from transformer_flax.data.text_files import BLOCK, Lines
 from transformer_flax.errors import UserError
 
 NOWHERE = pathlib.Path("/proc/nowhere")  # where no folder can be made

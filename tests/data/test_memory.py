@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.data.processes import run
-from tests.data.test_pairs import COMPRESS, write
+from tests.data.test_sources import COMPRESS, write
 
 FEW, MANY = 1_000, 200_000  # pairs
 HELD, MOST = 16, 24  # bytes a pair
@@ -16,7 +16,7 @@ import gc, json, pathlib, sys, threading
 import numpy as np
 from tests.data.make import data_config
 from transformer_flax.data.corpus import load_corpus
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import sample_texts
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.data.make import data_config
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.symbols import HELD_OUT, SHORTEST_HELD_OUT, draw_lines
 from transformer_flax.errors import UserError
 

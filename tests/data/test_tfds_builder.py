@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.data.made_sets import GERMAN_OF, TEXTS, MadeTranslate, as_list, files_of, read
-from transformer_flax.data import tfds_builder
+from transformer_flax.data import tfds
 from transformer_flax.errors import UserError
 
 
@@ -21,7 +21,7 @@ def test_a_set_is_prepared_once(made_set, monkeypatch):
 def test_a_set_on_another_machine_is_copied_once(make_set, tmp_path, monkeypatch):
     folder, other = make_set(TEXTS), make_set({"train": [("other", "anders")]}, "other")
     fingerprint = read(folder).fingerprint
-    monkeypatch.setattr(tfds_builder, "REMOTE", "made_translate")  # as if it lay on gs://
+    monkeypatch.setattr(tfds, "REMOTE", "made_translate")  # as if it lay on gs://
     cache = {"cache_dir": str(tmp_path / "cache")}
     pairs = read(folder, **cache)
     assert (dict(as_list(pairs)), pairs.fingerprint) == (GERMAN_OF, fingerprint)
@@ -33,14 +33,14 @@ def test_a_set_on_another_machine_is_copied_once(make_set, tmp_path, monkeypatch
 
 
 def test_a_set_is_not_prepared_on_another_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(tfds_builder, "REMOTE", "made_translate")
+    monkeypatch.setattr(tfds, "REMOTE", "made_translate")
     with pytest.raises(UserError, match=rf"is not in {tmp_path}.*copy DIRECTORY/made_translate to {tmp_path}/made_tr"):
         read(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_copy_that_cannot_be_made_is_not_left_half(made_set, tmp_path, monkeypatch):
-    monkeypatch.setattr(tfds_builder, "REMOTE", "made_translate")
+    monkeypatch.setattr(tfds, "REMOTE", "made_translate")
     folder = shutil.copytree(made_set, tmp_path / "data")
     (files_of(folder) / "a directory").mkdir()
     with pytest.raises(UserError, match=r"could not be copied to .*cache/tfds/"):
@@ -141,7 +141,7 @@ def test_a_package_that_is_not_installed_is_named(made_set, monkeypatch, package
 
 
 def test_preparing_without_tensorflow_is_refused_before_anything_is_fetched(tmp_path, monkeypatch):
-    monkeypatch.setattr(tfds_builder.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tfds.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         UserError, match=r'wmt14_translate/de-en needs TensorFlow.*pip install -e "\.\[wmt\]"'
     ) as refusal:
@@ -152,8 +152,8 @@ def test_preparing_without_tensorflow_is_refused_before_anything_is_fetched(tmp_
 
 def test_without_a_network_it_is_told_what_could_not_be_reached_and_what_can_be_done(tmp_path, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nothing listens, on any machine
-    monkeypatch.setattr(tfds_builder, "RETRIES", 0)
-    monkeypatch.setattr(tfds_builder.importlib.util, "find_spec", lambda name: name)  # as if TensorFlow were there
+    monkeypatch.setattr(tfds, "RETRIES", 0)
+    monkeypatch.setattr(tfds.importlib.util, "find_spec", lambda name: name)  # as if TensorFlow were there
     with pytest.raises(UserError) as refusal:
         read(tmp_path, name="wmt14_translate/de-en")
     message = str(refusal.value)
@@ -165,7 +165,7 @@ def test_without_a_network_it_is_told_what_could_not_be_reached_and_what_can_be_
 
 
 def test_an_archive_that_is_not_what_it_should_be_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tfds_builder.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(tfds.importlib.util, "find_spec", lambda name: name)
     archive = tmp_path / "downloads" / "manual" / "training-parallel-europarl-v7.tgz"
     archive.parent.mkdir(parents=True)
     archive.write_bytes(b"half of it")

@@ -9,9 +9,8 @@ import pytest
 from tests.data.make import data_config
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.corpus import load_corpus
-from transformer_flax.data.pairs import load_pairs, read_pairs
-from transformer_flax.data.tokenizer import Tokenizer, sample_texts
-from transformer_flax.data.vocabulary import find_tokenizer, keep_tokenizer
+from transformer_flax.data.sources import load_pairs, read_pairs
+from transformer_flax.data.tokenizer import Tokenizer, find_tokenizer, keep_tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 

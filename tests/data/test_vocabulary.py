@@ -5,9 +5,8 @@ import logging
 import pytest
 
 from tests.data.make import ListPairs, data_config
-from transformer_flax.data import vocabulary
-from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.data.vocabulary import find_tokenizer, keep_tokenizer
+from transformer_flax.data import tokenizer
+from transformer_flax.data.tokenizer import Tokenizer, find_tokenizer, keep_tokenizer
 from transformer_flax.errors import UserError
 
 PAIRS = ListPairs((f"number {n}", f"die nummer {n}") for n in range(50))
@@ -39,7 +38,7 @@ def test_one_of_other_settings_is_not_found(config, other):
 def test_one_of_other_pairs_or_another_library_is_not_found(config, monkeypatch):
     keep_tokenizer(TOKENIZER, PAIRS, config)
     assert find_tokenizer(ListPairs(list(PAIRS)[1:]), config) is None
-    monkeypatch.setattr(vocabulary.tokenizers, "__version__", "0")
+    monkeypatch.setattr(tokenizer.tokenizers, "__version__", "0")
     assert find_tokenizer(PAIRS, config) is None
 
 

@@ -109,7 +109,7 @@ import json, sys
 from tensorflow_datasets.core.download.checksums import UrlInfo
 from tensorflow_datasets.translate import wmt14
 from tests.data.make import data_config
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.sources import load_pairs
 
 _, name, target_language, infos = sys.argv
 # All of TFDS's WMT14 as it is, but for the checksums of the archives.

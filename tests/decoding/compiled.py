@@ -7,8 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.decoding.toy import A, B, C, Rule, Toy, begin, hashed, step
-from transformer_flax.decoding.length_penalty import KINDS, LengthPenalty
-from transformer_flax.decoding.search import Bounds, Hypotheses, beam_search, ensemble, greedy_search, sample
+from transformer_flax.decoding.search import (
+    KINDS,
+    Bounds,
+    Hypotheses,
+    LengthPenalty,
+    beam_search,
+    ensemble,
+    greedy_search,
+    sample,
+)
 from transformer_flax.special_tokens import END_ID, PAD_ID
 
 # Most of the time goes into compilation, so all searches have the same shapes, filled up with copies of the last row.

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_flax.decoding.length_penalty import LengthPenalty
+from transformer_flax.decoding.search import LengthPenalty
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,7 @@ from tests.decoding.toy import (
     step,
     written,
 )
-from transformer_flax.decoding.length_penalty import LengthPenalty
-from transformer_flax.decoding.search import Bounds, Hypotheses, Sampling, beam_search, follow
+from transformer_flax.decoding.search import Bounds, Hypotheses, LengthPenalty, Sampling, beam_search, follow
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 

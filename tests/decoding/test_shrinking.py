@@ -7,8 +7,7 @@ import pytest
 
 from tests.decoding.compiled import BATCH, LONG_RULES, assert_equal, beam, draw
 from tests.decoding.toy import hashed
-from transformer_flax.decoding.search import Hypotheses, Sampling
-from transformer_flax.decoding.shrinking import SMALLEST, extend_until_done
+from transformer_flax.decoding.search import SMALLEST, Hypotheses, Sampling, extend_until_done
 
 
 class Counting(NamedTuple):

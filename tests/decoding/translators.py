@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import TINY
 from transformer_flax.decoding.translator import Translation, Translator
-from transformer_flax.model.kinds import init_params, make_model
+from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.special_tokens import NUM_SPECIAL
 
 

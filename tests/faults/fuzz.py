@@ -26,7 +26,7 @@ from absl import flags
 
 from tests.faults.targets import CHEAP, TARGETS
 from transformer_flax import cli
-from transformer_flax.training.progress import Progress
+from transformer_flax.console import Progress
 
 INPUTS = flags.DEFINE_integer("inputs", 100_000, "so many in all", lower_bound=1)
 SEED = flags.DEFINE_integer("seed", 0, "of the inputs")

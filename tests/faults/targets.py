@@ -18,20 +18,21 @@ import numpy as np
 from tests.data.make import ListPairs
 from tests.faults.mutations import mutate
 from tests.training.small import learn, small_config
-from transformer_flax.ablation.grid import variants
 from transformer_flax.ablation.jobs import Recipe
 from transformer_flax.ablation.results import Journal, Result
 from transformer_flax.ablation.results import read as read_results
+from transformer_flax.ablation.variants import make_variants
 from transformer_flax.data.corpus import CHECKSUMS, load_corpus
-from transformer_flax.data.text import decode_lines, open_text
+from transformer_flax.data.text_files import decode_lines, open_text
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
-from transformer_flax.run import load_described, restore
+from transformer_flax.run import restore
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.averaging import choose
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.setup import load_setup
 
 PAIRS = ListPairs((f"number {n}", f"die Nummer {n}") for n in range(3))
 SENTENCES = ["number 3 <end>", "", "🜁 die  Nummer\n"]
@@ -104,7 +105,7 @@ class Config(Target):
 
     def read(self, changed: pathlib.Path) -> str:
         place = Workdir(self.folder)
-        config, tokenizer, _ = load_described(place)
+        config, tokenizer, _ = load_setup(place)
         choose(place.checkpoints, config)
         Translator([], None, tokenizer, **config.decode)
         place.load_fingerprints()
@@ -194,7 +195,7 @@ class Variants(Target):
 
     def read(self, changed: pathlib.Path) -> str:
         base = small_config()
-        made = variants(base, "", file=changed)
+        made = make_variants(base, "", file=changed)
         Recipe("config.py", base, {}, self.folder).runs(made, seeds=1)
         assert all(variant.config.to_json() for variant in made)
         return "read"

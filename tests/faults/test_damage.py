@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from transformer_flax.errors import UserError
-from transformer_flax.run import load_described, restore
+from transformer_flax.run import restore
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.setup import load_setup
 
 FLIPS = 5  # of each file
 IDLE = ("translations", "selection.json", "events.out")  # that nobody reads again
@@ -67,14 +68,14 @@ def leaves(run: pathlib.Path) -> list[bytes]:
 def test_every_damage_to_the_tokenizer_is_noticed(copy, rng):
     file = copy / "tokenizer.json"
     contents = list(damages(rng, file.read_bytes(), flips=200))
-    assert outcomes(file, contents, lambda: load_described(Workdir(copy))) == [None] * len(contents)
+    assert outcomes(file, contents, lambda: load_setup(Workdir(copy))) == [None] * len(contents)
 
 
 def test_every_damage_to_the_config_is_noticed_or_harmless(copy, rng):
     file = copy / "config.json"
     whole = Workdir(copy).load_config()
     *cuts, last = list(damages(rng, file.read_bytes(), flips=0))
-    assert outcomes(file, cuts, lambda: load_described(Workdir(copy))) == [None] * len(cuts)
+    assert outcomes(file, cuts, lambda: load_setup(Workdir(copy))) == [None] * len(cuts)
     assert outcomes(file, [last], Workdir(copy).load_config) == [whole]  # it lacks its last line break only
     flips = [flipped(file.read_bytes(), rng.randrange(8 * file.stat().st_size)) for _ in range(200)]
     found = outcomes(file, flips, Workdir(copy).load_config)

@@ -5,7 +5,7 @@ import functools
 import jax
 import numpy as np
 
-from transformer_flax.model.kinds import Config, init_params
+from transformer_flax.model.registry import Config, init_params
 
 
 @functools.cache

@@ -6,7 +6,7 @@ Letters of shapes: B batch, S source, T target, K hypotheses.
 import numpy as np
 
 from tests.model.parameters import random_params
-from transformer_flax.model.kinds import make_model
+from transformer_flax.model.registry import make_model
 
 # Two sources with three targets each, as a search with three hypotheses holds them.
 B, K, S, T = 2, 3, 7, 6

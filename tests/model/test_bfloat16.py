@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY
-from tests.model.rivals import CONVOLUTIONAL, RECURRENT
-from transformer_flax.model.classifier import ClassifierConfig
-from transformer_flax.model.kinds import init_params, kind_of, make_model
+from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
+from transformer_flax.model.registry import init_params, kind_of, make_model
+from transformer_flax.relatives.classifier import ClassifierConfig
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import classification_loss, translation_loss
 

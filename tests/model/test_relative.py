@@ -11,8 +11,7 @@ from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, B, K, T, logits_of
 from tests.model.test_transformer import decode_stepwise
 from transformer_flax.model.attention import MultiHeadAttention
-from transformer_flax.model.positions import sinusoids
-from transformer_flax.model.relative import apart, rotate
+from transformer_flax.model.positions import apart, rotate, sinusoids
 from transformer_flax.model.transformer import Transformer, shift_right
 
 RELATIVE = dataclasses.replace(TINY, positions="relative")

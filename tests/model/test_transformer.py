@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, logits_of
-from transformer_flax.model.kinds import attention_maps, init_params
+from transformer_flax.model.registry import attention_maps, init_params
 from transformer_flax.model.transformer import Transformer, layer_norm, shift_right, to_logits
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 

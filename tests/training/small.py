@@ -6,14 +6,14 @@ import jax
 from ml_collections import ConfigDict
 
 from configs import numbers
-from transformer_flax.data.pairs import load_pairs
-from transformer_flax.model.kinds import init_params
+from transformer_flax.data.sources import load_pairs
+from transformer_flax.model.registry import init_params
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
 from transformer_flax.training.optimizer import make_optimizer
-from transformer_flax.training.prepare import model_config
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.setup import model_config
 from transformer_flax.training.step import TrainState, init_key
-from transformer_flax.training.workdir import Workdir
 
 PAIRS = {"train": 1_000, "valid": 20, "test": 20}
 

@@ -14,15 +14,15 @@ from orbax.checkpoint import v1 as ocp
 import transformer_flax
 from tests.training.small import PAIRS, final_state, small_config, timeless, write_text
 from transformer_flax.ablation.jobs import measure
+from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.model import transformer
 from transformer_flax.model.transformer import FeedForward
 from transformer_flax.training.averaging import saved_steps
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.progress import Progress
-from transformer_flax.training.record import Record
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_writer import Record
 
 
 @pytest.fixture(scope="session")

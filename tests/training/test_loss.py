@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import TINY, VARIANTS
 from transformer_flax.data.batches import BucketedBatches, PackedBatches
 from transformer_flax.data.corpus import Corpus, Sentences
-from transformer_flax.model.kinds import init_params
+from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 from transformer_flax.training.loss import cross_entropy, perplexity, translation_loss

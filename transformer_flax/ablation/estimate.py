@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.ablation.grid import Variant
 from transformer_flax.ablation.jobs import Run
 from transformer_flax.ablation.results import Result
+from transformer_flax.ablation.variants import Variant
 from transformer_flax.errors import UserError
-from transformer_flax.model.cost import count_parameters, training_flops
-from transformer_flax.training.prepare import model_config
+from transformer_flax.model.flops import count_parameters, training_flops
+from transformer_flax.training.setup import model_config
 
 UTILISATION = 0.3  # of the rate of a large matrix product, that is assumed where nothing has been measured yet
 TYPICAL_LENGTH = 1 / 4  # of a sentence, as a share of data.max_length
@@ -80,7 +80,7 @@ def measured_rate(dtype: str) -> float:
       UserError: JAX finds no device.
     """
     program = (
-        "import jax, sys; from transformer_flax.training.machine import peak_flops; "
+        "import jax, sys; from transformer_flax.training.compilation_cache import peak_flops; "
         "n = 1 if jax.default_backend() == 'cpu' else jax.device_count(); print(n * peak_flops(sys.argv[1]))"
     )
     result = subprocess.run([sys.executable, "-c", program, dtype], capture_output=True, text=True)

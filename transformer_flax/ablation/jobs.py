@@ -11,18 +11,17 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from transformer_flax.ablation.grid import Variant
-from transformer_flax.ablation.provenance import ROOT
-from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, FREE_FIELDS, TRANSLATING, Result
+from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, FREE_FIELDS, ROOT, TRANSLATING, Result
+from transformer_flax.ablation.variants import Variant
 from transformer_flax.decoding.bleu import score
 from transformer_flax.errors import UserError
-from transformer_flax.model.classifier import ClassifierConfig
-from transformer_flax.model.cost import count_parameters
-from transformer_flax.model.kinds import Config
+from transformer_flax.model.flops import count_parameters
+from transformer_flax.model.registry import Config
+from transformer_flax.relatives.classifier import ClassifierConfig
 from transformer_flax.training.fields import differences, flatten
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.prepare import model_config
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.setup import model_config
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that are of no variant
 LONGEST = 120  # characters of a folder's name

@@ -8,13 +8,13 @@ from typing import Any
 
 from transformer_flax.ablation import beyond, figures, table3
 from transformer_flax.ablation.comparison import SIGNIFICANT, Agreement, Comparison, agreement, compare
+from transformer_flax.ablation.html import page
 from transformer_flax.ablation.measures import ACCURACY, BLEU, Measure
-from transformer_flax.ablation.page import page
 from transformer_flax.ablation.results import Result
 from transformer_flax.ablation.tables import as_text, effects_table, levels_table, table
+from transformer_flax.console import counted
 from transformer_flax.errors import UserError
-from transformer_flax.training.progress import counted
-from transformer_flax.training.workdir import write_whole
+from transformer_flax.training.run_directory import write_whole
 
 PICTURES = {  # by the name that `figures.draw` gives them
     "differences": "Difference of each variant from base",

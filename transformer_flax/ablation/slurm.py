@@ -22,9 +22,9 @@ from typing import Any
 
 from transformer_flax.ablation.jobs import Job, Run
 from transformer_flax.ablation.launch import STOPPED, explain, last_of
-from transformer_flax.data.strict_json import read_json
 from transformer_flax.errors import UserError
-from transformer_flax.training.workdir import write_whole
+from transformer_flax.files import read_json
+from transformer_flax.training.run_directory import write_whole
 
 FOLDER = "slurm"
 JOBS = "jobs.json"  # Slurm's number for each run, and the log, for a sweep that is started again while they go on

@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
-from transformer_flax.ablation import board
-from transformer_flax.ablation.board import Board, Line
+from transformer_flax.ablation import live_table
 from transformer_flax.ablation.estimate import Estimator
 from transformer_flax.ablation.jobs import Job, Recipe, Run, measured, share_out
 from transformer_flax.ablation.launch import Launcher, last_of
+from transformer_flax.ablation.live_table import Board, Line
 from transformer_flax.ablation.measures import LOG_PERPLEXITY
 from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
+from transformer_flax.console import counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.progress import counted, duration
-from transformer_flax.training.workdir import Workdir, is_partial
+from transformer_flax.training.run_directory import Workdir, is_partial
 
 REPORT = "report"  # a folder
 LOCK = ".lock"  # held by the sweep
@@ -142,7 +142,7 @@ class _Sweep:
             while self._launcher.left():
                 if self._interruption.asked:  # first: runs that the same signal has ended have not failed
                     fate = self._launcher.stop()
-                    left = sum(line.state in (board.WAITING, board.RUNNING) for line in self._lines.values())
+                    left = sum(line.state in (live_table.WAITING, live_table.RUNNING) for line in self._lines.values())
                     self._interruption.check(f"with {left:,} of {len(self._runs):,} runs left; {fate}")
                 for job, problem in self._launcher.poll():
                     self._end(job, problem)
@@ -194,8 +194,8 @@ class _Sweep:
         for job in self._launcher.started():
             for run in job.runs:
                 line = self._lines[run.path]
-                if line.state == board.WAITING:
-                    line.state = board.RUNNING
+                if line.state == live_table.WAITING:
+                    line.state = live_table.RUNNING
                     line.standing = run.standing()
                     begins = f"goes on from step {line.standing.step:,}" if line.standing.step else "begins"
                     self._board.say(f"{run} {begins}")
@@ -215,7 +215,7 @@ class _Sweep:
     def _left(self) -> str:
         """About how long it will take, once a run of the sweep has finished."""
         estimator = Estimator(self._runs, self._journal.results)
-        left = [run for run in self._runs if self._lines[run.path].state in (board.WAITING, board.RUNNING)]
+        left = [run for run in self._runs if self._lines[run.path].state in (live_table.WAITING, live_table.RUNNING)]
         at_a_time = min(self._launcher.at_a_time, self._launcher.left())
         if not estimator.measured or not left or not at_a_time:
             return ""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from transformer_flax.analysis.attention import Attention
-from transformer_flax.data.text import decode_lines, open_text
+from transformer_flax.data.text_files import decode_lines, open_text
 from transformer_flax.errors import UserError
 
 Links = frozenset[tuple[int, int]]  # (source word, target word), counted from 0

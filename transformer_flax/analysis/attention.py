@@ -15,7 +15,7 @@ import numpy as np
 
 from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.model.kinds import Config, attention_maps, init_params, most_positions
+from transformer_flax.model.registry import Config, attention_maps, init_params, most_positions
 from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL, PAD_ID
 
 KINDS = ("encoder", "decoder", "cross")

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 import matplotlib.figure
 import numpy as np
 
-from transformer_flax.data.pairs import load_pairs
+from transformer_flax.data.sources import load_pairs
 from transformer_flax.errors import UserError
-from transformer_flax.training.workdir import Workdir
+from transformer_flax.training.run_directory import Workdir
 
 
 @dataclasses.dataclass(frozen=True)

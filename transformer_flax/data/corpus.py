@@ -17,10 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from transformer_flax.data.cache import cache_root
-from transformer_flax.data.pairs import Pairs, read_pairs
-from transformer_flax.data.strict_json import read_json, require_plain
+from transformer_flax.data.sources import Pairs, read_pairs
 from transformer_flax.errors import UserError
+from transformer_flax.files import cache_root, read_json, require_plain
 from transformer_flax.special_tokens import END_ID
 
 FORMAT = "2"  # raise it when what the cache holds changes

@@ -1,13 +1,19 @@
 """Pairs of a translation set of TensorFlow Datasets (TFDS), read at random, without TensorFlow."""
 
+import difflib
 import hashlib
 import html.entities
+import importlib.util
 import json
+import os
 import re
+import shutil
+import sys
+import uuid
 from collections.abc import Sequence
 
-from transformer_flax.data.tfds_builder import prepared_builder
 from transformer_flax.errors import UserError
+from transformer_flax.files import cache_root
 
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # ours: theirs
 ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
@@ -95,3 +101,167 @@ class TfdsPairs:
         except (RuntimeError, DecodeError) as error:  # of array_record, of protobuf
             raise UserError(f"{self._folder} is damaged ({error}); remove it, and it is prepared anew") from error
         return pairs
+
+
+RETRIES = 5  # of a download, 6 s in all; TFDS's own 10 take more than 3 minutes to notice that there is no network
+REMOTE = "://"  # what tells gs://bucket from a directory
+INSTALL = 'pip install -e ".[wmt]"'
+WITHOUT = "These run without: configs/numbers.py, and configs/multi30k.py with a folder of text."
+
+
+def prepared_builder(config):
+    """The builder of the set that `config.data` names, after it was prepared.
+
+    Raises:
+      UserError: there is no such set or language, it cannot be prepared, or something that this needs is not installed.
+    """
+    tfds = _import_tfds()
+    builder = _find(tfds, config)
+    if not _is_prepared(builder):
+        _prepare(tfds, builder)
+        builder = _find(tfds, config)
+    if REMOTE in builder.data_dir:
+        builder = _copied(tfds, builder, config.cache_dir)
+    return builder
+
+
+def _import_tfds():
+    # Where TensorFlow is needed, it is not to tell of the processor that it found.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    try:
+        import importlib_resources  # noqa: F401 (TFDS needs it, does not ask for it, and hides that it is missing)
+        import tensorflow_datasets as tfds
+        import tensorflow_datasets.translate  # or its sets are found only where what all others need is there
+    except ImportError as error:
+        raise UserError(
+            f"config.data.source 'tfds' needs a package that is not installed ({error}): {INSTALL}\n{WITHOUT}"
+        ) from error
+    tfds.features.FeatureConnector.cls_from_name = classmethod(_known_feature)  # pyrefly: ignore
+    return tfds
+
+
+def _known_feature(connector, name: str):
+    """The class of that name. In place of TFDS's own function, which imports whatever a set's features.json names."""
+    if name not in connector._registered_features:
+        raise UserError(f"features.json says {name!r}, which is no feature of TFDS, and code of a set is not executed")
+    return connector._registered_features[name]
+
+
+def _find(tfds, config):
+    """The set's builder, with texts in both languages."""
+    place = config.path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    try:
+        if tfds.core.naming.parse_builder_name_kwargs(config.name)[0].namespace:
+            raise ValueError("it has a namespace, whose code is not of TFDS")
+        builder = tfds.builder(config.name, data_dir=os.path.expanduser(config.path) or None)
+    except UserError as error:
+        raise UserError(f"{place}: {error}") from error
+    except (ValueError, AssertionError) as error:  # no such set, no such config of it, no such version
+        reason = re.split(r"\.?\s*\n|\. ", str(error).rpartition('}": ')[2].strip(". "))[0]  # TFDS goes on for pages
+        near = ", ".join(_near(tfds, config.name))
+        raise UserError(f"config.data.name is {config.name!r}: {reason}; TFDS has {near}") from error
+    except Exception as error:  # of many types where the directory is not a local one
+        raise UserError(f"{place} cannot be read: {error}") from error
+    features = builder.info.features
+    fields = dict(features) if isinstance(features, tfds.features.FeaturesDict) else {}
+    texts = [name for name, kind in fields.items() if isinstance(kind, tfds.features.Text)]
+    for field in ("source_language", "target_language"):
+        if config[field] not in texts:
+            there = ", ".join(texts) or "none"
+            raise UserError(
+                f"config.data.{field} is {config[field]!r}, a text that {config.name} lacks; it has {there}"
+            )
+    return builder
+
+
+def _near(tfds, name: str) -> list[str]:
+    """Sets whose names are like `name`: its own configs if only they are wrong, or all translation sets."""
+    known = set(tfds.list_builders(with_community_datasets=False))
+    sets = sorted({tfds.core.naming.camelcase_to_snakecase(each) for each in vars(tfds.translate)} & known)
+    names = [f"{each}/{config}" for each in sets for config in tfds.builder_cls(each).builder_configs]
+    if configs := [each for each in names if each.startswith(name.partition("/")[0] + "/")]:
+        return difflib.get_close_matches(name, configs, n=5, cutoff=0)
+    return difflib.get_close_matches(name, [*names, *known - {name}]) or sets
+
+
+def _is_prepared(builder) -> bool:
+    if (builder.data_path / "dataset_info.json").exists():
+        return True
+    if builder.data_path.exists():
+        raise UserError(f"{builder.data_path} is half prepared: it has no dataset_info.json; remove it and try again")
+    return False
+
+
+def _prepare(tfds, builder) -> None:
+    from requests import RequestException
+    from tensorflow_datasets.core.download import download_manager, downloader
+
+    name = f"{builder.name}/{builder.builder_config_name}" if builder.builder_config_name else builder.name
+    if REMOTE in builder.data_dir:
+        raise UserError(
+            f"{name} is not in {builder.data_dir}, where array_record cannot be written: prepare it on this machine "
+            f"(--config.data.path=DIRECTORY), and copy DIRECTORY/{name} to {builder.data_dir_root}/{name}"
+        )
+    no_tensorflow = UserError(f"preparing {name} needs TensorFlow, reading it does not: {INSTALL}\n{WITHOUT}")
+    if type(builder).__module__.startswith("tensorflow_datasets.") and importlib.util.find_spec("tensorflow") is None:
+        raise no_tensorflow  # now, not when gigabytes have come and are to be extracted
+    (tfds.enable_progress_bar if sys.stderr.isatty() else tfds.disable_progress_bar)()
+    downloader.MAX_RETRIES = RETRIES  # pyrefly: ignore (a constant to it)
+    try:
+        # What TFDS offers prepared on gs:// is of another format: it is not asked for.
+        ours = tfds.download.DownloadConfig(try_download_gcs=False)
+        builder.download_and_prepare(file_format="array_record", download_config=ours)
+    except (RequestException, tfds.download.DownloadError) as error:
+        raise UserError(_unreachable(builder, name, error)) from error
+    except download_manager.NonMatchingChecksumError as error:
+        raise UserError(f"{name}: an archive is damaged or has changed; remove it and try again\n{error}") from error
+    except Exception as error:
+        if (builder.data_path / "dataset_info.json").exists():
+            return  # another process was first
+        if isinstance(error, ImportError) and error.name == "tensorflow":
+            raise no_tensorflow from error
+        raise UserError(
+            f"{name} could not be prepared in {builder.data_dir_root} ({type(error).__name__}: {error}); archives that "
+            "were downloaded whole are kept for the next time"
+        ) from error
+
+
+def _copied(tfds, builder, cache_dir: str):
+    """The builder of a copy on this machine: from another one, array_record asks for every single pair."""
+    key = hashlib.sha256((builder.data_path / "dataset_info.json").read_bytes()).hexdigest()[:32]
+    folder = cache_root(cache_dir) / "tfds" / key
+    if not folder.is_dir():
+        partial = folder.with_name(f"{key}.partial.{uuid.uuid4().hex}")
+        try:
+            partial.mkdir(parents=True)
+            print(f"copying {builder.data_dir} to {folder}")
+            for file in builder.data_path.iterdir():
+                file.copy(partial / file.name)
+            partial.rename(folder)
+        except Exception as error:  # of many types, as the other end is not a local directory
+            if not folder.is_dir():  # if it is, another process was first: its copy is the same
+                raise UserError(f"{builder.data_dir} could not be copied to {folder} ({error})") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return tfds.builder_from_directory(folder)
+
+
+def _unreachable(builder, name: str, error) -> str:
+    """Which archive could not be downloaded, and what can be done about it."""
+    from tensorflow_datasets.core.download import checksums
+    from tensorflow_datasets.translate import wmt
+
+    urls = [error.request.url] if getattr(error, "request", None) else []
+    reason = getattr(next(iter(error.args), None), "reason", error)  # without what requests says around it
+    message = f"{name}: {' '.join(urls) or 'an archive'} could not be reached ({reason})"
+    if isinstance(builder, wmt.WmtTranslate):  # whose archives are known before they are asked for
+        source, _ = builder.builder_config.language_pair
+        subsets = [wmt.DATASET_MAP[subset] for part in builder.subsets.values() for subset in part]
+        urls = [url for subset in subsets for url in subset.get_url(source)]
+    known = checksums.get_all_url_infos() | (builder.url_infos or {})
+    if by_hand := [url for url in dict.fromkeys(urls) if url in known and known[url].filename]:
+        manual = builder.data_dir_root / "downloads" / "manual"
+        message += f"\nThese files, put into {manual} by hand, are not downloaded:"
+        message += "".join(f"\n  {known[url].filename} from {url}" for url in by_hand)
+    return f"{message}\n{WITHOUT}"

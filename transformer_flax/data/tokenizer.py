@@ -2,19 +2,23 @@
 
 import collections
 import contextlib
+import hashlib
 import itertools
+import json
+import logging
 import pathlib
+import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tokenizers
 
-from transformer_flax.data.growth import require_bounded
-from transformer_flax.data.pairs import Pairs, read_pairs
-from transformer_flax.data.strict_json import read_json
-from transformer_flax.data.text import require_characters
+from transformer_flax.data.sources import Pairs, read_pairs
+from transformer_flax.data.text_files import require_characters
 from transformer_flax.errors import UserError
+from transformer_flax.files import cache_root, read_json
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
 LOSSLESS = ("bpe", "wordpiece")
@@ -284,3 +288,104 @@ def sample_texts(
         for pair in read_pairs(pairs, block):
             yield from pair[:1] if sources_only else pair
         progress(start + len(block), len(indices))
+
+
+MOST_STEPS = 100
+LONGEST = 100  # characters that a step puts in the place of others
+GROWTH = 16  # times the length of a text; the bytes of a character, spelt as letters, are at most 8
+CHAINS: dict[str, tuple[type, str, Callable[[Any, str], int]]] = {  # by their names in a tokenizer
+    "normalizer": (tokenizers.normalizers.Sequence, "normalizers", lambda chain, text: len(chain.normalize_str(text))),
+    "pre_tokenizer": (
+        tokenizers.pre_tokenizers.Sequence,
+        "pretokenizers",
+        lambda chain, text: sum(len(piece) for piece, _ in chain.pre_tokenize_str(text)),
+    ),
+    "decoder": (tokenizers.decoders.Sequence, "decoders", lambda chain, text: len(chain.decode([text]))),
+}
+
+
+def require_bounded(backend: tokenizers.Tokenizer, text: str) -> None:
+    """Tries the steps of a tokenizer, one more each time, at a text and at what these steps themselves put in.
+
+    Raises:
+      UserError: they make far more of it, or are too many to be tried.
+    """
+    for name, (kind, inner, length) in CHAINS.items():
+        part = getattr(backend, name)
+        steps = list(_steps(json.loads(part.__getstate__()), inner)) if part else []
+        if len(steps) > MOST_STEPS:
+            raise UserError(f"its {name} has {len(steps):,} steps; at most {MOST_STEPS} are taken")
+        contents = [str(step.get("content", "")) for step in steps]
+        if (longest := max(map(len, contents), default=0)) > LONGEST:
+            raise UserError(f"its {name} puts in {longest:,} characters at once; at most {LONGEST} are taken")
+        tried, chain = text + "".join(contents), kind([])
+        for count in range(1, len(steps) + 1):
+            chain.__setstate__(json.dumps({"type": "Sequence", inner: steps[:count]}).encode())
+            if (made := length(chain, tried)) > GROWTH * len(tried):
+                raise UserError(f"its {name} makes {made:,} characters of {len(tried):,}; take out what adds them")
+
+
+def _steps(part: dict[str, Any], inner: str) -> Iterator[dict[str, Any]]:
+    if part["type"] == "Sequence":
+        for step in part[inner]:
+            yield from _steps(step, inner)
+    else:
+        yield part
+
+
+TRAINING = "1"  # raise it when the same text and config would give another tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def find_tokenizer(pairs: Pairs, config, *, sources_only: bool = False) -> Tokenizer | None:
+    """The tokenizer that was trained before on these pairs as `config.data` says; None if there is none."""
+    key = _key(pairs, config, sources_only)
+    for file in _folder(config).glob(f"{key}.*.json"):
+        try:
+            if file.name != _name(key, file.read_bytes()):
+                raise UserError("it has changed since it was made")
+            return Tokenizer.load(file)
+        except (OSError, UserError) as error:
+            logger.warning("the tokenizer in %s is damaged (%s) and is made anew", file, error)
+            file.unlink(missing_ok=True)
+    return None
+
+
+def keep_tokenizer(tokenizer: Tokenizer, pairs: Pairs, config, *, sources_only: bool = False) -> None:
+    """Makes it what `find_tokenizer` finds.
+
+    Raises:
+      UserError: the cache cannot be written.
+    """
+    content = tokenizer.to_json().encode()
+    file = _folder(config) / _name(_key(pairs, config, sources_only), content)
+    partial = file.with_name(f".{file.name}.partial.{uuid.uuid4().hex}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(content)
+        partial.replace(file)
+    except OSError as error:
+        raise UserError(
+            f"the tokenizer needs {len(content) / 1e6:,.1f} MB in {file.parent}, which cannot be written "
+            f"({error.strerror}); make room there, or name another place with --config.data.cache_dir"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):  # it is in its place, or was never there
+            partial.unlink()
+
+
+def _folder(config) -> pathlib.Path:
+    return cache_root(config.cache_dir) / "tokenizers"
+
+
+def _key(pairs: Pairs, config, sources_only: bool) -> str:
+    settings = [config.tokenizer, config.vocab_size, config.tokenizer_sample, config.seed]
+    sides = ["sources"] if sources_only else []
+    known = json.dumps([TRAINING, tokenizers.__version__, pairs.fingerprint, *settings, *sides])
+    return hashlib.sha256(known.encode()).hexdigest()[:32]
+
+
+def _name(key: str, content: bytes) -> str:
+    """What a file of this content is called, which tells whether it is whole."""
+    return f"{key}.{zlib.crc32(content):08x}.json"

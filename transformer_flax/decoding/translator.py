@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.batching import NARROWEST, batches, encode, fill, warn_of_cut
-from transformer_flax.decoding.length_penalty import LengthPenalty
+from transformer_flax.decoding.inputs import NARROWEST, batches, encode, fill, warn_of_cut
 from transformer_flax.decoding.search import (
     Bounds,
     Hypotheses,
+    LengthPenalty,
     Sampling,
     Step,
     beam_search,

@@ -10,13 +10,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.compatibility import Additive, Compatibility, Dot
 from transformer_flax.model.config import EncoderConfig
 from transformer_flax.model.dense import Dense, xavier
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.neighbourhood import attend_nearby, neighbourhood_mask
-from transformer_flax.model.positions import sinusoids
-from transformer_flax.model.relative import Distances, apart, rotate
+from transformer_flax.model.local_attention import attend_nearby, neighbourhood_mask
+from transformer_flax.model.positions import Distances, apart, rotate, sinusoids
+from transformer_flax.model.scores import Additive, Compatibility, Dot
 from transformer_flax.special_tokens import PAD_ID
 
 SCALED_DOT = Dot()  # the paper's compatibility

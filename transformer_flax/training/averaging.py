@@ -1,21 +1,25 @@
 """Which parameters of a run are used: those of a checkpoint, the mean of several, or their moving average."""
 
+import asyncio
 import contextlib
+import json
 import logging
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.distributed import share
-from transformer_flax.training.event_loops import settled_loops
-from transformer_flax.training.seal import AnotherError, load_seal, require_intact, require_own
+from transformer_flax.files import parse_json, read_json
+from transformer_flax.training.multihost import share
 
 EMA = "ema"
 STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint
@@ -218,3 +222,127 @@ def mean(trees: Iterable[Any]) -> Any:
         tree = jax.tree.map(np.float32, jax.device_get(tree))
         total, count = tree if total is None else jax.tree.map(np.add, total, tree), count + 1
     return jax.tree.map(lambda leaf: leaf / np.float32(count), total)
+
+
+METADATA = "_CHECKPOINT_METADATA"  # of a checkpoint, which Orbax makes
+
+
+class AnotherError(ValueError):
+    """A state of another step or seed than that of the checkpoint which it was read as."""
+
+
+class Seal(NamedTuple):
+    """What is stored beside a state."""
+
+    fingerprints: dict[str, int]  # of its parts, by their names
+    totals: Any  # JSON: what was measured and is not logged yet
+
+
+@jax.jit
+def fingerprint(tree: Any) -> jax.Array:
+    """A number, uint32 [], that changes with any single element of a tree of arrays, and hardly ever stays the same.
+
+    It is computed where the arrays are: the sum of all elements, their bits read as integers, each multiplied with an
+    odd number of its own (so no change of one can be lost modulo 2^32), and the same once more over the leaves. The
+    fingerprint of a single whole number is that number.
+    """
+    total = jnp.uint32(0)
+    for leaf in jax.tree.leaves(tree):
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")).astype(jnp.uint32)
+        odd = 2 * jax.lax.iota(jnp.uint32, bits.size).reshape(bits.shape) + 1
+        total = total * np.uint32(0x9E3779B1) + jnp.sum(bits * odd, dtype=jnp.uint32)
+    return total
+
+
+def seal(parts: dict[str, Any], totals: Any) -> dict[str, Any]:
+    """The seal of a state's parts, as JSON."""
+    fingerprints = {name: int(fingerprint(part)) for name, part in parts.items()}
+    content = json.dumps(Seal(fingerprints, totals)._asdict())
+    return {"seal": content, "crc32": zlib.crc32(content.encode())}
+
+
+def load_seal(folder: pathlib.Path) -> Seal:
+    """The seal of a checkpoint.
+
+    It is read from Orbax's file, as Orbax would read what describes each array too: TensorStore 0.1.86 never frees
+    that.
+
+    Raises:
+      OSError, ValueError: it is not what was written, or there is none.
+    """
+    metadata = read_json(folder / METADATA).get("custom_metadata")
+    if not metadata or zlib.crc32(metadata.get("seal", "").encode()) != metadata.get("crc32"):
+        raise ValueError("its seal is broken or missing")
+    sealed = Seal(**parse_json(metadata["seal"]))
+    totals = sealed.totals
+    if not isinstance(totals, dict) or totals.keys() not in (set(), {"sums", "counts"}):
+        raise ValueError("its seal is none of ours")
+    if not all(_are_numbers(part) for part in (sealed.fingerprints, *totals.values())):
+        raise ValueError("its seal is none of ours")
+    return sealed
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, dict) and all(type(value) in (int, float) for value in values.values())
+
+
+def require_intact(part: Any, name: str, seal: Seal) -> None:
+    """Checks a part of a state that has been read.
+
+    Raises:
+      ValueError: it is not what was sealed.
+    """
+    if int(fingerprint(part)) != seal.fingerprints[name]:
+        raise ValueError(f"its {name} are not what was saved")
+
+
+def require_own(seal: Seal, **numbers: int) -> None:
+    """Checks the numbers of a state by their names, such as its step, of which the seal says enough.
+
+    Raises:
+      AnotherError: one of them is another.
+    """
+    for name, number in numbers.items():
+        if seal.fingerprints[name] != number:
+            raise AnotherError(f"its state is of {name} {seal.fingerprints[name]}, not {number}")
+
+
+PATIENCE = 60  # seconds for what goes on
+
+
+@contextlib.contextmanager
+def settled_loops() -> Iterator[None]:
+    """A context in which event loops are made that end what goes on in them before they are closed."""
+    makers: list[Any] = [asyncio, *filter(None, [sys.modules.get("uvloop")])]  # Orbax's, the second where one runs
+    functions = [module.new_event_loop for module in makers]
+    try:
+        for module, function in zip(makers, functions, strict=True):
+            module.new_event_loop = _settling(function)
+        yield
+    finally:
+        for module, function in zip(makers, functions, strict=True):
+            module.new_event_loop = function
+
+
+def _settling(new_event_loop: Callable[[], Any]) -> Callable[[], Any]:
+    def make() -> Any:
+        loop = new_event_loop()
+        close = loop.close
+
+        def settle_and_close() -> None:
+            if not loop.is_closed():
+                loop.run_until_complete(_others())
+            close()
+
+        loop.close = settle_and_close
+        return loop
+
+    return make
+
+
+async def _others() -> None:
+    """Waits for all other tasks of its loop."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.gather(*others, return_exceptions=True)

@@ -21,16 +21,19 @@ from transformer_flax.training.averaging import (
     Choice,
     UnreadableError,
     load_params,
+    load_seal,
     mean,
     on_first_device,
     own_context,
     reading,
     regular,
+    require_intact,
+    require_own,
     saved_steps,
+    seal,
     to_average,
 )
-from transformer_flax.training.distributed import from_first, share
-from transformer_flax.training.seal import load_seal, require_intact, require_own, seal
+from transformer_flax.training.multihost import from_first, share
 from transformer_flax.training.step import TrainState
 
 _training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for

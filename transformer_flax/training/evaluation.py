@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from transformer_flax.console import Progress
 from transformer_flax.data.batches import Batches, BucketedBatches
 from transformer_flax.data.corpus import Corpus
-from transformer_flax.data.pairs import Pairs
-from transformer_flax.training.distributed import from_first, share
+from transformer_flax.data.sources import Pairs
 from transformer_flax.training.metrics import Meter
-from transformer_flax.training.parallel import Parallel
-from transformer_flax.training.progress import Progress
+from transformer_flax.training.multihost import from_first, share
+from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.tasks import Task
 
 GAIN_SENTENCES = 300  # that the source gain is measured on: the first of a split

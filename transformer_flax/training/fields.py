@@ -11,7 +11,7 @@ from typing import Any, cast
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.word_vectors.config import VectorConfig
+from transformer_flax.relatives.word_vectors import VectorConfig
 
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -156,7 +156,7 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       config: flat, {"model.dropout": 0.1}; sections that it has not are left out.
     """
-    from transformer_flax.model.kinds import KINDS  # here, as commands check their configs before JAX is loaded
+    from transformer_flax.model.registry import KINDS  # here, as commands check their configs before JAX is loaded
 
     sections = {name.rpartition(".")[0] for name in config} | {""}
     named = config.get("model.kind", "transformer")

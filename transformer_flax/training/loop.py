@@ -12,27 +12,26 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.model.cost import count_parameters, training_flops
-from transformer_flax.model.cost_check import check_cost
-from transformer_flax.model.kinds import Config, init_params, kind_of, make_model
+from transformer_flax.console import Progress, counted, duration
+from transformer_flax.model.flops import check_cost, count_parameters, training_flops
+from transformer_flax.model.registry import Config, init_params, kind_of, make_model
 from transformer_flax.training.averaging import EMA, Choice
-from transformer_flax.training.distributed import agreed_stop, is_first, stop_asked
+from transformer_flax.training.compilation_cache import keep_compiled, peak_flops
 from transformer_flax.training.evaluation import Evaluation, Evaluator
 from transformer_flax.training.fields import complete
-from transformer_flax.training.initial import with_vectors
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.machine import keep_compiled, peak_flops
+from transformer_flax.training.multihost import agreed_stop, is_first, stop_asked
 from transformer_flax.training.optimizer import make_optimizer, paper_schedule
-from transformer_flax.training.parallel import Parallel, make_parallel
 from transformer_flax.training.prefetch import prefetch
-from transformer_flax.training.prepare import check, model_config, prepare_data, require_run
-from transformer_flax.training.progress import Progress, counted, duration
-from transformer_flax.training.record import Record
+from transformer_flax.training.pretrained_embeddings import with_vectors
 from transformer_flax.training.resume import prune, resume
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_writer import Record
 from transformer_flax.training.seeds import Seeds, check_seeds
+from transformer_flax.training.setup import check, model_config, prepare_data, require_run
+from transformer_flax.training.sharding import Parallel, make_parallel
 from transformer_flax.training.step import Metrics, TrainState, init_key, make_eval_step, make_train_step
 from transformer_flax.training.tasks import make_task
-from transformer_flax.training.workdir import Workdir
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend starts
 PROFILED = slice(20, 25)  # steps of a session, when most shapes have been compiled

@@ -13,11 +13,11 @@ from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore (made when it is imported)
 from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore (the same)
 
-from transformer_flax.data.strict_json import checked, parse_json, require_plain, signed
 from transformer_flax.errors import UserError
-from transformer_flax.training.distributed import is_first
+from transformer_flax.files import checked, parse_json, require_plain, signed
 from transformer_flax.training.loss import perplexity
-from transformer_flax.training.workdir import write_whole
+from transformer_flax.training.multihost import is_first
+from transformer_flax.training.run_directory import write_whole
 
 
 class Meter:

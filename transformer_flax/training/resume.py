@@ -6,8 +6,8 @@ from typing import Any
 
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import UnreadableError
-from transformer_flax.training.distributed import share
-from transformer_flax.training.record import Record
+from transformer_flax.training.multihost import share
+from transformer_flax.training.run_writer import Record
 from transformer_flax.training.step import TrainState
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.distributed import share
+from transformer_flax.training.multihost import share
 
 
 class Seeds:

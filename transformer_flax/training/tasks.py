@@ -8,10 +8,10 @@ from ml_collections import ConfigDict
 
 from transformer_flax.decoding.bleu import score
 from transformer_flax.decoding.f1 import compare
-from transformer_flax.decoding.labeller import SETTINGS, Labeller
+from transformer_flax.decoding.predictor import SETTINGS, Labeller
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.training.loss import LossFn, classification_loss, translation_loss
-from transformer_flax.training.prepare import Data
+from transformer_flax.training.setup import Data
 
 
 class Scores(NamedTuple):

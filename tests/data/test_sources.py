@@ -1,0 +1,207 @@
+import gzip
+import lzma
+import re
+
+import pytest
+
+from tests.data.make import data_config
+from transformer_flax.data.sources import load_pairs
+from transformer_flax.errors import UserError
+
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
+ENGLISH = ["A dog runs.", "", "  Two  dogs  sleep. ", "It's naïve 🐕"]
+GERMAN = ["Ein Hund rennt.", "", "Zwei Hunde schlafen.", "Größe"]
+
+
+def write(folder, split="train", *, suffix="", en=ENGLISH, de=GERMAN):
+    """Writes both sides of a split; a side is lines, or raw bytes."""
+    folder.mkdir(exist_ok=True, parents=True)
+    for language, side in (("en", en), ("de", de)):
+        content = side if isinstance(side, bytes) else "".join(f"{line}\n" for line in side).encode()
+        (folder / f"{split}.{language}{suffix}").write_bytes(COMPRESS[suffix](content))
+    return folder
+
+
+def read(folder, split="train", **fields):
+    return load_pairs(data_config(source="folder", path=str(folder), **fields), split)
+
+
+def as_list(pairs):
+    return [pairs[i] for i in range(len(pairs))]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_line_n_of_one_file_goes_with_line_n_of_the_other(tmp_path, suffix):
+    assert as_list(read(write(tmp_path, suffix=suffix))) == list(zip(ENGLISH, GERMAN, strict=True))
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_each_split_has_its_files(tmp_path, split):
+    for other in ("train", "valid", "test"):
+        write(tmp_path, other, en=[f"en {other}"], de=[f"de {other}"])
+    assert as_list(read(tmp_path, split)) == [(f"en {split}", f"de {split}")]
+
+
+def test_the_languages_choose_the_sides(tmp_path):
+    backward = read(write(tmp_path), source_language="de", target_language="en")
+    assert as_list(backward) == list(zip(GERMAN, ENGLISH, strict=True))
+
+
+def test_the_two_sides_may_be_compressed_differently(tmp_path):
+    write(tmp_path, suffix=".gz")
+    (tmp_path / "train.de.gz").unlink()
+    (tmp_path / "train.de").write_text("".join(f"{line}\n" for line in GERMAN), encoding="utf-8")
+    assert as_list(read(tmp_path)) == list(zip(ENGLISH, GERMAN, strict=True))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_the_fingerprint_is_of_the_text_not_of_its_file(tmp_path, suffix):
+    plain = read(write(tmp_path / "here"))
+    assert read(write(tmp_path / "there" / "deeper", suffix=suffix)).fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"en": [*ENGLISH[:-1], "It's naive 🐕"]},
+        {"de": [*GERMAN[:-1], "Grösse"]},
+        {"en": ENGLISH[::-1]},
+        {"en": GERMAN, "de": ENGLISH},
+        {"en": ENGLISH[:-1], "de": GERMAN[:-1]},
+        {"en": ["A dog", " runs.", *ENGLISH[2:]]},
+        {"en": [ENGLISH[0] + " ", *ENGLISH[1:]]},
+    ],
+    ids=["source", "target", "order", "sides", "fewer", "line end", "space"],
+)
+def test_the_fingerprint_changes_with_the_text(tmp_path, changed):
+    assert read(write(tmp_path / "a")).fingerprint != read(write(tmp_path / "b", **changed)).fingerprint
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_windows_line_ends_do_not_matter(tmp_path, suffix):
+    windows = {"en": "\r\n".join(ENGLISH).encode() + b"\r\n", "de": "\r\n".join(GERMAN).encode() + b"\r\n"}
+    pairs = read(write(tmp_path / "windows", suffix=suffix, **windows))
+    assert as_list(pairs) == list(zip(ENGLISH, GERMAN, strict=True))
+    assert pairs.fingerprint == read(write(tmp_path / "unix")).fingerprint
+
+
+def test_the_last_line_needs_no_end(tmp_path):
+    assert as_list(read(write(tmp_path, en=b"one\ntwo", de=b"eins\nzwei\n"))) == [("one", "eins"), ("two", "zwei")]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("separator", list("\u2028\u2029\x85\x0b\x0c\x1c\x1d\x1e\r"), ids=ascii)
+def test_only_newlines_end_a_line(tmp_path, separator, suffix):
+    """str.splitlines and text files in Python split at these, and would put the two sides out of step."""
+    line = f"one{separator}two"
+    assert as_list(read(write(tmp_path, suffix=suffix, en=[line, "x"], de=["eins", "y"]))) == [
+        (line, "eins"),
+        ("x", "y"),
+    ]
+
+
+def test_empty_files_are_a_split_of_no_pairs(tmp_path):
+    assert as_list(read(write(tmp_path, en=[], de=[]))) == []
+
+
+def test_an_empty_path_is_refused():
+    with pytest.raises(UserError, match=r"config\.data\.path is empty.*--config\.data\.path="):
+        read("")
+
+
+def test_a_missing_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match=re.escape(f"config.data.path is '{tmp_path / 'nowhere'}'")):
+        read(tmp_path / "nowhere")
+
+
+def test_a_missing_split_is_refused_with_what_is_there(tmp_path):
+    write(tmp_path)
+    write(tmp_path, "test", suffix=".gz")
+    with pytest.raises(UserError, match=r"valid\.en.*test\.de\.gz, test\.en\.gz, train\.de, train\.en"):
+        read(tmp_path, "valid")
+
+
+def test_a_missing_language_is_refused_with_what_is_there(tmp_path):
+    with pytest.raises(UserError, match=r"train\.fr.*train\.de, train\.en"):
+        read(write(tmp_path), target_language="fr")
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(UserError, match="nothing"):
+        read(tmp_path)
+
+
+def test_sides_of_unequal_length_are_refused_with_both_counts_and_names(tmp_path):
+    with pytest.raises(UserError, match=r"train\.en has 1,234 lines and .*train\.de has 3:"):
+        read(write(tmp_path, en=["x"] * 1234, de=["y"] * 3))
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_text_that_is_not_utf8_is_refused_with_file_and_line(tmp_path, suffix):
+    latin1 = "eins\nzwei\nfünf\nsechs\n".encode("latin-1")
+    with pytest.raises(UserError, match=re.escape(f"{tmp_path / 'train.de'}{suffix}, line 3: not UTF-8")):
+        read(write(tmp_path, suffix=suffix, de=latin1))
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.99])
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_truncated_file_is_refused(tmp_path, suffix, keep):
+    lines = [str(i * i) for i in range(1000)]
+    whole = (write(tmp_path, suffix=suffix, en=lines, de=lines) / f"train.en{suffix}").read_bytes()
+    (tmp_path / f"train.en{suffix}").write_bytes(whole[: int(keep * len(whole))])
+    with pytest.raises(UserError, match=rf"train\.en{suffix} is damaged after line"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path, suffix):
+    write(tmp_path, suffix=suffix)
+    (tmp_path / f"train.en{suffix}").write_bytes(b"A dog runs.\n" * 4)
+    with pytest.raises(UserError, match=rf"train\.en{suffix} is damaged after line 0"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        ".gz",
+        ".xz",
+    ],
+)
+def test_a_file_with_damage_behind_its_header_is_refused(tmp_path, suffix):
+    lines = [str(i * i) for i in range(1000)]
+    whole = (write(tmp_path, suffix=suffix, en=lines, de=lines) / f"train.en{suffix}").read_bytes()
+    header = {".gz": 10, ".xz": 24}[suffix]
+    (tmp_path / f"train.en{suffix}").write_bytes(whole[:header] + b"\xff" * (len(whole) - header))
+    with pytest.raises(UserError, match=rf"train\.en{suffix} is damaged after line"):
+        read(tmp_path)
+
+
+def test_an_unknown_source_is_refused_with_those_there_are():
+    with pytest.raises(UserError, match=r"config\.data\.source is 'web'.*numbers, copy, reverse, folder, tsv, tfds"):
+        load_pairs(data_config(source="web"), "train")
+
+
+def test_the_first_pairs_of_train_alone_may_be_taken(tmp_path):
+    every = list(zip(ENGLISH, GERMAN, strict=True))
+    for split in ("train", "valid"):
+        write(tmp_path, split)
+    first = read(tmp_path, num_pairs=3)
+    assert as_list(first) == first.__getitems__(range(3)) == every[:3]
+    with pytest.raises(IndexError):
+        first[3]
+    assert as_list(read(tmp_path, "valid", num_pairs=3)) == as_list(read(tmp_path)) == every
+    fingerprints = {read(tmp_path, num_pairs=count).fingerprint for count in (0, 1, 2)}
+    assert len(fingerprints) == 3
+    with pytest.raises(UserError, match=r"num_pairs is 5; the train split has 4 pairs"):
+        read(tmp_path, num_pairs=5)
+
+
+def test_an_unknown_split_is_refused_with_those_there_are(tmp_path):
+    with pytest.raises(UserError, match=r"'dev'.*train, valid, test"):
+        read(write(tmp_path), "dev")
+
+
+def test_numbers_are_a_source():
+    pairs = load_pairs(data_config(source="numbers", num_pairs=1_000), "train")
+    assert pairs[21] == ("twenty-one", "einundzwanzig")

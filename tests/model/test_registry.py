@@ -1,0 +1,52 @@
+import jax
+import numpy as np
+import pytest
+
+from configs import base
+from tests.conftest import TINY
+from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
+from transformer_flax.errors import UserError
+from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.registry import init_params, kind_of, make_config, make_model
+from transformer_flax.model.transformer import Transformer
+
+
+def test_the_fields_of_a_config_make_the_model_that_they_name():
+    config = make_config(100, base.get_config().model)
+    assert isinstance(config, TransformerConfig)
+    assert (config.vocab_size, config.d_model) == (100, 512)
+    assert isinstance(make_model(config), Transformer)
+    assert kind_of(TINY).config is TransformerConfig
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "transfomer"}, "config.model.kind is 'transfomer'; it must be one of transformer"),
+        ({"cell": "gru"}, "config.model.kind is 'transformer', whose config has nothing for config.model.cell"),
+        ({"d_ff": None}, "config.model.kind is 'transformer', whose config lacks config.model.d_ff"),
+    ],
+)
+def test_fields_of_another_kind_are_refused(change, message):
+    fields = {**base.get_config().model, **change}
+    with pytest.raises(UserError, match=message):
+        make_config(100, {name: value for name, value in fields.items() if value is not None})
+
+
+@pytest.mark.parametrize("config", [TINY, RECURRENT, CONVOLUTIONAL], ids=["transformer", "recurrent", "convolutional"])
+def test_all_that_a_search_keeps_can_leave_with_its_sentence(config):
+    sentences, hypotheses, length = 5, 3, 7
+
+    def begin():
+        return make_model(config).apply(
+            {"params": init_params(config, jax.random.key(0))},
+            np.full((sentences, 4), 9),
+            hypotheses,
+            length,
+            method="begin",
+            mutable=["memory", "cache"],
+        )[1]
+
+    leaves = jax.tree.leaves(jax.eval_shape(begin))
+    assert len(leaves) > 3
+    assert {leaf.shape[0] for leaf in leaves} == {sentences}

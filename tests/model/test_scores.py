@@ -1,0 +1,121 @@
+"""What attention takes the softmax of: the paper's product, the one without its scale, and the additive one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conftest import TINY
+from tests.model.parameters import random_params
+from tests.model.sentences import SOURCE, TARGET, logits_of
+from transformer_flax.model.attention import attention_weights, causal_mask, look_up
+from transformer_flax.model.scores import Additive, Dot
+from transformer_flax.model.transformer import Transformer
+
+B, Q, M, H, D_K = 2, 4, 5, 3, 6
+RNG = np.random.default_rng(0)
+QUERY, KEY, VALUE = (RNG.normal(size=shape) for shape in ((B, Q, H, D_K), (B, M, H, D_K), (B, M, H, 7)))
+NO_OFFSETS = np.zeros((Q, M, D_K))
+OFFSETS, V = RNG.normal(size=(Q, M, D_K)), RNG.normal(size=(H, D_K))
+COMPATIBILITIES = {"scaled_dot": Dot(), "dot": Dot(scaled=False), "additive": Additive(jnp.array(V, jnp.float32))}
+IN_WORDS = {  # one query, one key, one head; in float64
+    "scaled_dot": lambda q, k, v: sum(q * k) / np.sqrt(D_K),
+    "dot": lambda q, k, v: sum(q * k),
+    "additive": lambda q, k, v: sum(v * np.tanh(q + k)),
+}
+
+
+def expected(name: str, offsets=NO_OFFSETS) -> np.ndarray:
+    """One query and key after the other."""
+    logits = np.zeros((B, H, Q, M))
+    for b, h, q, m in np.ndindex(logits.shape):
+        logits[b, h, q, m] = IN_WORDS[name](QUERY[b, q, h], KEY[b, m, h] + offsets[q, m], V[h])
+    return logits
+
+
+def single(*arrays):
+    return [jnp.array(array, jnp.float32) for array in arrays]
+
+
+@pytest.mark.parametrize("name", COMPATIBILITIES)
+def test_it_is_that_of_each_query_and_key_for_itself(name):
+    query, key, offsets = single(QUERY, KEY, OFFSETS)
+    of_all = COMPATIBILITIES[name].of_all
+    np.testing.assert_allclose(of_all(query, key), expected(name), atol=1e-5)
+    np.testing.assert_allclose(of_all(query, key, offsets), expected(name, OFFSETS), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", COMPATIBILITIES)
+@pytest.mark.parametrize("queries", [1, Q])
+def test_it_is_the_same_in_a_step_of_decoding(name, queries):
+    query, key, value = single(QUERY[:, :queries], KEY, VALUE)
+    few = COMPATIBILITIES[name].of_few(query, key.transpose(0, 2, 3, 1))
+    np.testing.assert_allclose(few, expected(name)[:, :, :queries], atol=1e-5)
+    mask = RNG.random((B, 1, queries, M)) < 0.6
+    looked_up = look_up(query, key.transpose(0, 2, 3, 1), value.swapaxes(1, 2), mask, COMPATIBILITIES[name])
+    weights = attention_weights(query, key, mask, COMPATIBILITIES[name])
+    np.testing.assert_allclose(looked_up, jnp.einsum("bhqm,bmhv->bqhv", weights, value), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", COMPATIBILITIES)
+def test_in_half_the_precision_it_is_float32(name):
+    query, key, offsets = (x.astype(jnp.bfloat16) for x in single(QUERY, KEY, OFFSETS))
+    compatibility = COMPATIBILITIES[name]
+    for logits in (
+        compatibility.of_all(query, key, offsets),
+        compatibility.of_few(query, key.transpose(0, 2, 3, 1)),
+        compatibility.of_few(query[:, :1], key.transpose(0, 2, 3, 1)),
+    ):
+        assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(compatibility.of_all(query, key, offsets), expected(name, OFFSETS), atol=0.2)
+
+
+@pytest.mark.parametrize("name", COMPATIBILITIES)
+def test_queries_that_may_see_nothing_have_finite_gradients(name):
+    query, key = single(QUERY, KEY)
+    mask = causal_mask(M)[:, :, :Q].at[:, :, 0].set(False)
+
+    def loss(query, key):
+        weights = attention_weights(query, key, mask, COMPATIBILITIES[name])
+        return (weights**2).sum(), weights
+
+    gradients, weights = jax.grad(loss, argnums=(0, 1), has_aux=True)(query, key)
+    np.testing.assert_array_equal(weights[:, :, 0], 0)
+    np.testing.assert_array_equal(gradients[0][:, 0], 0)
+    assert all(np.isfinite(gradient).all() and np.abs(gradient).max() > 1e-4 for gradient in gradients)
+
+
+def test_without_its_scale_a_product_grows_with_d_k():
+    # Section 3.2.1: of independent features of mean 0 and variance 1 it has variance d_k, and scaled variance 1.
+    for d_k in (4, 64, 1024):
+        query, key = single(*np.random.default_rng(d_k).normal(size=(2, 1, 100, 1, d_k)))
+        assert np.var(Dot(scaled=False).of_all(query, key)) == pytest.approx(d_k, rel=0.1)
+        assert np.var(Dot().of_all(query, key)) == pytest.approx(1, rel=0.1)
+
+
+def test_all_attention_of_a_model_is_of_the_kind_that_its_config_says():
+    config = dataclasses.replace(TINY, num_layers=1, compatibility="additive")
+
+    @jax.jit
+    @jax.grad
+    def gradient(params):
+        return (Transformer(config).apply({"params": params}, SOURCE, TARGET) ** 2).mean()
+
+    gradients = gradient(random_params(config))
+    for layer, attention in (("encoder", "self"), ("decoder", "self"), ("decoder", "cross")):
+        v = gradients[f"{layer}_0"][f"{attention}_attention"]["v"]
+        assert v.shape == (config.num_heads, config.d_k)
+        assert np.abs(v).min() > 0
+
+
+def test_unscaled_is_as_if_queries_were_longer():
+    scaled = dataclasses.replace(TINY, num_layers=1)
+    unscaled = dataclasses.replace(scaled, compatibility="dot")
+    longer = jax.tree_util.tree_map_with_path(
+        lambda path, p: p * np.float32(TINY.d_k**0.5) if "query" in str(path) else p, random_params(scaled)
+    )
+    expected = Transformer(scaled).apply({"params": longer}, SOURCE, TARGET)
+    np.testing.assert_allclose(logits_of(unscaled), expected, atol=1e-4)
+    assert np.abs(logits_of(scaled) - expected).max() > 0.1

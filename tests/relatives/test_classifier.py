@@ -1,0 +1,148 @@
+"""The encoder alone: what is pooled, and that padding, the other rows and the way it is computed change nothing."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.conftest import TINY
+from tests.model.parameters import random_params
+from tests.model.sentences import SOURCES
+from transformer_flax.errors import UserError
+from transformer_flax.model.config import EncoderConfig
+from transformer_flax.model.flops import activation_bytes, check_cost
+from transformer_flax.model.registry import init_params, make_config
+from transformer_flax.relatives.classifier import POOLING, Classifier, ClassifierConfig, attention_maps
+from transformer_flax.special_tokens import PAD_ID
+
+ENCODER = {field.name: getattr(TINY, field.name) for field in dataclasses.fields(EncoderConfig)}
+ENCODER["num_layers"] = 1
+CLASSES = 4
+
+
+def tiny(pooling: str, **changes) -> ClassifierConfig:
+    fields = {"pooling": pooling, "num_classes": CLASSES, "embedding_deviation": 0.2}
+    return ClassifierConfig(**ENCODER | fields | changes)
+
+
+def logits_of(config, source=SOURCES, dropout_key=None):
+    # Not jitted: op by op, all choices share their compilations; as a whole, each would take a second or more.
+    rngs = None if dropout_key is None else {"dropout": dropout_key}
+    return np.asarray(Classifier(config).apply({"params": random_params(config)}, source, rngs=rngs))
+
+
+@pytest.mark.parametrize("pooling", POOLING)
+def test_neither_padding_nor_the_other_rows_change_anything(pooling):
+    config = tiny(pooling)
+    logits = logits_of(config)
+    assert logits.shape == (len(SOURCES), CLASSES)
+    assert np.abs(np.diff(logits, axis=0)).max() > 0.1  # the texts are told apart at all
+    padded = np.pad(SOURCES, ((0, 1), (0, 5)), constant_values=PAD_ID)
+    np.testing.assert_allclose(logits_of(config, padded)[: len(SOURCES)], logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", POOLING)
+def test_what_is_pooled_is_what_it_says(pooling):
+    config = tiny(pooling)
+    params = random_params(config)
+    model = Classifier(config)
+    length = int((SOURCES[1] != PAD_ID).sum())
+    x = np.asarray(model.apply({"params": params}, SOURCES, method="encode"))[1, :length]
+    if pooling == "attention":
+        own = params["pooling"]["attention"]
+        query = np.einsum("d,dhk->hk", params["pooling"]["query"], own["query"]["kernel"])
+        key, value = (np.einsum("sd,dhk->shk", x, own[name]["kernel"]) for name in ("key", "value"))
+        weights = np.exp(np.einsum("hk,shk->hs", query, key) / math.sqrt(config.d_k))
+        weights /= weights.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(
+            attention_maps(config, params, SOURCES)["pooling"][0, 1, :, 0, :length], weights, atol=1e-5
+        )
+        pooled = np.einsum("hs,shv,hvd->d", weights, value, own["output"]["kernel"])
+    else:
+        pooled = {"mean": x.mean(axis=0), "max": x.max(axis=0), "first": x[0]}[pooling]
+    logits = pooled @ params["output"]["kernel"] + params["output"]["bias"]
+    np.testing.assert_allclose(logits_of(config)[1], logits, atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", POOLING)
+def test_a_row_without_a_token_has_finite_gradients(pooling):
+    config = tiny(pooling)
+
+    def loss(params):
+        return Classifier(config).apply({"params": params}, np.zeros((1, 3), np.int32)).sum()
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(random_params(config))
+    assert np.isfinite(value)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_dropout_is_active_when_a_key_is_given_and_all_choices_of_an_encoder_are_there():
+    config = tiny("mean", dropout=0.5)
+    assert np.abs(logits_of(config, dropout_key=jax.random.key(0)) - logits_of(config)).max() > 0.01
+    np.testing.assert_allclose(logits_of(tiny("mean", scan_layers=True)), logits_of(tiny("mean")), atol=1e-5)
+    assert np.abs(logits_of(tiny("max", pre_norm=True)) - logits_of(tiny("max"))).max() > 0.01
+
+
+def test_attention_maps_are_of_every_layer_and_leave_padding_out():
+    config = tiny("attention", scan_layers=True)
+    maps = attention_maps(config, random_params(config), SOURCES)
+    assert maps["encoder"].shape == (1, 2, 3, 7, 7)
+    assert maps["pooling"].shape == (1, 2, 3, 1, 7)
+    for weights in maps.values():
+        np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
+        assert (weights[:, 1, ..., 4:] == 0).all()
+    assert attention_maps(tiny("mean"), random_params(tiny("mean")), SOURCES).keys() == {"encoder"}
+
+
+EVERYTHING = {"num_layers": 3, "positions": "learned", "pre_norm": True, "attention_bias": True}
+
+
+@pytest.mark.parametrize("config", [*map(tiny, POOLING), tiny("attention", **EVERYTHING)], ids=[*POOLING, "everything"])
+def test_the_formulas_fit_the_model_that_is_built(config):
+    check_cost(config)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "attention"])
+def test_activations_grow_with_the_texts(pooling):
+    config = tiny(pooling)
+    kept = activation_bytes(config, 8, 16, 2)
+    assert kept > 4 * 8 * 16 * config.num_layers * (config.d_ff + config.d_model)
+    assert kept == pytest.approx(activation_bytes(config, 4, 16, 2) * 2, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pooling": "cls"}, "config.model.pooling is 'cls'; it must be one of mean, max, first, attention"),
+        ({"num_classes": 1}, "config.model.num_classes is 1; it must be a whole number from 2 to"),
+        ({"d_model": 0}, "config.model.d_model is 0"),
+        (
+            {"tie_embeddings": True},
+            "config.model.kind is 'classifier', whose config has nothing for config.model.tie_em",
+        ),
+    ],
+)
+def test_what_no_classifier_can_have_is_refused(changes, message):
+    fields = {name: value for name, value in ENCODER.items() if name != "vocab_size"}
+    fields |= {"kind": "classifier", "pooling": "mean", "num_classes": 3, "embedding_deviation": 0.2}
+    with pytest.raises(UserError, match=message):
+        make_config(29, fields | changes)
+
+
+def test_bfloat16_gives_float32_logits_near_those_of_float32():
+    config = tiny("max", dtype="bfloat16")
+    logits = jnp.asarray(Classifier(config).apply({"params": random_params(config)}, SOURCES))
+    assert logits.dtype == jnp.float32
+    np.testing.assert_allclose(logits, logits_of(tiny("max")), atol=0.15)
+
+
+def test_words_start_as_small_as_it_says():
+    for deviation in (0.2, 1.0):
+        config = tiny("mean", embedding_deviation=deviation, vocab_size=1_000)
+        vectors = init_params(config, jax.random.key(0))["embedding"]["embedding"] * config.d_model**0.5
+        assert jnp.std(vectors) == pytest.approx(deviation, rel=0.05)
+    with pytest.raises(UserError, match="embedding_deviation is 0; it must be above 0"):
+        tiny("mean", embedding_deviation=0)

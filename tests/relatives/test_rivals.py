@@ -1,0 +1,222 @@
+"""The laws that every kind of translator obeys. Letters of shapes: B batch, S source, T target, K hypotheses."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.decoding.translators import SETTINGS, WORDS, assert_scored, new, scores_of, texts
+from tests.model.parameters import random_params
+from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T
+from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT, RIVALS
+from transformer_flax.model.flops import check_cost, training_flops
+from transformer_flax.model.registry import attention_maps, init_params, make_model
+from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL, PAD_ID
+from transformer_flax.training.loss import translation_loss
+
+
+@pytest.fixture(params=RIVALS)
+def rival(request):
+    return RIVALS[request.param]
+
+
+@pytest.fixture(params=["recurrent", "convolutional"])
+def one_of_each(request):
+    """Fewer of them, where there is much to compile."""
+    return RIVALS[request.param]
+
+
+@functools.cache
+def compiled(config):
+    return jax.jit(make_model(config).apply)
+
+
+def logits_of(config, source=SOURCE, target=TARGET, dropout_key=None):
+    # As a whole, unlike the Transformer's: outside of a program, each scan would be compiled again with every call. The
+    # tests keep to few shapes.
+    rngs = None if dropout_key is None else {"dropout": dropout_key}
+    return np.asarray(compiled(config)({"params": random_params(config)}, source, target, rngs=rngs))
+
+
+def pad(tokens, amount):
+    return np.pad(tokens, ((0, 0), (0, amount)), constant_values=PAD_ID)
+
+
+# ----- causality, padding, batches
+
+
+def test_logits_see_the_target_before_them_and_nothing_later(rival):
+    # One sentence in all rows; then row k has all of its target from position k on changed: [k, position].
+    source, target = np.repeat(SOURCE[:1], T, axis=0), np.repeat(TARGET[:1], T, axis=0)
+    is_changed = np.triu(np.ones((T, T), bool))
+    changed = np.where(is_changed, NUM_SPECIAL + target % (rival.vocab_size - NUM_SPECIAL), target)
+    seen = np.abs(logits_of(rival, source, changed) - logits_of(rival, source, target)).max(axis=-1)
+    later = np.triu(np.ones((T, T), bool), 1)
+    np.testing.assert_array_equal(seen[~later], 0)  # to the bit
+    next_ones = np.diag(np.ones(T - 1, bool), 1)  # what is further away, a convolution need not reach
+    assert (seen[next_ones] > 1e-3).all()
+
+
+def test_padding_changes_neither_outputs_nor_loss_nor_gradients(one_of_each):
+    loss_fn = translation_loss(make_model(one_of_each), 0.1)
+
+    @jax.jit
+    def measure(params, source, target):
+        def loss(params):
+            return loss_fn(params, {"source": source, "target": target}, None)[0]["loss"]
+
+        return jax.value_and_grad(loss)(params)
+
+    params = random_params(one_of_each)
+    loss, gradients = measure(params, SOURCE, TARGET)
+    more = np.zeros((2, S + 3), int)  # rows that fill up a batch
+    padded = np.concatenate([pad(SOURCE, 3), more]), np.concatenate([pad(TARGET, 2), more[:, : T + 2]])
+    loss_padded, gradients_padded = measure(params, *padded)
+    assert float(loss_padded) == pytest.approx(float(loss), rel=1e-5)
+    scale = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(gradients))
+    for path, gradient in jax.tree_util.tree_leaves_with_path(gradients):
+        other = gradients_padded
+        for key in path:
+            other = other[key.key]
+        np.testing.assert_allclose(other, gradient, atol=1e-5 * scale, err_msg=str(path))
+        assert np.abs(gradient).max() > 0, path  # every parameter is used
+
+
+def test_other_sentences_change_nothing(rival):
+    logits = logits_of(rival)
+    source, target = SOURCE[::-1].copy(), np.roll(TARGET, 1, axis=1)
+    source[3], target[3] = SOURCE[3], TARGET[3]
+    among_others = logits_of(rival, source, target)
+    np.testing.assert_allclose(among_others[3], logits[3], atol=1e-5)
+    assert np.abs(among_others - logits).max() > 0.1
+
+
+def test_a_word_of_the_source_matters_wherever_it_stands(rival):
+    source, target = np.repeat(SOURCE[:1], S - 1, axis=0), np.repeat(TARGET[:1], S - 1, axis=0)
+    changed = np.where(np.eye(S - 1, S, dtype=bool), 20, source)  # in each row another
+    assert (np.abs(logits_of(rival, changed, target) - logits_of(rival, source, target)).max((1, 2)) > 1e-4).all()
+
+
+# ----- decoding one position at a time
+
+
+def test_a_hypothesis_has_the_logits_of_its_own_history_at_once_whoever_wrote_it(rival):
+    # As in a beam search, in which hypotheses are continued twice, exchanged, dropped. The parents at position 0 are
+    # random too: there is nothing yet that they could have written.
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(NUM_SPECIAL, rival.vocab_size, (B, K, T))
+    tokens[:, :, 0] = BEGIN_ID
+    parents = rng.integers(0, K, (T, B, K), dtype=np.int32)
+    assert (parents[1:] != np.arange(K)).any(axis=(1, 2)).all()
+    model, params = make_model(rival), {"params": random_params(rival)}
+
+    @jax.jit
+    def begin():
+        return model.apply(params, SOURCES, K, T + 2, method="begin", mutable=["memory", "cache"])[1]
+
+    @jax.jit
+    def take_step(state, *step):
+        logits, updated = model.apply(params | state, *step, method="step", mutable=["cache"])
+        return logits, state | updated
+
+    state = begin()
+    history = np.zeros((B, K, T), int)  # what stands behind the begin symbol
+    for position in range(T):
+        history = np.take_along_axis(history, parents[position][:, :, None], axis=1)
+        if position:
+            history[:, :, position - 1] = tokens[:, :, position]
+        logits, state = take_step(state, tokens[:, :, position], parents[position], jnp.int32(position))
+        whole = logits_of(rival, SOURCE, history.reshape(B * K, T)).reshape(B, K, T, -1)
+        np.testing.assert_allclose(logits, whole[:, :, position], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_step_leaves_the_cache_in_the_shapes_and_types_it_began_with(rival, dtype):
+    # Else it could not be carried around a loop.
+    config = dataclasses.replace(rival, dtype=dtype)
+    model, params = make_model(config), random_params(config)
+
+    def begin():
+        return model.apply({"params": params}, SOURCES, K, T, method="begin", mutable=["memory", "cache"])[1]
+
+    def step(state, position):
+        tokens = parents = jnp.zeros((B, K), jnp.int32)
+        variables = {"params": params, **state}
+        return model.apply(variables, tokens, parents, position, method="step", mutable=["cache"])
+
+    state = jax.eval_shape(begin)
+    logits, updated = jax.eval_shape(step, state, jnp.int32(0))
+    assert (logits.shape, logits.dtype) == ((B, K, config.vocab_size), np.float32)
+    assert updated["cache"] == state["cache"]
+
+
+@pytest.mark.parametrize("config", [RECURRENT, CONVOLUTIONAL], ids=["recurrent", "convolutional"])
+def test_translations_do_not_depend_on_the_batch_and_have_the_log_probabilities_of_one_pass(config):
+    translator = new((config,))
+    together = list(translator.search(WORDS))
+    alone = list(new((config,), batch_size=1).search(WORDS[::-1]))[::-1]
+    assert texts(together) == texts(alone)
+    np.testing.assert_allclose(scores_of(together), scores_of(alone), rtol=1e-5, atol=1e-4)
+    assert len(set(map(tuple, texts(together)))) == len(WORDS)
+    assert all(len(found) == SETTINGS["nbest"] for found in together)
+    assert_scored(translator, WORDS[1], together[1])
+
+
+# ----- dropout, numbers, attention
+
+
+def test_dropout_acts_with_a_key_only_and_differs_by_key(one_of_each):
+    without = logits_of(one_of_each)
+    first, again, second = (logits_of(one_of_each, dropout_key=jax.random.key(n)) for n in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    for one, other in ((first, second), (first, without)):
+        assert (np.abs(one - other).max(axis=(1, 2)) > 1e-2).all()
+
+
+@pytest.mark.parametrize("config", [RECURRENT, CONVOLUTIONAL], ids=["recurrent", "convolutional"])
+def test_bfloat16_stays_near_float32_and_gives_float32_logits(config):
+    rounded = logits_of(dataclasses.replace(config, dtype="bfloat16"))
+    assert rounded.dtype == np.float32
+    difference = np.abs(rounded - logits_of(config))
+    # A bfloat16 keeps 8 bits, 0.4 %; logits here spread by about one. Were it all float32, they would be equal.
+    assert 1e-3 < difference.max() < 0.2
+
+
+def test_attention_maps_are_of_the_source_alone_and_give_nothing_to_padding(rival):
+    maps = jax.jit(functools.partial(attention_maps, rival))(random_params(rival), SOURCE, TARGET)
+    if getattr(rival, "attention", "") == "none":
+        assert maps == {}
+        return
+    layers = rival.num_layers if hasattr(rival, "kernel_width") else 1
+    assert {kind: weights.shape for kind, weights in maps.items()} == {"cross": (layers, B * K, 1, T, S)}
+    maps = jax.device_get(maps)
+    np.testing.assert_allclose(maps["cross"].sum(-1), 1, rtol=1e-5)
+    to_padding = np.moveaxis(maps["cross"], (1, -1), (0, 1))[SOURCE == PAD_ID]
+    np.testing.assert_array_equal(to_padding, 0)
+
+
+# ----- cost
+
+
+def test_the_formulas_fit_the_model_that_is_built(rival):
+    check_cost(rival)
+
+
+@pytest.mark.parametrize(
+    ("config", "length"), [(RECURRENT, 1), (CONVOLUTIONAL, 20)], ids=["recurrent", "convolutional"]
+)
+def test_training_takes_about_the_flops_that_xla_counts(config, length):
+    # Of one step of time where there is a loop, as XLA counts its body once.
+    config = dataclasses.replace(config, vocab_size=1_000, d_model=256, dropout=0.0)
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    tokens = jax.ShapeDtypeStruct((64, length), np.int32)
+
+    def loss(params, source, target):
+        return make_model(config).apply({"params": params}, source, target).sum()
+
+    counted = jax.jit(jax.grad(loss)).lower(params, tokens, tokens).cost_analysis()["flops"]
+    lengths = np.full(64, length)
+    assert training_flops(config, lengths, lengths) == pytest.approx(counted, rel=0.1)

@@ -1,0 +1,265 @@
+"""Several processes: as one in what they learn and tell, and never left behind by one that ends."""
+
+import shutil
+import signal
+import types
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from tests.commands.test_train import refused
+from tests.training.small import final_state, small_config, timeless, write_text
+from tests.training.together import ended, kill, together, wait_for_line
+from transformer_flax.errors import UserError
+from transformer_flax.training.loop import train
+from transformer_flax.training.metrics import read_lines
+from transformer_flax.training.multihost import LOST
+from transformer_flax.training.sharding import make_parallel
+
+CONFIG = """
+from tests.training.small import small_config
+
+
+def get_config():
+    return small_config(**{!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory):
+    """Overrides for a run with dropout."""
+    folder = tmp_path_factory.mktemp("distributed")
+    (folder / "text").mkdir()
+    text = str(write_text(folder / "text"))
+    return {"data__path": text, "data__cache_dir": str(folder / "cache"), "eval__final_average": 2, "log__every": 3}
+
+
+@pytest.fixture
+def start(settings, tmp_path):
+    """Starts train.py in two processes in a directory of that name."""
+
+    def start(name, *of_the_second, **overrides):
+        file = tmp_path / f"{name}.py"
+        file.write_text(CONFIG.format(settings | {"parallel__num_devices": 0} | overrides))
+        return together(
+            "train.py", "--distributed", f"--config={file}", f"--workdir={tmp_path / name}", second=of_the_second
+        )
+
+    return start
+
+
+def train_alone(settings, workdir):
+    """In one process, on two devices."""
+    train(small_config(**settings, parallel__num_devices=2), workdir)
+
+
+def assert_same(path, other):
+    jax.tree.map(np.testing.assert_array_equal, final_state(path, 6), final_state(other, 6))
+    assert timeless(read_lines(path / "metrics.jsonl")) == timeless(read_lines(other / "metrics.jsonl"))
+    for file in ("selection.json", "tokenizer.json", "translations/3.txt", "translations/6.txt"):
+        assert (path / file).read_text() == (other / file).read_text()
+
+
+def test_two_processes_are_as_one_with_their_devices_also_where_the_other_has_begun(start, settings, tmp_path):
+    with start("two") as processes:
+        (status, out, _), (quiet_status, quiet_out, quiet_err) = ended(processes)
+    assert (status, quiet_status) == (0, 0)
+    assert "on 2 x cpu in 2 processes" in out
+    assert out.count("step       6/6 ") == 1
+    assert (quiet_out, quiet_err) == ("", "")
+
+    train_alone(settings, tmp_path / "one")
+    assert_same(tmp_path / "two", tmp_path / "one")
+    assert [line["step"] for line in read_lines(tmp_path / "two/metrics.jsonl")] == [3, 3, 6, 6]
+    assert len(list((tmp_path / "two").glob("events*"))) == 1
+
+    for begun, by_other in (("two", "one_after_two"), ("one", "two_after_one")):
+        shutil.copytree(tmp_path / begun, tmp_path / by_other)
+        shutil.rmtree(tmp_path / by_other / "checkpoints/6")
+    train_alone(settings, tmp_path / "one_after_two")
+    with start("two_after_one") as processes:
+        (status, out, _), (quiet_status, *_) = ended(processes)
+    assert (status, quiet_status) == (0, 0)
+    assert "resuming from step 3" in out
+    for resumed in ("one_after_two", "two_after_one"):
+        assert_same(tmp_path / resumed, tmp_path / "one")
+
+
+def test_two_processes_that_each_hold_a_share_of_the_parameters_are_as_one(start, settings, tmp_path):
+    sharded = {"parallel__shard_params": True, "model__d_ff": 512}
+    train_alone(settings | sharded, tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints/6")
+    for name in ("two", "resumed"):
+        with start(name, **sharded) as processes:
+            (status, _, err), (other_status, *_) = ended(processes)
+        assert (status, other_status) == (0, 0), err
+        assert_same(tmp_path / name, tmp_path / "one")
+
+
+def assert_told(killed, status, err):
+    """That the other has ended with our message, or JAX's own where that was faster when the first was lost."""
+    assert status in (LOST, -signal.SIGABRT if killed == 0 else LOST)
+    assert f"process {killed} of 2 has ended" in err or (killed == 0 and "another task died" in err)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_is_killed_ends_the_other_while_they_train(start, killed):
+    with start("killed", steps=1_000_000, eval__every=0) as processes:
+        wait_for_line(processes[0], "steps/s")
+        assert_told(killed, *kill(processes, killed))
+
+
+def test_a_signal_to_one_ends_both_after_the_same_step_which_is_saved(start, tmp_path):
+    with start("stopped", steps=1_000_000, eval__every=0, checkpoint__every=1_000_000) as processes:
+        wait_for_line(processes[0], "steps/s")
+        processes[1].send_signal(signal.SIGTERM)
+        (status, _, err), (other_status, *_) = ended(processes)
+    assert (status, other_status) == (143, 143)
+    assert err.count("stopped by SIGTERM after step") == 1
+    [saved] = [folder.name for folder in (tmp_path / "stopped/checkpoints").iterdir()]
+    assert f"after step {int(saved):,}, which is saved" in err
+
+
+def test_a_signal_to_one_ends_both_while_the_first_translates(start):
+    slow = {"decode__batch_size": 1, "decode__beam_size": 8, "decode__max_extra_length": 1_000}
+    with start("evaluated", steps=1, eval__every=0, **slow) as processes:
+        wait_for_line(processes[0], "evaluating the parameters of step 1")
+        processes[1].send_signal(signal.SIGTERM)
+        (status, out, err), (other_status, _, other_err) = ended(processes)
+    assert (status, other_status) == (143, 143)
+    assert "stopped by SIGTERM while evaluating step 1, which is saved" in err
+    assert "stopped" not in other_err
+    assert "valid: loss" not in out
+
+
+def test_what_the_first_refuses_ends_all_with_one_message(start):
+    with start("refused", data__path="/nowhere") as processes:
+        (status, _, err), (other_status, _, other_err) = ended(processes)
+    assert (status, other_status) == (2, 2)
+    assert "/nowhere" in err
+    assert other_err == ""
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--workdir=elsewhere", "which process 0 has written; --workdir must lie in a file system that all"),
+        ("--config.seed=1", "process 1 of 2 has another config than process 0"),
+    ],
+)
+def test_what_the_processes_do_not_share_is_told(start, flag, message):
+    with start("here", flag) as processes:
+        (status, _, err), (other_status, _, other_err) = ended(processes)
+    assert (status, other_status) == (1, 2)
+    assert message in other_err
+    assert "process 1 of 2 has ended" in err
+
+
+SCRIPT = """
+import argparse, sys, time
+from transformer_flax.errors import Interrupted
+from transformer_flax.training import multihost
+
+parser = argparse.ArgumentParser()
+parser.add_argument("doing")
+parser.add_argument("--coordinator")
+parser.add_argument("--num_processes", type=int)
+parser.add_argument("--process_id", type=int)
+args = parser.parse_args()
+
+
+def work():
+    if args.process_id == 0:
+        print("working", flush=True)
+    time.sleep(1000)
+
+
+def main():
+    if args.doing == "prepare":
+        with distributed.first_ahead():
+            work()
+    elif args.doing == "evaluate":
+        distributed.from_first(work)
+    elif args.doing == "fetch":
+        distributed._POLL_SECONDS = 0.02  # too short for the value, as a second is for others on a busy machine
+        print(len(distributed.from_first(lambda: "x" * 50_000_000)))
+    elif args.doing == "fail":
+        if args.process_id == 1:
+            raise RuntimeError("a defect")
+        work()
+    elif args.doing.startswith("stop"):
+        for step in range(1, 20):
+            with distributed.first_ahead():  # as steps do that all make together
+                pass
+            if distributed.agreed_stop(asked=args.process_id == 1 and step >= 5):
+                break
+            if args.doing == "stop, but fail before" and args.process_id == 1 and distributed._group.stop_at:
+                raise RuntimeError("a defect")
+        print("stopped after", step, flush=True)
+        raise Interrupted("stopped", 15)
+
+
+try:
+    with distributed.joined(args.coordinator, args.num_processes, args.process_id):
+        main()
+except Interrupted as interruption:
+    sys.exit(interruption.exit_status)
+"""
+
+
+@pytest.mark.parametrize("doing", ["prepare", "evaluate"])
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_that_is_killed_ends_the_other_while_one_waits_for_the_first(doing, killed):
+    with together("-c", SCRIPT, doing) as processes:
+        wait_for_line(processes[0], "working")
+        assert_told(killed, *kill(processes, killed))
+
+
+def test_a_value_may_take_longer_to_fetch_than_the_others_wait_at_a_time():
+    with together("-c", SCRIPT, "fetch") as processes:
+        results = ended(processes)
+    assert results == [(0, "50000000\n", "")] * 2
+
+
+@pytest.mark.parametrize("doing", ["fail", "stop, but fail before"])
+def test_a_defect_in_one_process_is_told_by_it_and_ends_the_other(doing):
+    with together("-c", SCRIPT, doing) as processes:
+        (status, _, err), (other_status, _, other_err) = ended(processes)
+    assert (status, other_status) == (1, 1)
+    assert "process 1 of 2 has ended" in err
+    assert "RuntimeError: a defect" in other_err
+
+
+def test_all_stop_after_one_step_when_one_is_asked_to():
+    with together("-c", SCRIPT, "stop") as processes:
+        (status, out, err), (other_status, other_out, other_err) = ended(processes)
+    assert (status, other_status) == (143, 143)
+    assert (err, other_err) == ("", "")
+    assert out == other_out
+    assert 5 <= int(out.split()[-1]) <= 8
+
+
+def test_processes_that_no_cluster_has_started_are_told_what_to_give(tmp_path):
+    message = refused("--distributed", f"--workdir={tmp_path}")
+    assert "--coordinator=HOST:PORT --num_processes=N --process_id=0 ... N-1" in message
+    assert "HOST:PORT" in refused("--distributed", "--coordinator=here", "--num_processes=2", "--process_id=0")
+    assert "--distributed, which is not given" in refused("--process_id=0")
+
+
+@pytest.mark.parametrize(
+    ("config", "processes", "message"),
+    [
+        ({"mode": "pmap", "num_devices": 0}, [0, 0, 1, 1], "mode is 'pmap'"),
+        ({"mode": "jit", "num_devices": 2}, [0, 0, 1, 1], "num_devices is 2; 2 processes use all their 4"),
+        ({"mode": "jit", "num_devices": 0}, [0, 1, 1], r"process 0: 1, process 1: 2\); they must have the same"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_refused(monkeypatch, config, processes, message):
+    devices = [types.SimpleNamespace(process_index=index, id=id) for id, index in enumerate(processes)]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(UserError, match=message):
+        make_parallel(ConfigDict({"shard_params": False} | config), 8, 1)

@@ -1,0 +1,265 @@
+"""Everything that can be checked is checked before any long work starts."""
+
+import gc
+import json
+import re
+import weakref
+
+import pytest
+import tokenizers
+
+from tests.training.small import small_config
+from transformer_flax.console import Progress
+from transformer_flax.data.sources import load_pairs
+from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.errors import UserError
+from transformer_flax.run import restore
+from transformer_flax.training.loop import train
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.setup import check, prepare_data
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", 0),
+        ("accumulation_steps", 0),
+        ("label_smoothing", 1.0),
+        ("ema_decay", 1.0),
+        ("ema_decay", -0.1),
+        ("data.tokens_per_batch", 0),
+        ("data.tokens_per_batch", 10**12),
+        ("data.max_length", 1),
+        ("decode.beam_size", 0),
+        ("decode.max_extra_length", -1),
+        ("decode.min_length", -1),
+        ("decode.window", 0),
+        ("eval.every", -1),
+        ("checkpoint.every", 0),
+        ("checkpoint.keep", 0),
+        ("log.every", 0),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(field, value):
+    config = small_config()
+    config.update_from_flattened_dict({field: value})
+    with pytest.raises(UserError, match=rf"config\.{field} is {value}"):
+        check(config)
+
+
+@pytest.mark.parametrize("field", ["seed", "model.d_ff", "eval.every"])
+def test_none_is_refused_by_name(field):
+    config = small_config()
+    section = config
+    *sections, last = field.split(".")
+    for name in sections:
+        section = section[name]
+    section[last] = None
+    with pytest.raises(UserError, match=rf"config\.{field} is None"):
+        check(config)
+
+
+def test_a_batching_that_is_none_of_ours_is_refused():
+    with pytest.raises(UserError, match=r"config\.data\.batching is 'grouped'; it must be one of bucketed, packed"):
+        check(small_config(data__batching="grouped"))
+
+
+def test_a_length_penalty_that_is_none_of_ours_is_refused():
+    with pytest.raises(UserError, match="the length penalty is 'google'; it must be one of gnmt, length, none"):
+        check(small_config(decode__length_penalty="google"))
+
+
+def test_packed_rows_must_fit_into_a_batch():
+    check(small_config(data__batching="packed", data__max_length=64, data__rows_multiple_of=8))
+    for longest in (65, 10**9):
+        config = small_config(data__batching="packed", data__max_length=longest, data__rows_multiple_of=8)
+        least = f"{8 * longest:,}"
+        with pytest.raises(UserError, match=rf"tokens_per_batch is 512; it must be at least {least} when packed"):
+            check(config)
+
+
+@pytest.mark.parametrize("source", ["numbers", "folder", "tfds"])
+def test_one_language_on_both_sides_is_refused(source):
+    config = small_config(data__source=source, data__source_language="de")
+    with pytest.raises(UserError, match=r"source_language and config\.data\.target_language are both 'de'; set one"):
+        check(config)
+    config.data.source = "copy"  # has none
+    check(config)
+
+
+def test_what_is_averaged_must_be_kept():
+    with pytest.raises(UserError, match=r"config\.checkpoint\.keep is 2"):
+        check(small_config(eval__final_average=3))
+
+
+def test_learned_positions_must_reach_as_far_as_a_translation():
+    check(small_config(model__positions="learned", model__max_length=64))
+    with pytest.raises(UserError, match=r"config\.model\.max_length is 63; it must be at least 64"):
+        check(small_config(model__positions="learned", model__max_length=63))
+
+
+def test_an_unknown_kind_of_tokenizer_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'unigram'; it must be one of bpe, wordpiece, w"):
+        check(small_config(data__tokenizer="unigram"))
+    with pytest.raises(UserError, match=r"config\.data\.tokenizer is 'words'; it must be bpe or wordpiece, to"):
+        check(small_config(data__tokenizer="words"))
+
+
+def test_a_vocabulary_that_is_to_be_trained_has_room_for_every_byte():
+    with pytest.raises(UserError, match=r"config\.data\.vocab_size is 258; it must be at least 259"):
+        check(small_config(data__vocab_size=258))
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A tokenizer of one's own: 20 pieces, all of them letters."""
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token="?"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    trainer = tokenizers.trainers.WordLevelTrainer(
+        special_tokens=["<pad>", "<begin>", "<end>", "?"], show_progress=False
+    )
+    backend.train_from_iterator(["a b c d e f g h i j k l w x y z"], trainer)
+    backend.enable_truncation(1)
+    backend.save(str(tmp_path / "own.json"))
+    return tmp_path / "own.json"
+
+
+def test_a_tokenizer_file_is_checked_before_anything_else(own, tmp_path):
+    check(small_config(data__tokenizer_file=str(own), data__vocab_size=20))
+    with pytest.raises(
+        UserError, match=r"vocab_size is 300, and .*own\.json has 20 tokens; set --config.*vocab_size=20"
+    ):
+        check(small_config(data__tokenizer_file=str(own)))
+    with pytest.raises(UserError, match=r"nowhere\.json cannot be read as a tokenizer: No such file"):
+        check(small_config(data__tokenizer_file=str(tmp_path / "nowhere.json")))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.en").write_text("a b\nc\n\n" + "d " * 50 + "\n")
+        (folder / f"{split}.de").write_text("x y\nz\nw\nv\n")
+    return folder
+
+
+def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
+    config = small_config(data__path=str(folder), data__max_length=20, steps=1, eval__test=True)
+    config.data.cache_dir = str(tmp_path / "cache")
+    evaluations = train(config, tmp_path / "run")
+    told = capsys.readouterr().out
+    for reason in ("an empty side", "more than 20 tokens"):
+        assert re.search(rf"{reason} +│ +1 ", told)
+    assert re.search(r"trained on +│ +2 of 4 ", told)
+    counts = json.loads((tmp_path / "run/selection.json").read_text())
+    assert counts == {"used": 2, "left out": {"an empty side": 1, "more than 20 tokens": 1}}
+    assert len(evaluations["test"].outputs) == 4  # never left out of test
+    assert evaluations["test"].outputs[2] == ""
+
+
+def test_the_text_of_the_train_split_is_let_go_of(folder, tmp_path, monkeypatch):
+    read = {}
+
+    def remembered(config, split):
+        pairs = load_pairs(config, split)
+        read[split] = weakref.ref(pairs)
+        return pairs
+
+    monkeypatch.setattr("transformer_flax.training.setup.load_pairs", remembered)
+    config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
+    with Progress() as progress:
+        data = prepare_data(config, Workdir(tmp_path / "run"), progress)
+    gc.collect()
+    assert {split for split in read if read[split]() is not None} == set(data.pairs) == {"valid"}
+    assert set(data.corpora) == {"train", "valid"}
+
+
+def test_a_tokenizer_of_one_s_own_is_used_and_is_the_run_s(own, folder, tmp_path, capsys):
+    config = small_config(
+        data__path=str(folder),
+        data__cache_dir=str(tmp_path / "cache"),
+        data__tokenizer_file=str(own),
+        data__vocab_size=20,
+        steps=1,
+    )
+    run = tmp_path / "run"
+    train(config, run)
+    told = capsys.readouterr().out
+    assert "with a vocabulary of 20," in told
+    assert "vocabulary 20;" in told
+    assert "training the tokenizer" not in told
+    restored = restore(run)
+    assert restored.model.config.vocab_size == 20
+    assert restored.tokenizer.pieces("d d é") == ["d", "d", "?", "<end>"]
+
+    moved = own.rename(tmp_path / "moved.json")  # the path is free, what it holds is not
+    config.data.tokenizer_file = str(moved)
+    config.steps = 2
+    train(config, run)
+    assert "resuming from step 1 " in capsys.readouterr().out
+    moved.write_text(moved.read_text().replace('"z"', '"Z"'))
+    with pytest.raises(UserError, match=r"the tokenizer given is not \S+run/tokenizer\.json"):
+        train(config, run)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_of_the_tokenizer_are_shown_on_a_terminal_only(folder, tmp_path, monkeypatch, capsys, terminal):
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
+    with Progress() as progress:
+        prepare_data(config, Workdir(tmp_path / "run"), progress)
+    told = capsys.readouterr().out
+    if terminal:
+        assert re.search(r"training the tokenizer.*reading text.*making the vocabulary", told, re.DOTALL)
+    else:
+        assert told.startswith("training the tokenizer\ntraining pairs left out\n")
+
+
+def test_a_run_with_word_pieces_is_a_run(folder, tmp_path):
+    config = small_config(
+        data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), data__tokenizer="wordpiece", steps=1
+    )
+    train(config, tmp_path / "run")
+    saved = json.loads((tmp_path / "run/tokenizer.json").read_text())
+    assert saved["model"]["type"] == "WordPiece"
+
+
+@pytest.mark.parametrize("size", [260, 290])
+def test_a_tokenizer_put_in_place_of_the_run_s_is_refused_and_without_checksums_by_its_size(folder, tmp_path, size):
+    config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), steps=1)
+    run = tmp_path / "run"
+    train(config, run)
+    theirs = restore(run).tokenizer.vocab_size
+    other = Tokenizer.train(["some other text, with many other words, for a larger vocabulary"] * 9, size)
+    assert other.vocab_size == size != theirs
+    (run / "tokenizer.json").write_text(other.to_json(), encoding="utf-8")
+    config.steps = 2
+    for attempt in (lambda: restore(run), lambda: train(config, run)):
+        with pytest.raises(UserError, match=r"tokenizer\.json has changed since the run was made"):
+            attempt()
+
+    noted = json.loads((run / "config.json").read_text())
+    del noted["tokenizer_crc32"], noted["crc32"]
+    (run / "config.json").write_text(json.dumps(noted))
+    for attempt in (lambda: restore(run), lambda: train(config, run)):
+        with pytest.raises(UserError, match=rf"run/checkpoints/1 has a vocabulary of {theirs}, .* one of {size}:"):
+            attempt()
+
+
+def test_an_empty_training_set_is_refused(folder, tmp_path):
+    for language in ("en", "de"):
+        (folder / f"train.{language}").write_text("")
+    config = small_config(data__path=str(folder))
+    with pytest.raises(UserError, match="the train split is empty"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_training_set_of_which_nothing_is_left_is_refused(folder, tmp_path):
+    for language in ("en", "de"):
+        (folder / f"train.{language}").write_text("\n\n")
+    config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
+    with pytest.raises(UserError, match="no sentence pairs"):
+        train(config, tmp_path / "run")

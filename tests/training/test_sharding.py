@@ -1,0 +1,245 @@
+"""Law 2: sums before ratios. Under plain SGD with rate 1 the update is the gradient, which Adam would hide."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import numpy as np
+import optax
+import pytest
+from ml_collections import ConfigDict
+
+from configs import numbers
+from tests.conftest import TINY
+from tests.training.states import OPTIMIZER
+from transformer_flax.errors import UserError
+from transformer_flax.model.registry import init_params
+from transformer_flax.model.transformer import Transformer
+from transformer_flax.training.averaging import seal
+from transformer_flax.training.loss import translation_loss
+from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.sharding import SMALL, make_parallel
+from transformer_flax.training.step import TrainState, make_eval_step, make_train_step
+
+ROWS = 32
+ONE_LAYER = dataclasses.replace(TINY, num_layers=1, dropout=0.0)  # there are many programs to compile
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Rows of very different length, some empty, so that means of means would differ from the mean."""
+    rng = np.random.default_rng(0)
+    batch = {}
+    for side in ("source", "target"):
+        rows = rng.integers(3, TINY.vocab_size, (ROWS, 7)).astype(np.int32)
+        lengths = rng.integers(0, 8, ROWS)
+        lengths[:4] = 0
+        batch[side] = np.where(np.arange(7) < lengths[:, None], rows, 0)
+    return batch
+
+
+@functools.cache
+def initial_params():
+    return init_params(ONE_LAYER, jax.random.key(1))
+
+
+def on_devices(num_devices, *, mode="jit", shard_params=False, accumulation_steps=1, loss_chunks=1):
+    config = ConfigDict({"mode": mode, "num_devices": num_devices, "shard_params": shard_params})
+    return make_parallel(config, ROWS, accumulation_steps, loss_chunks)
+
+
+def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, loss_chunks=1, dropout=0.0):
+    """(gradient, metrics) of one step."""
+    config = dataclasses.replace(ONE_LAYER, dropout=dropout)
+    parallel = on_devices(num_devices, mode=mode, accumulation_steps=accumulation_steps, loss_chunks=loss_chunks)
+    assert parallel.num_devices == num_devices
+    loss_fn = translation_loss(Transformer(config), 0.1, loss_chunks)
+    optimizer = optax.sgd(1.0)
+    step = parallel.compile(
+        make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, axis_name=parallel.axis_name)
+    )
+    state = TrainState.create(7, initial_params(), optimizer)
+    after, metrics = jax.block_until_ready(step(parallel.place(state), parallel.shard(batch)))
+    after, metrics = jax.device_get(parallel.unreplicate((after, metrics)))
+    assert after.step == 1
+    return jax.tree.map(np.subtract, jax.device_get(state.params), after.params), metrics
+
+
+def assert_close(ours, theirs):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6), ours, theirs)
+
+
+@pytest.fixture(scope="module")
+def plain(batch):
+    """The gradient of the mean over all target tokens, from nothing but jax.grad."""
+    loss_fn = translation_loss(Transformer(ONE_LAYER), 0.1)
+
+    def mean(params):
+        sums, counts = loss_fn(params, batch, None)
+        return sums["loss"] / counts["loss"]
+
+    return jax.device_get(jax.jit(jax.grad(mean))(initial_params()))
+
+
+@pytest.mark.parametrize("mode", ["jit", "pmap"])
+@pytest.mark.parametrize(
+    ("num_devices", "accumulation_steps"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (8, 1), (8, 2), (8, 4)]
+)
+def test_devices_and_micro_batches_do_not_change_the_gradient(plain, batch, mode, num_devices, accumulation_steps):
+    gradient, metrics = update(batch, mode=mode, num_devices=num_devices, accumulation_steps=accumulation_steps)
+    assert_close(gradient, plain)
+    assert metrics.counts["loss"] == (batch["target"] != 0).sum()
+    assert float(metrics.grad_norm) == pytest.approx(float(optax.tree.norm(plain)), rel=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["jit", "pmap"])
+@pytest.mark.parametrize(("num_devices", "accumulation_steps"), [(1, 2), (8, 1), (2, 2)])
+def test_chunks_of_the_loss_do_not_change_the_gradient(plain, batch, mode, num_devices, accumulation_steps):
+    parts = {"num_devices": num_devices, "accumulation_steps": accumulation_steps, "loss_chunks": 4}
+    gradient, metrics = update(batch, mode=mode, **parts)
+    assert_close(gradient, plain)
+    assert metrics.counts["loss"] == (batch["target"] != 0).sum()
+
+
+def test_with_dropout_jit_does_not_depend_on_the_number_of_devices(plain, batch):
+    alone, _ = update(batch, dropout=0.3)
+    for num_devices in (2, 8):
+        together, _ = update(batch, dropout=0.3, num_devices=num_devices)
+        assert_close(together, alone)
+    difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, plain)
+    assert max(jax.tree.leaves(difference)) > 1e-3  # there was dropout
+
+
+@pytest.mark.parametrize("parts", [{"mode": "pmap", "num_devices": 2}, {"accumulation_steps": 2}], ids=str)
+def test_with_dropout_devices_of_pmap_and_micro_batches_draw_anew(batch, parts):
+    # Two parts with the same rows: had they the same masks, their mean would be the gradient of either one alone.
+    half = {side: rows[ROWS // 2 :] for side, rows in batch.items()}
+    if "mode" in parts:
+        twice = {side: np.concatenate([rows, rows]) for side, rows in half.items()}
+        alone, _ = update(half, mode="pmap", dropout=0.3)
+    else:
+        twice = {side: np.repeat(rows, 2, axis=0) for side, rows in half.items()}
+        alone, _ = update(half, dropout=0.3)
+    both, _ = update(twice, dropout=0.3, **parts)
+    difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, both)
+    assert max(jax.tree.leaves(difference)) > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["jit", "pmap"])
+def test_evaluation_sums_over_devices(batch, mode):
+    parallel = on_devices(8, mode=mode)
+    loss_fn = translation_loss(Transformer(ONE_LAYER), 0.1)
+    params = initial_params()
+    step = parallel.compile(make_eval_step(loss_fn, axis_name=parallel.axis_name))
+    result = parallel.unreplicate(step(parallel.place(params), parallel.shard(batch)))
+    assert_close(jax.device_get(result), jax.device_get(loss_fn(params, batch, None)))
+
+
+WIDE = dataclasses.replace(ONE_LAYER, d_model=64, d_ff=512, dropout=0.3)  # feed-forward layers worth sharding
+STEPS = 4
+
+
+def learn(batch, num_devices, *, shard_params, accumulation_steps=1):
+    """(parallel, state, (sums, counts) of an evaluation) after steps with dropout, Adam and a moving average."""
+    parallel = on_devices(num_devices, shard_params=shard_params, accumulation_steps=accumulation_steps)
+    loss_fn = parallel.gathering(translation_loss(Transformer(WIDE), 0.1))
+    optimizer = make_optimizer(numbers.get_config().optimizer, WIDE.d_model)
+    step = make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, ema_decay=0.9)
+    step = parallel.compile(step, donate_state=True)
+    state = TrainState.create(7, init_params(WIDE, jax.random.key(1)), optimizer, keep_ema=True)
+    state, rows = parallel.place(state), parallel.shard(batch)
+    for _ in range(STEPS):
+        before = state
+        state, _ = jax.block_until_ready(step(before, rows))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))  # its memory is used again
+        assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, before)
+    measured = jax.device_get(parallel.compile(make_eval_step(loss_fn))(state.ema, rows))
+    return parallel, state, measured
+
+
+@pytest.fixture(scope="module")
+def replicated(batch):
+    _, state, measured = learn(batch, 1, shard_params=False)
+    return state, measured
+
+
+@pytest.mark.parametrize("num_devices", [2, 8])
+def test_sharded_parameters_learn_the_same_and_are_sealed_the_same(replicated, batch, num_devices):
+    alone, measured_alone = replicated
+    parallel, state, measured = learn(batch, num_devices, shard_params=True)
+    assert_close(jax.device_get(state), jax.device_get(alone))
+    assert_close(measured, measured_alone)
+
+    whole = parallel.local(state)
+    assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(whole))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(state))
+    assert seal(vars(state), {}) == seal(vars(whole), {})
+
+
+def test_sharded_parameters_learn_the_same_from_micro_batches(batch):
+    states = [learn(batch, 2, shard_params=sharded, accumulation_steps=2)[1] for sharded in (False, True)]
+    assert_close(*map(jax.device_get, states))
+
+
+def test_of_sharded_parameters_each_device_holds_its_share(batch):
+    _, state, _ = learn(batch, 8, shard_params=True)
+    for tree in (state.params, state.opt_state.mu, state.opt_state.nu, state.ema):
+        for leaf in jax.tree.leaves(tree):
+            shards = 8 if leaf.size >= SMALL else 1
+            sizes = [shard.data.size for shard in leaf.addressable_shards]
+            assert sizes == [leaf.size // shards] * 8
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state) if leaf.ndim == 0)
+
+    whole = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state))
+    assert held < whole / 4  # an eighth of the feed-forward layers, and the small ones
+
+
+def test_arrays_are_sharded_along_the_largest_axis_that_the_devices_divide():
+    parallel = on_devices(8, shard_params=True)
+    shapes = [(64, 72), (100, 64), (64, 4, 16), (99, 99), (8, 8)]
+    placed = parallel.place([np.zeros(shape, np.float32) for shape in shapes])
+    shards = [leaf.addressable_shards[0].data.shape for leaf in placed]
+    assert shards == [(64, 9), (100, 8), (8, 4, 16), (99, 99), (8, 8)]
+
+
+def test_sharded_parameters_are_gathered_and_not_the_batch(batch):
+    few = {side: rows[-8:] for side, rows in batch.items()}  # a row a device, less than any array of parameters
+    parallel = on_devices(8, shard_params=True)
+    loss_fn = parallel.gathering(translation_loss(Transformer(WIDE), 0.1))
+    state = parallel.place(TrainState.create(7, init_params(WIDE, jax.random.key(1)), OPTIMIZER))
+    step = parallel.compile(make_train_step(loss_fn, OPTIMIZER))
+    program = step.lower(state, parallel.shard(few)).compile().as_text()
+    gathered = {tuple(map(int, shape.split(","))) for shape in re.findall(r"= f32\[([\d,]+)\]\S* all-gather", program)}
+    assert gathered == {leaf.shape for leaf in jax.tree.leaves(state.params) if leaf.size >= SMALL}
+
+
+def test_steps_differ_in_their_dropout_and_seeds_too(batch):
+    config = dataclasses.replace(ONE_LAYER, dropout=0.3)
+    step = jax.jit(make_train_step(translation_loss(Transformer(config), 0.1), optax.sgd(0.0)))
+    params = initial_params()
+    state = TrainState.create(0, params, optax.sgd(0.0))
+    after, first = step(state, batch)
+    _, second = step(after, batch)
+    _, again = step(state, batch)
+    _, other = step(TrainState.create(1, params, optax.sgd(0.0)), batch)
+    losses = [float(metrics.sums["loss"]) for metrics in (first, second, again, other)]
+    assert losses[0] == losses[2]
+    assert len(set(losses)) == 3
+
+
+@pytest.mark.parametrize(
+    ("parallel", "rows", "accumulation_steps", "message"),
+    [
+        ({"mode": "mpi", "num_devices": 1}, 8, 1, "mode is 'mpi'"),
+        ({"mode": "jit", "num_devices": 9}, 8, 1, "num_devices is 9; this machine has 8"),
+        ({"mode": "jit", "num_devices": -1}, 8, 1, "num_devices is -1"),
+        ({"mode": "jit", "num_devices": 3}, 8, 1, "rows_multiple_of is 8, which does not divide among 3 devices"),
+        ({"mode": "pmap", "num_devices": 8}, 8, 2, "set it to a multiple of 16"),
+        ({"mode": "pmap", "num_devices": 1, "shard_params": True}, 8, 1, "set the mode to 'jit', or shard_params to F"),
+    ],
+)
+def test_what_does_not_divide_is_refused(parallel, rows, accumulation_steps, message):
+    with pytest.raises(UserError, match=message):
+        make_parallel(ConfigDict({"shard_params": False} | parallel), rows, accumulation_steps)

@@ -1,0 +1,83 @@
+"""What a run costs, from its config alone."""
+
+import dataclasses
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from transformer_flax.errors import UserError
+from transformer_flax.model.flops import activation_bytes, count_modules, forward_flops, training_flops
+from transformer_flax.model.registry import kind_of
+from transformer_flax.training.setup import check, model_config
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """All that is told, in bytes, seconds and floating-point operations."""
+
+    parameters: dict[str, int]  # by module
+    tokens_per_step: int  # that the model reads, source and target, of full batches
+    forward_flops: dict[str, int]  # of a step, by module
+    step_flops: int  # forward and backward
+    memory: dict[str, int]  # bytes, on one device that held all
+    steps: int
+    training_flops: int  # of the whole training, as the model counts them
+    table2_flops: float  # as the paper's table 2 counts: time x devices x the rate that a device can sustain
+    device: str
+    tokens_per_second: float
+    days: float
+
+    @property
+    def backward_flops(self) -> int:
+        return self.step_flops - sum(self.forward_flops.values())
+
+
+def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, utilisation: float, length: int) -> Cost:
+    """The cost of a run's config.
+
+    Args:
+      config: the run's.
+      device: what it is trained on, in words.
+      peak: floating-point operations a second of one device.
+      num_devices: how many there are.
+      utilisation: the share of the peak that the model's products reach, above 0.
+      length: tokens of every sentence.
+
+    Raises:
+      UserError: about the config, or a length that no batch can have.
+    """
+    check(config)
+    model, data = model_config(config, config.data.vocab_size), config.data
+    rows = data.tokens_per_batch // length // data.rows_multiple_of * data.rows_multiple_of
+    if length > data.max_length or rows == 0:
+        raise UserError(
+            f"--length is {length}; config.data.max_length is {data.max_length} and a batch has tokens_per_batch="
+            f"{data.tokens_per_batch} slots a side, in rows by {data.rows_multiple_of}"
+        )
+    lengths = np.full(rows, length)
+    parameters = count_modules(model)
+    step_flops = training_flops(model, lengths, lengths)
+    total = 4 * sum(parameters.values())  # float32
+    tokens = len(kind_of(model).reads) * rows * length
+    step_seconds = step_flops / (num_devices * peak * utilisation)
+    return Cost(
+        parameters=parameters,
+        tokens_per_step=tokens,
+        forward_flops=forward_flops(model, lengths, lengths),
+        step_flops=step_flops,
+        memory={
+            "parameters": total,
+            "gradient": total,
+            "Adam's two moments": 2 * total,
+            "moving average": total if config.ema_decay else 0,
+            "activations": activation_bytes(
+                model, rows // config.accumulation_steps, length, length, loss_chunks=config.loss_chunks
+            ),
+        },
+        steps=config.steps,
+        training_flops=config.steps * step_flops,
+        table2_flops=config.steps * step_seconds * num_devices * peak,
+        device=f"{num_devices} x {device}, {peak / 1e12:g} TFLOP/s each, of which {utilisation:.0%} are reached",
+        tokens_per_second=tokens / step_seconds,
+        days=config.steps * step_seconds / 86_400,
+    )

@@ -1,0 +1,199 @@
+"""Where text comes from: random-access sequences of (source, target) sentences, one for each split."""
+
+import hashlib
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from transformer_flax.data.numbers import NumberPairs
+from transformer_flax.data.symbols import SymbolPairs
+from transformer_flax.data.text_files import (
+    Lines,
+    decode_lines,
+    find_text,
+    open_text,
+    require_as_many,
+    require_text,
+    text_folder,
+)
+from transformer_flax.data.tfds import TfdsPairs
+from transformer_flax.errors import UserError
+from transformer_flax.files import cache_root
+
+SPLITS = ("train", "valid", "test")
+
+
+class Pairs(Protocol):
+    """Sentence pairs, and a fingerprint that changes whenever one of them does."""
+
+    fingerprint: str
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> tuple[str, str]: ...
+
+
+def read_pairs(pairs: Pairs, indices: Sequence[int]) -> list[tuple[str, str]]:
+    """The pairs at `indices`, in bulk where they have `__getitems__`: it may be far faster than one by one."""
+    in_bulk = getattr(pairs, "__getitems__", None)
+    return in_bulk(indices) if in_bulk else [pairs[i] for i in indices]
+
+
+def load_pairs(config, split: str) -> Pairs:
+    """The pairs of a split of `config.data`.
+
+    Raises:
+      UserError: there is no such source, folder, set, file or language, or a file is not what it should be.
+    """
+    if split not in SPLITS:
+        raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
+    if config.source in MADE:
+        return MADE[config.source](config, split)
+    if config.source not in READ:
+        raise UserError(f"config.data.source is {config.source!r}; it must be one of {', '.join([*MADE, *READ])}")
+    pairs = READ[config.source](config, split)
+    return FirstPairs(pairs, config.num_pairs) if split == "train" and config.num_pairs else pairs
+
+
+class FirstPairs:
+    """The first `count` of some pairs, to learn from fewer than there are.
+
+    Raises:
+      UserError: there are not as many.
+    """
+
+    def __init__(self, pairs: Pairs, count: int):
+        if not 0 < count <= len(pairs):
+            raise UserError(
+                f"config.data.num_pairs is {count:,}; the train split has {len(pairs):,} pairs, of which the first so "
+                "many are taken, or all with 0"
+            )
+        self._pairs, self._count = pairs, count
+        self.fingerprint = hashlib.sha256(f"the first {count} of {pairs.fingerprint}".encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        return self._pairs[range(self._count)[index]]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        """The pairs at `indices`, in their order."""
+        return read_pairs(self._pairs, [range(self._count)[i] for i in indices])
+
+
+class FolderPairs:
+    """Text files `<split>.<language>`, plain, .gz or .xz, UTF-8, one sentence a line, side by side.
+
+    They are read once; memory holds 16 bytes a pair.
+    """
+
+    def __init__(self, config, split: str):
+        folder, languages = text_folder(config.path), (config.source_language, config.target_language)
+        files = [require_text(folder, f"{split}.{language}") for language in languages]
+        self._source, self._target = (_read(file, cache_root(config.cache_dir)) for file in files)
+        require_as_many(files[0], self._source, files[1], self._target)
+        digest = hashlib.sha256()
+        for lines in (self._source, self._target):
+            digest.update(lines.text)
+            digest.update(b"\0")
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        return self._source[index], self._target[index]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        """The pairs at `indices`, in their order."""
+        return list(zip(self._source.__getitems__(indices), self._target.__getitems__(indices), strict=True))
+
+
+def _read(file: pathlib.Path, cache: pathlib.Path) -> Lines:
+    with open_text(file) as stream:
+        return Lines(decode_lines(stream, str(file)), cache)
+
+
+class TsvPairs:
+    """Files `<split>.tsv`, plain, .gz or .xz, UTF-8, a text a line, without a line of headings.
+
+    Where config.data.held_out is above 0, there is no valid.tsv: that share of train is the valid split. Which texts
+    those are depends on the text and config.data.seed alone, so that copies of one text are all on the same side.
+
+    Raises:
+      UserError: there is no such file, or a line has not the columns that the first one has, or an empty label.
+    """
+
+    def __init__(self, config, split: str):
+        share = config.held_out
+        if not 0 <= share < 1:
+            raise UserError(f"config.data.held_out is {share!r}; it must be from 0 to below 1: a share of train")
+        folder = text_folder(config.path)
+        valid = find_text(folder, "valid.tsv")
+        if split == "valid" and not share and not valid:
+            raise UserError(
+                f"{folder} has no valid.tsv; --config.data.held_out=0.1 keeps a tenth of train for it instead"
+            )
+        if share and valid:
+            raise UserError(
+                f"config.data.held_out is {share!r}, and there is {valid} too, which would never be read; set "
+                "--config.data.held_out=0, or move the file away"
+            )
+        file = require_text(folder, f"{'train' if share and split == 'valid' else split}.tsv")
+        rows = _read_table(file, config.label_column, config.text_column)
+        if share and split != "test":
+            wanted = split == "valid"
+            rows = ((label, text) for label, text in rows if _is_held_out(text, config.seed, share) == wanted)
+        self._lines = Lines((f"{label}\t{text}" for label, text in rows), cache_root(config.cache_dir))
+        digest = hashlib.sha256(b"label\ttext\n")
+        digest.update(self._lines.text)
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        return _pair(self._lines[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        """The pairs at `indices`, in their order."""
+        return [_pair(line) for line in self._lines.__getitems__(indices)]
+
+
+def _pair(line: str) -> tuple[str, str]:
+    label, text = line.split("\t")
+    return text, label
+
+
+def _read_table(file: pathlib.Path, label_column: int, text_column: int) -> Iterator[tuple[str, str]]:
+    """(label, text) of each line."""
+    columns = 0
+    with open_text(file) as stream:
+        for number, line in enumerate(decode_lines(stream, str(file)), start=1):
+            cells = line.split("\t")
+            columns = columns or len(cells)
+            if len(cells) != columns:
+                raise UserError(
+                    f"{file}, line {number:,}: it has {len(cells)} columns and the first line {columns}; tabs part "
+                    "columns, and stand nowhere else"
+                )
+            for name, column in (("label_column", label_column), ("text_column", text_column)):
+                if not 0 <= column < columns:
+                    raise UserError(
+                        f"config.data.{name} is {column}; {file} has columns 0 to {columns - 1}: {line[:80]!r}"
+                    )
+            label = cells[label_column].strip()
+            if not label:
+                raise UserError(f"{file}, line {number:,}: its column {label_column}, the label, is empty")
+            yield label, cells[text_column]
+
+
+def _is_held_out(text: str, seed: int, share: float) -> bool:
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=seed.to_bytes(8, "little")).digest()
+    return int.from_bytes(digest, "little") < share * 2**64
+
+
+MADE = {"numbers": NumberPairs, "copy": SymbolPairs, "reverse": SymbolPairs}  # where num_pairs is how many
+READ = {"folder": FolderPairs, "tsv": TsvPairs, "tfds": TfdsPairs}
+TRANSLATED = ("numbers", "folder", "tfds")  # sources of two languages

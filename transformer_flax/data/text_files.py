@@ -1,0 +1,220 @@
+"""Lines of text files: plain, .gz or .xz, UTF-8.
+
+They are unpacked and given out as they are asked for, and no line takes more than LONGEST bytes of memory. So a small
+file that unpacks to a huge one costs no more than that one would: nothing where lines are translated window by window.
+"""
+
+import array
+import codecs
+import contextlib
+import gzip
+import itertools
+import lzma
+import mmap
+import os
+import pathlib
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from transformer_flax.errors import UserError
+
+OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, MemoryError)  # of a compressed file
+LONGEST = 1 << 20  # bytes of a line; what has longer ones is no text of a sentence a line
+
+
+def open_text(file: pathlib.Path) -> BinaryIO:
+    stream: Any = OPENERS.get(file.suffix, open)(file, "rb")
+    return stream
+
+
+def text_folder(path: str) -> pathlib.Path:
+    """The folder that config.data.path names.
+
+    Raises:
+      UserError: there is none.
+    """
+    if not path:
+        raise UserError("config.data.path is empty: name the folder of texts with --config.data.path=FOLDER")
+    if not pathlib.Path(path).is_dir():
+        raise UserError(f"config.data.path is {path!r}: there is no such folder")
+    return pathlib.Path(path)
+
+
+def find_text(folder: pathlib.Path, name: str) -> pathlib.Path | None:
+    """The text `name` in a folder: plain, .gz or .xz; None if there is none."""
+    files = [folder / f"{name}{suffix}" for suffix in OPENERS]
+    return next((file for file in files if file.is_file()), None)
+
+
+def require_text(folder: pathlib.Path, name: str) -> pathlib.Path:
+    """`find_text`.
+
+    Raises:
+      UserError: there is none; tells what there is.
+    """
+    file = find_text(folder, name)
+    if file is None:
+        present = ", ".join(sorted(file.name for file in folder.iterdir())[:20]) or "nothing"
+        raise UserError(f"{folder} has no {name} (nor .gz or .xz); it holds {present}")
+    return file
+
+
+def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None) -> Iterator[str]:
+    """The lines of a file without their ends; none is read before it is asked for.
+
+    Args:
+      stream: of bytes. The mark that some editors put at its start is left out.
+      name: of the file, for messages.
+      spoilt: told the places of lines that are not UTF-8, whose bytes are replaced by U+FFFD; None: they are refused.
+
+    Raises:
+      UserError: a line is not UTF-8 or far too long, or a compressed file is damaged.
+    """
+    number = 0
+    try:
+        for number, raw in enumerate(iter(lambda: stream.readline(LONGEST), b""), start=1):
+            if len(raw) == LONGEST:
+                raise UserError(
+                    f"{name}, line {number:,}: longer than {LONGEST:,} bytes; a text has one sentence a line"
+                )
+            line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).rstrip(b"\r\n")
+            try:
+                yield line.decode()
+            except UnicodeDecodeError as error:
+                place = f"{name}, line {number:,}"
+                if spoilt is None:
+                    raise UserError(f"{place}: not UTF-8 ({error.reason} at byte {error.start})") from error
+                spoilt.append(place)
+                yield line.decode(errors="replace")
+    except DAMAGES as error:
+        raise UserError(f"{name} is damaged after line {number:,}: {error}") from error
+
+
+def require_characters(text: str, what: str) -> None:
+    """Raises:
+    UserError: the text holds half a character (a lone surrogate), as a str may and UTF-8 may not.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what} is {text[:80]!r}, which is not UTF-8 ({error.reason} at {error.start})") from error
+
+
+def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[str]]:
+    """The lines of two files that translate each other.
+
+    Raises:
+      UserError: one has more lines than the other, or cannot be read.
+    """
+    sides = []
+    for file in (source, target):
+        with open_text(file) as stream:
+            sides.append(list(decode_lines(stream, str(file))))
+    sources, targets = sides
+    require_as_many(source, sources, target, targets)
+    return sources, targets
+
+
+def require_as_many(source: pathlib.Path, sources: Sized, target: pathlib.Path, targets: Sized) -> None:
+    """Checks the lines of two files that translate each other.
+
+    Raises:
+      UserError: one has more of them than the other.
+    """
+    if len(sources) != len(targets):
+        raise UserError(
+            f"{source} has {len(sources):,} lines and {target} has {len(targets):,}: "
+            "line N of one must translate line N of the other"
+        )
+
+
+BLOCK = 1 << 20  # bytes; a text of no more needs no file
+
+
+class Lines:
+    """Lines that are read once and kept in a file without a name, memory-mapped, which is gone when they are.
+
+    Whatever becomes of the file that they were read from, they stay what they were. Memory holds 8 bytes a line, and
+    BLOCK bytes of a short text.
+
+    Args:
+      lines: without their ends.
+      folder: where the file lies.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+
+    text: bytes | mmap.mmap  # UTF-8, each line closed by a line feed
+
+    def __init__(self, lines: Iterable[str], folder: pathlib.Path):
+        starts = array.array("q", [0])  # grows in place, unlike anything of NumPy's
+        blocks = _encode(lines, starts)
+        first = next(blocks)
+        second = next(blocks, None)
+        self.text = first if second is None else _store(itertools.chain([first, second], blocks), folder)
+        self._starts = np.frombuffer(starts, np.int64)  # of each line, and of one behind the last: [lines + 1]
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def __getitem__(self, index: int) -> str:
+        place = range(len(self))[index]
+        return self.text[self._starts[place] : self._starts[place + 1] - 1].decode()
+
+    def __getitems__(self, indices: Sequence[int]) -> list[str]:
+        """The lines at `indices`, in their order: many at once come faster than one by one."""
+        places = np.asarray(indices, np.int64)
+        starts, ends = self._starts[places].tolist(), (self._starts[places + 1] - 1).tolist()
+        return [self.text[start:end].decode() for start, end in zip(starts, ends, strict=True)]
+
+
+def _encode(lines: Iterable[str], starts: array.array) -> Iterator[bytes]:
+    """The text in blocks, at least one; `starts` is told where each line ends and the next one starts."""
+    block = bytearray()
+    end = 0
+    for line in lines:
+        if len(block) >= BLOCK:
+            yield bytes(block)
+            block.clear()
+        raw = line.encode()
+        block += raw
+        block += b"\n"
+        end += len(raw) + 1
+        starts.append(end)
+    yield bytes(block)
+
+
+def _store(blocks: Iterator[bytes], folder: pathlib.Path) -> mmap.mmap:
+    """The blocks, one after the other, in a file without a name."""
+    size = 0
+
+    @contextlib.contextmanager
+    def writing() -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            needed = size + sum(len(block) for block in blocks)
+            raise UserError(
+                f"a text needs {needed / 1e6:,.1f} MB in {folder} while it is prepared, which cannot be written "
+                f"({error}); make room there, or name another place with --config.data.cache_dir"
+            ) from error
+
+    with contextlib.ExitStack() as stack:
+        with writing():
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+        for block in blocks:
+            size += len(block)
+            with writing():
+                left = memoryview(block)
+                while left:  # a disk takes what it has room for, and refuses the rest
+                    left = left[file.write(left) :]
+        with writing():
+            os.fsync(file.fileno())  # over a network, that there is no room may not have been said before
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

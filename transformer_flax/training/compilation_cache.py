@@ -1,0 +1,76 @@
+"""What the machine can do, and what it need not do twice."""
+
+import contextlib
+import functools
+import os
+import pathlib
+import time
+import zlib
+from collections.abc import Callable
+
+import jax
+
+from transformer_flax.files import cache_root
+
+
+def keep_compiled(cache_dir: str) -> pathlib.Path:
+    """Has compiled programs kept for the next process, and returns where; a place that JAX was given before stays.
+
+    Args:
+      cache_dir: where caches lie; empty for the usual place.
+    """
+    given = jax.config.values["jax_compilation_cache_dir"]
+    if not given:
+        # A program for a CPU may use instructions that another one lacks, and homes are shared by machines.
+        cpuinfo = pathlib.Path("/proc/cpuinfo")
+        features = next((line for line in cpuinfo.open() if line.startswith("flags")), "") if cpuinfo.exists() else ""
+        machine = f"{os.uname().machine}-{zlib.crc32(features.encode()):08x}"
+        given = str(cache_root(cache_dir) / "compiled" / machine)
+        jax.config.update("jax_compilation_cache_dir", given)
+    _remove_cut_short(pathlib.Path(str(given)))
+    return pathlib.Path(str(given))
+
+
+def _remove_cut_short(folder: pathlib.Path) -> None:
+    """Removes compiled programs whose writing was cut short, by a kill or a full disk.
+
+    JAX never replaces one: it would warn of it and compile anew at each start. Only what was written since the last
+    look is looked at. Of programs that are compressed with zstd, which JAX takes where Python has it, only empty ones
+    are found.
+    """
+    looked = folder / ".looked"
+    with contextlib.suppress(OSError):  # no folder yet, one that cannot be written, or another process is faster
+        since = looked.stat().st_mtime_ns if looked.exists() else 0
+        looked.touch()
+        for file in folder.glob("*-cache"):
+            if file.stat().st_mtime_ns >= since and _is_cut_short(file.read_bytes()):
+                file.unlink(missing_ok=True)
+
+
+def _is_cut_short(content: bytes) -> bool:
+    if content[:1] not in (b"", b"\x78"):  # with which zlib begins
+        return False
+    try:
+        zlib.decompress(content)
+    except zlib.error:
+        return True
+    return False
+
+
+def large_product(dtype: str, repeats: int) -> tuple[Callable[[], jax.Array], int]:
+    """A large matrix product on a device, made `repeats` times a call, and the floating-point operations of a call."""
+    device = jax.local_devices()[0]
+    size = 2048 if device.platform == "cpu" else 8192
+    matrix = jax.device_put(jax.numpy.full((size, size), 1 / size, dtype), device)
+    product = jax.jit(lambda x: x @ x)
+    return lambda: [product(matrix) for _ in range(repeats)][-1], 2 * size**3 * repeats
+
+
+@functools.cache
+def peak_flops(dtype: str) -> float:
+    """Floating-point operations a second of a large matrix product, measured: of one device, or of all cores."""
+    product, flops = large_product(dtype, repeats=3)
+    jax.block_until_ready(product())
+    started = time.perf_counter()
+    jax.block_until_ready(product())
+    return flops / (time.perf_counter() - started)

@@ -1,0 +1,300 @@
+"""What a working directory looks like. Nobody else knows.
+
+config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   skipped.jsonl   events.*
+translations/<step>.txt, or of a classifier labels/<step>.txt   profile/
+
+Whoever reads a directory need not trust it: nothing in it is executed or unpickled, and what its files hold is checked.
+Any part of it may be a link, and is read through it. Training writes to the directory and to checkpoints/ where they
+are links to a larger disk, and behind no other link: it replaces files and refuses folders. It deletes nothing but
+checkpoints.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import pathlib
+import socket
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from transformer_flax.data.classes import Classes
+from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.errors import UserError
+from transformer_flax.files import CHECKSUM, checked, read_json, require_plain, signed
+from transformer_flax.training.averaging import saved_steps
+from transformer_flax.training.fields import added_fields, differences, flatten
+from transformer_flax.training.multihost import is_first
+
+CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # of a checkpoint, which Orbax makes
+# A resumed run may have other values here: none of them changes what is learned from the steps that were made.
+FREE_FIELDS = (
+    "steps",
+    "name",
+    "max_skipped",
+    "on_write_failure",
+    "data.path",
+    "data.tokenizer_file",
+    "data.cache_dir",
+    "eval.",
+    "checkpoint.",
+    "log.",
+    "parallel.",
+    "decode.",
+)
+OUTPUTS = ("translations", "labels")  # folders of what a model puts out
+RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # what config.json holds
+LOCK = ".lock"
+
+logger = logging.getLogger(__name__)
+
+
+class Workdir:
+    """The directory of one run."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = pathlib.Path(path)
+        self.config_file = self.path / "config.json"
+        self.tokenizer_file = self.path / "tokenizer.json"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.skipped_file = self.path / "skipped.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.profile = self.path / "profile"
+
+    def check(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None = None) -> None:
+        """Finds out whether the directory is free for this run or holds it already, and changes nothing.
+
+        Args:
+          config: of the run.
+          fingerprints: of the splits it is trained on and measured with.
+          tokenizer: the one it is given; None for whichever the directory has.
+
+        Raises:
+          UserError: it holds a run of another config, other data or another tokenizer, a longer one, or something else.
+        """
+        if self.config_file.exists():
+            self._refuse_another(config, fingerprints, tokenizer)
+        elif self.path.exists() and any(not is_partial(file) for file in self.path.iterdir()):
+            raise UserError(f"{self.path} is not empty and holds no run; choose another --workdir")
+
+    def claim(
+        self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer, classes: Classes | None = None
+    ) -> None:
+        """Makes the directory this run's own: writes its config, its data's fingerprints, its classes, its tokenizer.
+
+        The config is what claims it, so it is written first: a process that is killed behind it leaves a run whose
+        tokenizer is made again, and one that is killed before it leaves nothing.
+
+        Raises:
+          UserError: as `check` does.
+        """
+        self.check(config, fingerprints, tokenizer)
+        known = self._load_run()["data_fingerprints"] if self.config_file.exists() else {}
+        self.path.mkdir(parents=True, exist_ok=True)
+        run = {
+            "config": config.to_dict(),
+            "data_fingerprints": known | fingerprints,
+            "tokenizer_crc32": self._tokenizer_checksum(tokenizer),
+            **({"classes": list(classes.names)} if classes else {}),
+        }
+        self._write(self.config_file, json.dumps(signed(run), indent=2) + "\n")
+        if not self.tokenizer_file.exists():  # another version may have formatted the same otherwise
+            self._write(self.tokenizer_file, tokenizer.to_json())
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """A context in which no other process trains here; a process that is killed leaves no lock behind.
+
+        Raises:
+          UserError: another one does.
+        """
+        if not is_first():  # which has it for all
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = self.path / LOCK
+        if lock.is_symlink():  # what it leads to would be emptied
+            lock.unlink()
+        with lock.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                raise UserError(
+                    f"another process trains in {self.path} already ({file.read().strip()}); wait for it, or choose "
+                    "another --workdir"
+                ) from error
+            except OSError:  # a file system without locks
+                logger.warning("%s cannot be locked: see to it that no other process trains there", self.path)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+            yield
+
+    def load_config(self) -> ConfigDict:
+        """The config of the run that lies here; fields that are younger than the run have their defaults."""
+        config = self._load_run()["config"]
+        for name, value in self.added_fields().items():
+            section, _, field = name.rpartition(".")
+            (config[section] if section else config)[field] = value
+        try:
+            return ConfigDict(config)
+        except (ValueError, AttributeError) as error:  # a name with a dot, or of a method
+            raise self._unreadable(error) from error
+
+    def added_fields(self) -> dict[str, Any]:
+        """The fields that the config of the run, if there is one, lacks as it is older than they are."""
+        return added_fields(flatten(self._load_run()["config"])) if self.config_file.exists() else {}
+
+    def load_fingerprints(self) -> dict[str, str]:
+        """Those of the splits that the run was trained on and measured with."""
+        return self._load_run()["data_fingerprints"]
+
+    def load_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the run.
+
+        Raises:
+          UserError: it cannot be read, or is not the one that the run was made with.
+        """
+        tokenizer = Tokenizer.load(self.tokenizer_file)
+        if self.config_file.exists():
+            known = self._load_run().get("tokenizer_crc32")  # not there where somebody has taken it out
+            if known is not None and known != self._tokenizer_checksum(tokenizer):
+                raise UserError(
+                    f"{self.tokenizer_file} has changed since the run was made, so its pieces may no longer be those "
+                    "that the model has learned; put the original there"
+                )
+        return tokenizer
+
+    def _tokenizer_checksum(self, tokenizer: Tokenizer) -> int:
+        """The checksum of the tokenizer's file, or of what is to be written there."""
+        file = self.tokenizer_file
+        return zlib.crc32(file.read_bytes() if file.exists() else tokenizer.to_json().encode())
+
+    def load_classes(self) -> Classes | None:
+        """The classes that the run tells apart; None for one that does not classify."""
+        names = self._load_run().get("classes")
+        return None if names is None else Classes(names)
+
+    def save_selection(self, counts: dict) -> None:
+        """How many training pairs are used, and left out for which reason."""
+        self._write(self.path / "selection.json", json.dumps(counts, indent=2) + "\n")
+
+    def _outputs_file(self, what: str, split: str, step: int) -> pathlib.Path:
+        return self.path / what / (f"{step}.txt" if split == "valid" else f"{step}.{split}.txt")
+
+    def save_outputs(self, what: str, split: str, step: int, outputs: list[str]) -> pathlib.Path:
+        """Translations or labels after a step, one a line, in the order of the split."""
+        file = self._outputs_file(what, split, step)
+        self._write(file, "".join(f"{line}\n" for line in outputs))
+        return file
+
+    def load_translations(self, split: str, step: int) -> list[str]:
+        """What `save_outputs` has written of translations.
+
+        Raises:
+          UserError: there are none of that split and step, or not as they were written.
+        """
+        file = self._outputs_file("translations", split, step)
+        try:
+            require_plain(file)
+            text = file.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise UserError(f"{file} cannot be read as translations: {error}") from error
+        return text.removesuffix("\n").split("\n")
+
+    def _load_run(self) -> dict:
+        if not self.path.is_dir():
+            raise UserError(f"there is no directory {self.path}")
+        if not self.config_file.exists():
+            raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}")
+        try:
+            run = checked(read_json(self.config_file))
+            if unknown := sorted(run.keys() - RUN):
+                raise ValueError(f"it has an entry {unknown[0]!r}")
+            if not (isinstance(run["config"], dict) and isinstance(run["data_fingerprints"], dict)):
+                raise ValueError("not the config of a run")
+            names = run.get("classes", [])
+            if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+                raise ValueError("its classes are no names")
+            if len(set(names)) < len(names):
+                raise ValueError("two of its classes have one name")
+            return run
+        except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: neither JSON nor UTF-8
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> UserError:
+        return UserError(
+            f"{self.config_file} cannot be read as the config of a run ({error}); put the original there, or mend it "
+            f"and take its {CHECKSUM!r} out"
+        )
+
+    def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
+        run = self._load_run()
+        different = differences(flatten(run["config"]), flatten(config.to_dict()), FREE_FIELDS)
+        different += [
+            f"the {split} data have changed"
+            for split, fingerprint in fingerprints.items()
+            if run["data_fingerprints"].get(split, fingerprint) != fingerprint
+        ]
+        if tokenizer and not self._is_own(tokenizer, run.get("tokenizer_crc32")):
+            different.append(f"the tokenizer given is not {self.tokenizer_file}, which the run was started with")
+        if different:
+            lines = "".join(f"\n  {difference}" for difference in different)
+            raise UserError(f"{self.path} holds a run of another config:{lines}\nchoose another --workdir")
+        saved = saved_steps(self.checkpoints)
+        step = max(saved, default=0)
+        if step > config.steps:
+            raise UserError(f"{self.path} is at step {step:,} already, past config.steps={config.steps:,}")
+        written = [self.path / what for what in (*OUTPUTS, self.profile.name)]
+        for place in (*written, *(self.checkpoints / str(step) for step in saved)):
+            if place.is_symlink():
+                raise UserError(
+                    f"{place} is a link; training writes and deletes there, which it never does behind a link: put the "
+                    "folder itself there, or make a link of the whole directory or of checkpoints/"
+                )
+            if place.parent == self.checkpoints and not any((place / part).exists() for part in CHECKPOINT_PARTS):
+                raise UserError(f"{place} is no checkpoint; training deletes old ones there, so move it elsewhere")
+
+    def _is_own(self, tokenizer: Tokenizer, checksum: int | None) -> bool:
+        """Whether a tokenizer is that of the run, whose config.json has its checksum, or None in its place."""
+        if self.tokenizer_file.exists():
+            return self.load_tokenizer().to_json() == tokenizer.to_json()
+        return checksum in (None, self._tokenizer_checksum(tokenizer))
+
+    def _write(self, file: pathlib.Path, text: str) -> None:
+        if not is_first():
+            return
+        try:
+            file.parent.mkdir(exist_ok=True)
+            write_whole(file, text)
+        except OSError as error:
+            raise UserError(
+                f"{file} cannot be written: {error.strerror}; mend that and run the same command"
+            ) from error
+
+
+def write_whole(file: pathlib.Path, content: str | bytes) -> None:
+    """Puts a text or bytes in the place of a file, or of a link of that name, whole or not at all.
+
+    Raises:
+      OSError: it cannot be written; what was there is there still.
+    """
+    partial = file.with_name(f".{file.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        with partial.open("xb") as stream:  # "x": not through a link that is there
+            stream.write(content if isinstance(content, bytes) else content.encode())
+        partial.replace(file)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def is_partial(file: pathlib.Path) -> bool:
+    """Whether a file is none of a run's or a sweep's own: what `write_whole` was killed at, or the lock."""
+    return file.name == LOCK or (file.name.startswith(".") and file.name.endswith(".partial"))
