@@ -10,8 +10,8 @@ of the base, of which `big` takes 12: four times the parameters for three times 
 
 Number words are easy: any row learns them all in the end, and then all tie. So their base is stopped early, when it
 gets 60 to 95 % of them right, and a row that learns faster has an advantage that it would not have at the paper's
-length. docs/table3/numbers/report.md is the sweep of the first line: an hour on two cores, where a run of the base takes
-a minute, alone or beside another.
+length. docs/table3/numbers/report.md is the sweep of the first line: an hour on two cores, where a run of the base
+takes a minute, alone or beside another.
 
 The base on Multi30k is the paper's in small: 10 epochs (the paper's: 8 to 18), 1.6 million parameters for 0.6 million
 target tokens, and no row with d_k below 4. It was chosen on 2026-11-22, before any other row was run, with seed 101,
