@@ -6,7 +6,7 @@ import pytest
 
 from configs import numbers
 from tests.commands.process import refused, succeeds
-from transformer_flax.cost import cost_of
+from transformer_flax.analysis.run_cost import cost_of
 from transformer_flax.errors import UserError
 
 NUMBERS = "--config=configs/numbers.py"
