@@ -33,8 +33,9 @@ def main() -> None:
     if seeds and "seed" in config_flags.get_override_values(flags.FLAGS["config"]):
         raise UserError("--config.seed does nothing beside --seeds, which names them all: leave one of them out")
     # Not before the flags are checked: JAX takes seconds to load.
-    from transformer_flax.training.loop import train, train_seeds
+    from transformer_flax.training.loop import train
     from transformer_flax.training.multihost import joined
+    from transformer_flax.training.seeds import train_seeds
 
     config = CONFIG()
     workdir = WORKDIR.value or f"runs/{config.name}"

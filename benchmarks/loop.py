@@ -20,12 +20,13 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from transformer_flax import cli
 from transformer_flax.console import Progress
-from transformer_flax.training.loop import Trainer
+from transformer_flax.training.interruption import Interruption
+from transformer_flax.training.loop import fit
 from transformer_flax.training.metrics import read_lines
+from transformer_flax.training.programs import Programs
 from transformer_flax.training.run_directory import Workdir
-from transformer_flax.training.run_writer import Record
-from transformer_flax.training.setup import prepare_data
-from transformer_flax.training.sharding import make_parallel
+from transformer_flax.training.setup import prepare_data, set_up_devices
+from transformer_flax.training.trainer import open_trainer
 
 CONFIG = cli.define_config(pathlib.Path(__file__).parent.parent / "configs/numbers.py")
 STEPS = flags.DEFINE_integer("steps", 100, "timed at a time")
@@ -36,38 +37,39 @@ flags.register_validator("steps", lambda steps: steps > 0 and steps % WARM == 0,
 
 
 class Bench:
-    """A trainer that goes on and on, and its bare step."""
+    """A run that is resumed again and again, and its bare step."""
 
     def __init__(self, config, folder: pathlib.Path):
-        self._config, self._workdir = config, Workdir(folder)
+        self._config, self._directory = config, Workdir(folder)
         config.eval.every, config.eval.sentences, config.eval.test, config.eval.final_average = 0, 1, False, 1
         config.decode.update(beam_size=1, max_extra_length=0)  # as the end of a run is evaluated all the same
         config.log.every = WARM
         config.parallel.mode = "jit"
-        progress = Progress(quiet=True)
-        parts = config.accumulation_steps, config.loss_chunks
-        self._parallel = make_parallel(config.parallel, config.data.rows_multiple_of, *parts)
-        self._data = prepare_data(config, self._workdir, progress)
-        self._trainer = Trainer([Record(config, self._workdir, self._data, progress)], self._parallel, progress)
+        self._progress = Progress(quiet=True)
+        self._parallel = set_up_devices(config, self._progress)
+        self._data = prepare_data(config, self._directory, self._progress)
+        self._programs = Programs(config, self._data, self._parallel, self._progress)
 
     def loop(self, start: int, stop: int) -> float:
         """Seconds of the steps start + WARM + 1 to stop, in the loop."""
         self._config.steps = stop
-        self._trainer.run()
-        lines = read_lines(self._workdir.metrics_file)
+        given = self._config, self._directory, self._data, self._programs, self._progress
+        with Interruption() as interruption, open_trainer(*given, interruption) as (trainer, state):
+            fit(trainer, state, self._config, self._progress, interruption)
+        lines = read_lines(self._directory.metrics_file)
         seconds = {line["step"]: line["seconds"] for line in lines if "train/learning_rate" in line}
         return seconds[stop] - seconds[start + WARM]
 
     def bare(self, start: int, stop: int) -> float:
         """Seconds of the same steps without anything else."""
-        state = self._parallel.place(self._trainer._init(0))
+        state = self._parallel.place(self._programs.init(0))
         batches = [self._parallel.shard(self._data.train[step]) for step in range(start, stop)]
         for batch in batches[:WARM]:
-            state, _ = self._trainer._train_step(state, batch)
+            state, _ = self._programs.train_step(state, batch)
         jax.block_until_ready(state)
         started = time.perf_counter()
         for batch in batches[WARM:]:
-            state, metrics = self._trainer._train_step(state, batch)
+            state, metrics = self._programs.train_step(state, batch)
             jax.block_until_ready(metrics)
         return time.perf_counter() - started
 

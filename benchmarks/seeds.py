@@ -23,7 +23,7 @@ from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
-from transformer_flax.training.seeds import Seeds, check_seeds
+from transformer_flax.training.seeds import check_seeds, stack_trees
 from transformer_flax.training.setup import model_config
 from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, init_key, make_train_step
@@ -45,13 +45,12 @@ class Together:
         parts = config.accumulation_steps, config.loss_chunks
         multiple = config.data.rows_multiple_of
         parallel = make_parallel(config.parallel, multiple, *parts)
-        seeds = Seeds(count)
         together = parallel if count == 1 else parallel.behind_seeds()
         loss_fn = translation_loss(Transformer(model), config.label_smoothing, config.loss_chunks)
         step = make_train_step(loss_fn, optimizer, accumulation_steps=config.accumulation_steps)
-        self._step = together.compile(seeds.map(step), donate_state=True)
+        self._step = together.compile(step if count == 1 else jax.vmap(step), donate_state=True)
         states = [TrainState.create(seed, init_params(model, init_key(seed)), optimizer) for seed in range(count)]
-        self._state = parallel.place(seeds.stack(states))
+        self._state = parallel.place(states[0] if count == 1 else stack_trees(states))
         rows = config.data.tokens_per_batch // LENGTH.value // multiple * multiple
         rng = np.random.default_rng(0)
         shape = (rows, LENGTH.value)
@@ -59,7 +58,7 @@ class Together:
             {side: rng.integers(NUM_SPECIAL, model.vocab_size, shape, np.int32) for side in ("source", "target")}
             for _ in range(count)
         ]
-        self._batch = together.shard(seeds.stack(batches))
+        self._batch = together.shard(batches[0] if count == 1 else stack_trees(batches))
 
     def __call__(self):
         for _ in range(STEPS.value):

@@ -179,7 +179,7 @@ def make(path: pathlib.Path, *, words: str = "one two three", steps=STEPS, **ove
     workdir = Workdir(path)
     workdir.claim(config, {"train": "abc"}, tokenizer)
     shapes = jax.eval_shape(lambda: init_params(model_config(config, tokenizer.vocab_size), jax.random.key(0)))
-    checkpoints = Checkpoints(workdir.checkpoints, every=10, keep=5, seed=0, scores={25: 30.0})
+    checkpoints = Checkpoints(workdir.checkpoints, every=10, keep=5, seed=0)
     for step in steps:
         params = random_like(shapes, step)
         ema = random_like(shapes, 1000 + step) if config.ema_decay else None

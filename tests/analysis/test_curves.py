@@ -12,7 +12,7 @@ from transformer_flax.training.run_directory import Workdir
 def workdir(tmp_path):
     workdir = Workdir(tmp_path / "run")
     workdir.claim(small_config(), {}, Tokenizer.train(["a b"], 259))
-    writer = MetricsWriter(workdir.metrics_file, 0, {}, score="bleu")
+    writer = MetricsWriter(workdir.metrics_file, 0, score="bleu")
     for step in (10, 20, 30):
         writer.write(step, "valid", {"bleu": step})
     writer.close()

@@ -13,21 +13,21 @@ from tests.training.states import OPTIMIZER, state_at
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
-from transformer_flax.training.loop import train_seeds
+from transformer_flax.training.seeds import train_seeds
 from transformer_flax.training.step import TrainState
 
 
-def save(checkpoints, step):
+def save(checkpoints, step, scores=None):
     checkpoints.save(state_at(step), {})
     checkpoints.wait()
-    checkpoints.prune(step)
+    checkpoints.prune(step, scores or {})
 
 
 def test_the_latest_and_the_best_are_kept_by_separate_rules(tmp_path):
     scores = {}
-    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0, scores=scores)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0)
     for step, bleu in ((10, 1.0), (13, 30.0), (20, None), (25, 20.0), (30, None), (40, None), (47, 5.0)):
-        save(checkpoints, step)
+        save(checkpoints, step, scores)
         if bleu is not None:
             scores[step] = bleu  # it is measured after the step is saved
     checkpoints.close()
@@ -54,7 +54,7 @@ def test_nothing_is_deleted_before_its_successor_is_there_for_all(tmp_path):
         checkpoints.save(state_at(step), {})
     checkpoints.wait()
     for newest in (0, 10, 13, 20, 23):  # of others that are trained with it
-        checkpoints.prune(newest)
+        checkpoints.prune(newest, {})
         seen.append(saved_steps(tmp_path / "checkpoints"))
     assert seen == [[10, 13, 20, 23]] * 3 + [[20, 23]] * 2
     assert checkpoints.steps() == [20, 23]

@@ -19,10 +19,12 @@ from transformer_flax.errors import UserError
 from transformer_flax.model import transformer
 from transformer_flax.model.transformer import FeedForward
 from transformer_flax.training.averaging import saved_steps
+from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import Workdir
-from transformer_flax.training.run_writer import Record
+from transformer_flax.training.run_writer import RunWriter
+from transformer_flax.training.tasks import Translation
 
 
 @pytest.fixture(scope="session")
@@ -236,22 +238,23 @@ def test_a_damaged_checkpoint_that_an_average_takes_is_put_aside_and_those_that_
 
 
 @contextlib.contextmanager
-def opened(workdir):
-    """A run's record, while it is trained."""
-    record: Any = Record(workdir.load_config(), workdir, cast(Any, None), Progress())
-    with contextlib.ExitStack() as stack:
-        record.open(stack, None)
-        yield record
+def opened(workdir, step):
+    """The writer of a run, while it is trained."""
+    config = workdir.load_config()
+    with workdir.lock(), Checkpoints.of(config, workdir.checkpoints) as checkpoints:
+        data, task = cast(Any, None), cast(Any, Translation)  # which these tests do not use
+        with RunWriter(config, workdir, data, task, checkpoints, Progress(), step=step) as writer:
+            yield writer
 
 
 def test_a_run_whose_directory_is_gone_saves_nothing_more(run, tmp_path):
     run("run", eval__every=0)
     state, workdir = final_state(tmp_path / "run", 6), Workdir(tmp_path / "run")
-    with opened(workdir) as record:
+    with opened(workdir, 6) as writer:
         workdir.path.rename(tmp_path / "moved")
         workdir.checkpoints.mkdir(parents=True)  # as Orbax does where it is writing at that moment
         with pytest.raises(UserError, match=r"/run has been moved or deleted, .*; put it back"):
-            record.save(state.replace(step=jax.numpy.int32(7)))
+            writer.save(state.replace(step=jax.numpy.int32(7)))
     assert not list(workdir.checkpoints.iterdir())
 
 
@@ -260,8 +263,8 @@ def test_where_an_average_can_read_no_checkpoint_nothing_is_put_aside(run, tmp_p
     state, workdir = final_state(tmp_path / "run", 6), Workdir(tmp_path / "run")
     for step in (3, 6):  # while the run is at step 6
         cut_short(workdir.checkpoints / str(step))
-    with opened(workdir) as record, pytest.raises(UserError, match="checkpoints/3 cannot be read"):
-        record.average(state.params, 6, 2)
+    with opened(workdir, 6) as writer, pytest.raises(UserError, match="checkpoints/3 cannot be read"):
+        writer.average(state.params, 6, 2)
     assert saved_steps(workdir.checkpoints) == [3, 6]
 
 

@@ -24,13 +24,13 @@ def test_rates_are_of_the_time_that_was_added():
 
 def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    writer = MetricsWriter(file, 0, {}, score="bleu")
+    writer = MetricsWriter(file, 0, score="bleu")
     for step in (10, 20, 30):
         writer.write(step, "train", {"loss": step / 2})
     writer.close()
     with file.open("a") as stream:
         stream.write('{"step": 40, "train/lo')  # killed while writing
-    resumed = MetricsWriter(file, 20, {}, score="bleu")
+    resumed = MetricsWriter(file, 20, score="bleu")
     resumed.write(30, "train", {"loss": 1.0})
     resumed.close()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -53,7 +53,7 @@ def test_totals_are_of_the_moment_and_another_meter_goes_on_from_them():
 
 def test_a_line_that_was_changed_is_refused_and_one_without_a_checksum_is_read(tmp_path):
     file = tmp_path / "metrics.jsonl"
-    writer = MetricsWriter(file, 0, {}, score="bleu")
+    writer = MetricsWriter(file, 0, score="bleu")
     writer.write(10, "train", {"loss": 5.25})
     writer.close()
     file.write_text(file.read_text().replace("5.25", "5.75"))

@@ -11,9 +11,9 @@ import transformer_flax
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import saved_steps
-from transformer_flax.training.loop import train, train_seeds
+from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.seeds import Seeds
+from transformer_flax.training.seeds import stack_trees, train_seeds
 
 SETTINGS = {"log__every": 3, "data__tokens_per_batch": 4096, "data__num_buckets": 2, "parallel__num_devices": 2}
 
@@ -77,9 +77,7 @@ def test_they_go_on_together_to_the_same_end(config, together, tmp_path, capsys)
 def test_one_that_is_a_checkpoint_ahead_waits_for_the_others(config, together, tmp_path, capsys):
     ahead = copy(together, tmp_path / "ahead", without=["seed1/checkpoints/6"])
     train_seeds(config(), [3, 1], ahead)
-    assert (
-        "seed 3: its checkpoint of step 6, which others have not, is put aside as 6.ahead.1" in capsys.readouterr().out
-    )
+    assert "seed 3: its checkpoint of step 6, which others lack, is put aside as 6.ahead.1" in capsys.readouterr().out
     assert_same(ahead, together)
 
 
@@ -102,8 +100,8 @@ def test_a_run_that_has_ended_with_its_first_checkpoint_is_not_thrown_away(confi
 
 def test_what_lies_on_the_host_is_stacked_there():
     batch = {"source": np.ones((2, 3), np.int32)}
-    assert isinstance(Seeds(2).stack([batch, batch])["source"], np.ndarray)
-    assert isinstance(Seeds(2).stack([jax.numpy.ones(2)] * 2), jax.Array)
+    assert isinstance(stack_trees([batch, batch])["source"], np.ndarray)
+    assert isinstance(stack_trees([jax.numpy.ones(2)] * 2), jax.Array)
 
 
 @pytest.fixture

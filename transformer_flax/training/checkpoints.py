@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
@@ -43,27 +44,33 @@ HALF = ".orbax-checkpoint-tmp"  # how Orbax names what is not whole, which it cl
 class Checkpoints:
     """The checkpoints of a run.
 
-    Kept are the latest `keep` regular ones (those at the interval, which averages take) and, of all, the best by
-    validation score. Others, which an interruption or an evaluation made, go when `prune` is told of a later regular
-    one, as all do that are not kept: none goes before its successor is there.
+    A context, which ends by waiting for what is still being written. `prune` keeps the latest `keep` regular ones
+    (those at the interval, which averages take) and, of all, the best by validation score.
 
     Args:
       directory: where they lie, one folder a step.
       every: the interval, in steps.
       keep: how many regular ones to keep.
       seed: of the run.
-      scores: validation score by step, of parameters as they are in that step's checkpoint; it may grow.
     """
 
-    def __init__(
-        self, directory: pathlib.Path, *, every: int, keep: int, seed: int, scores: Mapping[int, float] | None = None
-    ):
-        self._directory = directory.resolve()
+    def __init__(self, directory: pathlib.Path, *, every: int, keep: int, seed: int):
+        self.run, self._directory = directory.parent, directory.resolve()
         self._every, self._keep, self._seed = every, keep, seed
-        self._scores = {} if scores is None else scores
         self._watcher = concurrent.futures.ThreadPoolExecutor(1)
         self._under_way: concurrent.futures.Future | None = None
         self._open()
+
+    @classmethod
+    def of(cls, config: ConfigDict, directory: pathlib.Path) -> "Checkpoints":
+        """The checkpoints that a run's config asks for."""
+        return cls(directory, every=config.checkpoint.every, keep=config.checkpoint.keep, seed=config.seed)
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
 
     def _open(self) -> None:
         self._checkpointer = _training.Checkpointer(
@@ -72,18 +79,23 @@ class Checkpoints:
             cleanup_tmp_directories=True,
         )
 
-    def prune(self, newest: int) -> None:
-        """Deletes the checkpoints that are not kept, of those up to a step, itself one; later ones stay."""
-        from_first(lambda: self._delete_old(newest))  # the others wait: they are to find the room that it makes
+    def prune(self, newest: int, scores: Mapping[int, float]) -> None:
+        """Deletes the checkpoints that are not kept, once a regular one follows them.
 
-    def _delete_old(self, newest: int) -> None:
+        Args:
+          newest: a step; later checkpoints stay.
+          scores: validation score by step, of parameters as they are in that step's checkpoint.
+        """
+        from_first(lambda: self._delete_old(newest, scores))  # the others wait, and find the room that it makes
+
+    def _delete_old(self, newest: int, scores: Mapping[int, float]) -> None:
         steps = [step for step in self._whole() if step <= newest]
         if not regular(steps[-1:], self._every):
             return
         kept = set(regular(steps, self._every)[-self._keep :])
-        scored = [step for step in steps if step in self._scores]
+        scored = [step for step in steps if step in scores]
         if scored:
-            kept.add(max(scored, key=lambda step: (self._scores[step], step)))
+            kept.add(max(scored, key=lambda step: (scores[step], step)))
         for step in sorted({*steps} - kept):
             folder = self._directory / str(step)
             with contextlib.suppress(OSError):  # what is left there costs room, and nothing else
@@ -108,10 +120,7 @@ class Checkpoints:
 
     def _require_directory(self) -> None:
         if not self._directory.is_dir():
-            raise UserError(
-                f"{self._directory} has been moved or deleted, and the run cannot be saved; put it back, or start it "
-                "in another --workdir"
-            )
+            raise moved(self._directory)
 
     def _afterwards(self) -> str:
         """What the same command does after a failure."""
@@ -248,3 +257,11 @@ class Checkpoints:
             raise UserError(
                 f"a checkpoint could not be written to {self._directory}: {error}; {self._afterwards()}"
             ) from error
+
+
+def moved(folder: pathlib.Path) -> UserError:
+    """The error of a run whose directory, or a folder in it, is gone."""
+    return UserError(
+        f"{folder} has been moved or deleted, and the run cannot be saved; put it back, or start it in another "
+        "--workdir"
+    )

@@ -122,16 +122,16 @@ class MetricsWriter:
     Args:
       file: the JSON lines, as `JsonLines` has them; time goes on from the last that is kept.
       step: the step that training starts from.
-      scores: to be kept up to date with the validation score by step, where it is of that step's parameters alone.
-      score: its name.
+      score: the name of the validation score, which `scores` has by step, where it is of that step's parameters alone.
     """
 
-    def __init__(self, file: pathlib.Path, step: int, scores: dict[int, float], *, score: str):
+    def __init__(self, file: pathlib.Path, step: int, *, score: str):
         self._lines = JsonLines(file, step)
         kept = self._lines.kept
         self._written: set[tuple[int, str, bool]] = set()
         self.validation_losses: dict[int, float] = {}  # by step, of evaluations on the way
-        self._scores, self._score = scores, f"valid/{score}"
+        self.scores: dict[int, float] = {}
+        self._score = f"valid/{score}"
         for line in kept:
             self._note(line["step"], line)
         self._started = time.monotonic() - (kept[-1].get("seconds", 0.0) if kept else 0.0)
@@ -177,7 +177,7 @@ class MetricsWriter:
         if "valid/loss" in values and "valid/final" not in values:
             self.validation_losses[step] = values["valid/loss"]
         if values.get("valid/averaged") == 1:
-            self._scores[step] = values[self._score]
+            self.scores[step] = values[self._score]
 
     def close(self) -> None:
         self._lines.close()

@@ -1,16 +1,16 @@
-"""What a run writes down as it learns: checkpoints, metrics, what it puts out, and what it was not taught."""
+"""Writes what a run leaves behind: checkpoints, metrics, outputs and skipped batches."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.console import Progress
+from transformer_flax.console import Progress, duration
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import Choice, UnreadableError
-from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.checkpoints import Checkpoints, moved
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.metrics import JsonLines, Meter, MetricsWriter
 from transformer_flax.training.multihost import share
@@ -22,71 +22,61 @@ from transformer_flax.training.tasks import Task
 SAMPLES = 3  # outputs shown at an evaluation
 
 
-class Record:
-    """A run's own: its config, its data in its order, and its directory.
+class RunWriter:
+    """Writes the files of one run, and says what it writes. A context, which closes them.
 
     Args:
       config: of the run.
-      workdir: claimed for it.
-      data: as `prepare_data` gives them.
-      progress: told what is written.
-      label: goes before whatever is told, where there are several runs.
+      directory: claimed for the run and locked.
+      data: of the run.
+      task: of the run.
+      checkpoints: of the run.
+      progress: to say it.
+      step: where the run stands; what was written of later steps is cut off.
+      totals: saved with the checkpoint of that step.
+      label: goes before all that is said.
     """
 
     def __init__(
         self,
         config: ConfigDict,
-        workdir: Workdir,
+        directory: Workdir,
         data: Data,
+        task: Task,
+        checkpoints: Checkpoints,
         progress: Progress,
         *,
+        step: int = 0,
+        totals: Any = None,
         label: str = "",
     ):
-        self.config, self.workdir, self.data = config, workdir, data
+        self._config, self._directory, self._data, self._task = config, directory, data, task
         self._progress, self._label = progress, label
-        self.meter = Meter()  # of the steps since the last log
+        self.checkpoints = checkpoints
+        self.meter = Meter(totals)  # of the steps since the last log
+        self._metrics = MetricsWriter(directory.metrics_file, step, score=task.score)
+        self._skipped = JsonLines(directory.skipped_file, step)
+
+    def __enter__(self) -> "RunWriter":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._metrics.close()
+        self._skipped.close()
 
     def say(self, text: str) -> None:
         self._progress.say(f"{self._label}{text}")
 
-    def open(self, stack: contextlib.ExitStack, task: Task) -> None:
-        """Keeps other processes from training here, as long as the stack lasts.
-
-        Args:
-          stack: that gives the directory free again.
-          task: which names what is kept.
-
-        Raises:
-          UserError: another one does already.
-        """
-        self.task = task
-        stack.enter_context(self.workdir.lock())
-        self._scores: dict[int, float] = {}
-        every, keep, seed = self.config.checkpoint.every, self.config.checkpoint.keep, self.config.seed
-        self.checkpoints = Checkpoints(self.workdir.checkpoints, every=every, keep=keep, seed=seed, scores=self._scores)
-        stack.callback(self.checkpoints.close)
-
-    def begin(self, stack: contextlib.ExitStack, step: int, totals: Any = None) -> None:
-        """Goes on from a step: what was written of later ones is cut off.
-
-        Args:
-          stack: that closes the files.
-          step: whose checkpoint was restored; 0 without one.
-          totals: that were saved with it.
-        """
-        self.meter = Meter(totals)
-        self.writer = MetricsWriter(self.workdir.metrics_file, step, self._scores, score=self.task.score)
-        stack.callback(self.writer.close)
-        self._skipped = JsonLines(self.workdir.skipped_file, step)
-        stack.callback(self._skipped.close)
-
     @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """A context in which something is written; config.on_write_failure says whether a failure ends the run."""
+    def writing(self, *, must: bool = False) -> Iterator[None]:
+        """A context in which something is written.
+
+        A failure ends the run, or is reported, as config.on_write_failure says; with `must` it always ends the run.
+        """
         try:
             yield
         except UserError as error:
-            if self.config.on_write_failure == "stop":
+            if must or self._config.on_write_failure == "stop":
                 raise
             self.say(f"WARNING: {error}; the run goes on without it")
 
@@ -102,8 +92,8 @@ class Record:
         loss, grad_norm = f"{metrics.sums['loss']}", f"{metrics.grad_norm}"
         measured = f"the loss is {loss} and the norm of the gradient {grad_norm}"
         self.say(f"step {step:>7,}: {measured}: nothing is learned from this batch")
-        pairs = self.data.train.pairs(step - 1)
-        corpus = self.data.train.corpus
+        pairs = self._data.train.pairs(step - 1)
+        corpus = self._data.train.corpus
         with self.writing():
             self._skipped.write(
                 {
@@ -115,12 +105,12 @@ class Record:
                     "target": [corpus.target[i].tolist() for i in pairs],
                 }
             )
-        if metrics.skipped_in_a_row >= self.config.max_skipped:
+        if metrics.skipped_in_a_row >= self._config.max_skipped:
             whole = self.checkpoints.steps()
             good = f"the last good checkpoint is of step {whole[-1]:,}" if whole else "there is no checkpoint yet"
             raise UserError(
                 f"{self._label}at step {step:,} {measured}, and so it was {metrics.skipped_in_a_row} times in a row; "
-                f"{good}, and the batches are in {self.workdir.skipped_file}. Look at them, or lower "
+                f"{good}, and the batches are in {self._directory.skipped_file}. Look at them, or lower "
                 "config.optimizer.factor, raise config.optimizer.warmup_steps or clip with config.optimizer.clip_norm, "
                 "in a new --workdir"
             )
@@ -128,8 +118,12 @@ class Record:
     def log(self, step: int, values: dict[str, float]) -> None:
         """Writes values of training, with what was measured since the last time, which begins anew."""
         with self.writing():
-            self.writer.write(step, "train", {**self.meter.means(), **values})
+            self._metrics.write(step, "train", {**self.meter.means(), **values})
         self.meter = Meter()
+
+    def prune(self, newest: int) -> None:
+        """Deletes old checkpoints, up to the step `newest`."""
+        self.checkpoints.prune(newest, self._metrics.scores)
 
     def save(self, state: TrainState) -> None:
         """Starts writing a checkpoint of a state, as `Parallel.unreplicate` gives it.
@@ -137,13 +131,9 @@ class Record:
         Raises:
           UserError: it, or the one before, cannot be written, or the run's directory is gone.
         """
-        if (
-            not self.workdir.config_file.exists()
-        ):  # checkpoints/ alone may be there: Orbax makes it anew while it writes
-            raise UserError(
-                f"{self.workdir.path} has been moved or deleted, and the run cannot be saved; put it back, or start it "
-                "in another --workdir"
-            )
+        # checkpoints/ alone may be there: Orbax makes it anew while it writes
+        if not self._directory.config_file.exists():
+            raise moved(self._directory.path)
         self.checkpoints.save(state, self.meter.totals)
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
@@ -161,7 +151,7 @@ class Record:
                 self.put_aside(error)
                 continue
             if choice.missing:
-                self.say(f"WARNING: {choice.warning(self.workdir.path)}")
+                self.say(f"WARNING: {choice.warning(self._directory.path)}")
             return averaged, choice
 
     def put_aside(self, error: UnreadableError) -> None:
@@ -174,19 +164,23 @@ class Record:
 
         The final evaluation of a run that ends before config.steps says that it is: there is another one of its step.
         """
-        early = final and step < self.config.steps
-        if not self.writer.has(step, split, final=early):
+        early = final and step < self._config.steps
+        if not self._metrics.has(step, split, final=early):
             with self.writing():
-                self.workdir.save_outputs(self.task.outputs, split, step, evaluation.outputs)
+                self._directory.save_outputs(self._task.outputs, split, step, evaluation.outputs)
                 values = {**evaluation.scalars, "averaged": averaged}
-                self.writer.write(step, split, values | {"final": 1} if early else values)
+                self._metrics.write(step, split, values | {"final": 1} if early else values)
         scalars = "  ".join(f"{name} {value:.4g}" for name, value in evaluation.scalars.items())
         self.say(f"step {step:>7,} {split}: {scalars}")
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the evaluation of a step is written."""
+        return self._metrics.has(step, "valid")
 
     @property
     def out_of_patience(self) -> bool:
         """Whether the last config.eval.patience evaluations all had no better validation loss than one before them."""
-        losses, patience = list(self.writer.validation_losses.values()), self.config.eval.patience
+        losses, patience = list(self._metrics.validation_losses.values()), self._config.eval.patience
         if not 0 < patience < len(losses):
             return False
         best = min(losses[:-patience])
@@ -199,3 +193,22 @@ class Record:
             shown = (" ", evaluation.sources[i]), (">", evaluation.outputs[i]), ("=", evaluation.references[i])
             for mark, text in shown:
                 self.say(f"    {mark} {text}")
+
+    def report(self, evaluations: dict[str, Evaluation], step: int, compilations: Mapping[str, int]) -> None:
+        """Prints the scores of the last evaluation, by split, and where everything lies."""
+        columns = list(evaluations["valid"].scalars)
+        rows = [
+            [split, *(f"{evaluation.scalars[name]:.4f}" for name in columns)]
+            for split, evaluation in evaluations.items()
+        ]
+        seed = f", {self._label.removesuffix(': ')}," if self._label else ""
+        self._progress.table(f"{self._config.name}{seed} after {step:,} steps", ["split", *columns], rows)
+        path = self._directory.path
+        for name, text in {
+            **evaluations["valid"].signatures,
+            "time": f"{duration(self._metrics.seconds)} since the run began",
+            "compilations": ", ".join(f"{count} {name}" for name, count in compilations.items()),
+            "everything": f"{path}/ (config, tokenizer, checkpoints, metrics.jsonl, {self._task.outputs})",
+            "curves": f"tensorboard --logdir {path} (pip install tensorboard)",
+        }.items():
+            self._progress.say(f"{name + ':':<14}{text}")

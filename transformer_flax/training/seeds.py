@@ -1,5 +1,9 @@
 """Runs that differ in their seed alone, trained as one program."""
 
+import contextlib
+import functools
+import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,38 +12,144 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
+from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.evaluation import Evaluation
+from transformer_flax.training.interruption import Interruption
+from transformer_flax.training.loop import fit, train
 from transformer_flax.training.multihost import share
+from transformer_flax.training.programs import Programs
+from transformer_flax.training.resume import resume
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_writer import RunWriter
+from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
+from transformer_flax.training.step import Metrics, TrainState
+from transformer_flax.training.trainer import Trainer
 
 
-class Seeds:
-    """An axis of `count` seeds in front of every array of a state, a batch or metrics: [count, ...]; one has none.
+def train_seeds(
+    config: ConfigDict, seeds: Sequence[int], workdir: str | os.PathLike, *, profile: bool = False
+) -> list[dict[str, Evaluation]]:
+    """Trains `config` with several seeds as one program, each as `train` would alone, in `<workdir>/seed<k>`.
 
-    A batch has the same shape for every seed, so that each run keeps its own order of the data.
+    They resume from the newest step of which all have a checkpoint.
+
+    Raises:
+      UserError: as `train` does; what ends one of them ends all.
+    """
+    check_seeds(config, seeds)
+    configs = []
+    for seed in seeds:
+        configs.append(config.copy_and_resolve_references())
+        configs[-1].seed = seed
+    directories = [Workdir(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
+    if len(seeds) == 1:
+        return [train(configs[0], directories[0].path, profile=profile)]
+    configs = [checked_config(each) for each in configs]
+    with Progress() as progress, contextlib.ExitStack() as stack:
+        parallel = set_up_devices(configs[0], progress, f", {len(seeds)} seeds at once")
+        data = [prepare_data(*each, progress) for each in zip(configs, directories, strict=True)]
+        programs = Programs(configs[0], data[0], parallel, progress)
+        interruption = stack.enter_context(Interruption())
+        checkpoints = []
+        for each, directory in zip(configs, directories, strict=True):
+            stack.enter_context(directory.lock())
+            checkpoints.append(stack.enter_context(Checkpoints.of(each, directory.checkpoints)))
+        labels = [f"seed {seed}: " for seed in seeds]
+        like = jax.eval_shape(functools.partial(programs.init, 0))
+        intervals = configs[0].checkpoint.every, configs[0].eval.every or configs[0].steps
+        first = min(*intervals, configs[0].steps - 1)
+        restored, step = resume(checkpoints, like, progress, labels, first)
+        restored = restored or [(programs.init(seed), None) for seed in seeds]
+        trainers = []
+        for i, (_, totals) in enumerate(restored):
+            given = configs[i], directories[i], data[i], programs.task, checkpoints[i], progress
+            writer = stack.enter_context(RunWriter(*given, step=step, totals=totals, label=labels[i]))
+            trainers.append(Trainer(configs[i], data[i], programs, writer, interruption, step, runs_at_once=len(seeds)))
+        state = parallel.place(stack_trees([state for state, _ in restored]))
+        folder = directories[0].profile if profile else None
+        return fit(SeedsTrainer(trainers, programs), state, configs[0], progress, interruption, folder)
+
+
+class SeedsTrainer:
+    """Trainers of several seeds as one: each array of a state, a batch or metrics has an axis of seeds in front.
+
+    A batch has the same shape for every seed, so each run keeps its own order of the data.
     """
 
-    def __init__(self, count: int):
-        self.count = count
+    def __init__(self, trainers: Sequence[Trainer], programs: Programs):
+        self._trainers, self._programs = trainers, programs
+        self._parallel = programs.parallel.behind_seeds()
+        step = programs.counted("training", jax.vmap(programs.update))
+        self.train_step = self._parallel.compile(step, donate_state=True)
+        self.start = trainers[0].start
 
-    def stack(self, trees: Sequence[Any]) -> Any:
-        """The trees of all seeds, with arrays [...], as one with arrays [count, ...]."""
-        if self.count == 1:
-            return trees[0]
+    @property
+    def compilations(self) -> int:
+        return self._programs.traced.total()
 
-        def stacked(*leaves):  # on the host what is there: a batch is not to go to a device, and back, before its time
-            return (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
+    def batch(self, step: int) -> Any:
+        return self._parallel.shard(stack_trees([trainer.data.train[step - 1] for trainer in self._trainers]))
 
-        return jax.tree.map(stacked, *trees)
+    def _each(self, method: Callable[..., Any], tree: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        """Calls a method of each trainer with its part of a tree."""
+        parts = [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(len(self._trainers))]
+        return [method(*each, *args, **kwargs) for each in zip(self._trainers, parts, strict=True)]
 
-    def split(self, tree: Any) -> list[Any]:
-        """The tree of each seed: the inverse of `stack`."""
-        if self.count == 1:
-            return [tree]
-        return [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(self.count)]
+    def read(self, metrics: Metrics, step: int) -> None:
+        self._each(Trainer.read, jax.device_get(metrics), step)
 
-    def map(self, step: Callable) -> Callable:
-        """A step of all seeds at once: of trees as `stack` makes them, to such trees."""
-        return step if self.count == 1 else jax.vmap(step)
+    def add_time(self, step: int, seconds: float) -> None:
+        for trainer in self._trainers:
+            trainer.add_time(step, seconds)
+
+    def log(self, step: int, metrics: Metrics) -> str:
+        return self._each(lambda trainer, own: trainer.log(step, own), jax.device_get(metrics))[-1]
+
+    def check_saving(self) -> None:
+        for trainer in self._trainers:
+            trainer.check_saving()
+
+    def save(self, state: TrainState, *, must: bool) -> None:
+        self.wait(must=False)
+        self._each(Trainer.start_saving, state, must=must)
+
+    def wait(self, *, must: bool) -> None:
+        for trainer in self._trainers:
+            with trainer.writer.writing(must=must):
+                trainer.writer.checkpoints.wait()
+        # No checkpoint goes before all have its successor, from which they would resume together.
+        steps = [set(trainer.writer.checkpoints.steps()) for trainer in self._trainers]
+        for trainer in self._trainers:
+            trainer.writer.prune(max(set.intersection(*steps), default=0))
+
+    def require_saved(self, state: TrainState, step: int) -> None:
+        del state, step  # a run without patience ends at its last step, which was saved
+        self.wait(must=True)
+
+    def is_evaluated(self, step: int) -> bool:
+        return all(trainer.is_evaluated(step) for trainer in self._trainers)
+
+    def out_of_patience(self, step: int) -> bool:
+        del step
+        return False
+
+    def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> list[dict[str, Evaluation]]:
+        return self._each(Trainer.evaluate, state, step, last=last)
+
+    def report(self, evaluations: Sequence[dict[str, Evaluation]], step: int) -> None:
+        for trainer, own in zip(self._trainers, evaluations, strict=True):
+            trainer.report(own, step)
+
+
+def stack_trees(trees: Sequence[Any]) -> Any:
+    """Stacks trees of the same shapes: arrays [...] -> [seeds, ...]. Arrays on the host stay there."""
+
+    def stacked(*leaves):
+        return (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
+
+    return jax.tree.map(stacked, *trees)
 
 
 def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
@@ -52,7 +162,7 @@ def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
         raise UserError(f"--seeds={','.join(map(str, seeds))}: name different seeds, such as 0,1,2")
     if len(seeds) == 1:
         return
-    if config.eval.patience:
+    if config.eval.get("patience"):
         raise UserError(
             f"config.eval.patience is {config.eval.patience}; seeds that are trained together all make config.steps "
             "steps: set it to 0, or train the seeds one by one"

@@ -4,11 +4,13 @@ import contextlib
 import dataclasses
 import functools
 import operator
+import os
 import pathlib
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
@@ -29,15 +31,18 @@ from transformer_flax.data.tokenizer import (
 from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import LARGEST
+from transformer_flax.model.flops import check_cost, count_parameters
 from transformer_flax.model.registry import Config, find_kind, make_config, most_positions
 from transformer_flax.relatives.classifier import ClassifierConfig
 from transformer_flax.relatives.embeddings import Vectors
 from transformer_flax.training.averaging import UnreadableError, require_vocabulary, saved_steps
-from transformer_flax.training.fields import require_fields
+from transformer_flax.training.compilation_cache import keep_compiled
+from transformer_flax.training.fields import complete, require_fields
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.pretrained_embeddings import load_initial
 from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.sharding import Parallel, make_parallel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Data:
     initial: Vectors | None = None  # that its embeddings start from
 
 
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend starts
 AT_LEAST_1 = (
     "steps",
     "accumulation_steps",
@@ -70,6 +76,54 @@ AT_LEAST_1 = (
     "max_skipped",
 )
 AT_LEAST_0 = ("decode.min_length", "decode.max_extra_length", "eval.every", "eval.sentences", "eval.patience")
+
+
+def checked_config(config: ConfigDict) -> ConfigDict:
+    """A copy of a run's config with all fields, checked as `check` does.
+
+    Raises:
+      UserError: naming the field.
+    """
+    require_run(config)
+    config = complete(config)
+    check(config)
+    return config
+
+
+def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Parallel:
+    """The devices of a checked config; says what is trained, and on what.
+
+    Args:
+      config: of the run.
+      progress: to say it.
+      note: goes behind what is said of the devices.
+
+    Raises:
+      UserError: there are no such devices, or the formulas of the model's cost do not hold.
+    """
+    if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
+    model = model_config(config, config.data.vocab_size)
+    compiled = keep_compiled(config.data.cache_dir)
+    check_cost(model)
+    parallel = make_parallel(
+        config.parallel, config.data.rows_multiple_of, config.accumulation_steps, config.loss_chunks
+    )
+    processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    progress.say(
+        f"{config.name}: {_describe(model)}\n"
+        f"on {parallel.num_devices} x {jax.devices()[0].device_kind}{processes}, {config.parallel.mode}, "
+        f"{config.model.dtype}{note}; compiled programs are kept in {compiled}"
+    )
+    return parallel
+
+
+def _describe(model: Config) -> str:
+    parts = count_parameters(model)
+    return (
+        f"{sum(parts.values()):,} parameters with a vocabulary of {model.vocab_size:,}, "
+        f"{sum(parts.values()) - parts['embeddings']:,} without"
+    )
 
 
 def check(config: ConfigDict) -> None:
@@ -293,6 +347,8 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
         f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "
         + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
+    if tokenizer.vocab_size != config.data.vocab_size:  # fewer words than it may have
+        progress.say(f"the text's own vocabulary: {_describe(model_config(config, tokenizer.vocab_size))}")
     return Data(tokenizer, pairs, corpora, train, classes, initial)
 
 

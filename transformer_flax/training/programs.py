@@ -1,0 +1,74 @@
+"""What a run computes: its model, its compiled steps, its evaluators."""
+
+import collections
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from transformer_flax.console import Progress
+from transformer_flax.model.registry import init_params, make_model
+from transformer_flax.training.evaluation import Evaluator
+from transformer_flax.training.optimizer import make_optimizer, paper_schedule
+from transformer_flax.training.pretrained_embeddings import with_vectors
+from transformer_flax.training.setup import Data, model_config
+from transformer_flax.training.sharding import Parallel
+from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
+from transformer_flax.training.tasks import make_task
+
+
+class Programs:
+    """The model of a config, its steps, compiled for its devices, and its evaluators; the same for every seed.
+
+    Args:
+      config: of the run.
+      data: of the run.
+      parallel: its devices.
+      progress: for the evaluators' bars.
+    """
+
+    def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
+        self.parallel, self._config, self._embeddings = parallel, config, data.initial
+        self.model = make_model(model_config(config, data.tokenizer.vocab_size))
+        self.task = make_task(config, self.model, data)
+        self.schedule = paper_schedule(config.model.d_model, config.optimizer.warmup_steps, config.optimizer.factor)
+        self._optimizer = make_optimizer(config.optimizer, config.model.d_model)
+        self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by its name
+
+        loss_fn = parallel.gathering(self.task.loss_fn)
+        self.update = make_train_step(
+            loss_fn,
+            self._optimizer,
+            accumulation_steps=config.accumulation_steps,
+            ema_decay=config.ema_decay,
+            axis_name=parallel.axis_name,
+        )
+        self.train_step = parallel.compile(self.counted("training", self.update), donate_state=True)
+        eval_step = make_eval_step(loss_fn, axis_name=parallel.axis_name)
+        eval_step = parallel.compile(self.counted("evaluation", eval_step))
+        self.evaluators = {
+            split: Evaluator(
+                split,
+                data.pairs[split],
+                data.corpora[split],
+                config,
+                eval_step=eval_step,
+                parallel=parallel,
+                task=self.task,
+                progress=progress,
+            )
+            for split in data.pairs
+        }
+
+    def counted(self, name: str, function: Callable) -> Callable:
+        """The same function, which counts in `traced` how often it is traced."""
+
+        def traced(*args):
+            self.traced[name] += 1  # runs while tracing only, which is once for every shape
+            return function(*args)
+
+        return traced
+
+    def init(self, seed: int) -> TrainState:
+        """The state before the first step."""
+        params = with_vectors(init_params(self.model.config, init_key(seed)), self._embeddings)
+        return TrainState.create(seed, params, self._optimizer, keep_ema=self._config.ema_decay > 0)

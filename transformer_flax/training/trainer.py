@@ -1,0 +1,219 @@
+"""A run while it is trained: its state goes in, and what it logs, saves and measures comes out."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from transformer_flax.console import Progress, counted, duration
+from transformer_flax.model.flops import training_flops
+from transformer_flax.model.registry import kind_of
+from transformer_flax.training.averaging import EMA, Choice
+from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.compilation_cache import peak_flops
+from transformer_flax.training.evaluation import Evaluation
+from transformer_flax.training.interruption import Interruption
+from transformer_flax.training.multihost import agreed_stop, stop_asked
+from transformer_flax.training.programs import Programs
+from transformer_flax.training.resume import resume
+from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_writer import RunWriter
+from transformer_flax.training.setup import Data
+from transformer_flax.training.step import Metrics, TrainState
+
+
+@contextlib.contextmanager
+def open_trainer(
+    config: ConfigDict,
+    directory: Workdir,
+    data: Data,
+    programs: Programs,
+    progress: Progress,
+    interruption: Interruption,
+) -> Iterator[tuple["Trainer", TrainState]]:
+    """Resumes a run, or begins it: yields its trainer and its state, on the devices.
+
+    Raises:
+      UserError: another process trains in the directory, or its checkpoints cannot be read.
+    """
+    with directory.lock(), Checkpoints.of(config, directory.checkpoints) as checkpoints:
+        restored, step = resume([checkpoints], jax.eval_shape(functools.partial(programs.init, 0)), progress)
+        state, totals = restored[0] if restored else (programs.init(config.seed), None)
+        with RunWriter(
+            config, directory, data, programs.task, checkpoints, progress, step=step, totals=totals
+        ) as writer:
+            yield Trainer(config, data, programs, writer, interruption, step), programs.parallel.place(state)
+
+
+class Trainer:
+    """One run that is trained.
+
+    Args:
+      config: of the run.
+      data: of the run.
+      programs: that it computes with.
+      writer: of its files.
+      interruption: ends evaluations.
+      start: the step where it stands.
+      runs_at_once: how many share the devices.
+    """
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        data: Data,
+        programs: Programs,
+        writer: RunWriter,
+        interruption: Interruption,
+        start: int,
+        *,
+        runs_at_once: int = 1,
+    ):
+        self.start = start
+        self.config, self.data, self.writer = config, data, writer
+        self._programs, self._parallel, self._interruption = programs, programs.parallel, interruption
+        self._runs_at_once = runs_at_once
+        self.train_step = programs.train_step
+
+    @property
+    def compilations(self) -> int:
+        """How many programs have been compiled for steps."""
+        return self._programs.traced.total()
+
+    def batch(self, step: int) -> Any:
+        """The batch of a step, which counts from 1, on the devices."""
+        return self._parallel.shard(self.data.train[step - 1])
+
+    def read(self, metrics: Metrics, step: int) -> None:
+        """Waits for the metrics of a step and adds them up.
+
+        Raises:
+          UserError: too many updates in a row were not finite.
+        """
+        self.writer.read(self._parallel.unreplicate(jax.device_get(metrics)), step)
+
+    def add_time(self, step: int, seconds: float) -> None:
+        """Notes how long a step took, and how much was done in it."""
+        lengths = self.data.train.lengths(step - 1)
+        model = self._programs.model.config
+        tokens = sum(int(lengths[side].sum()) for side in kind_of(model).reads)
+        self.writer.meter.add_time(seconds, tokens, training_flops(model, *lengths.values()))
+
+    def log(self, step: int, metrics: Metrics) -> str:
+        """Writes what was measured since the last time, and the gradient of this step; returns it in short."""
+        metrics = self._parallel.unreplicate(jax.device_get(metrics))
+        updates = step - 1 - metrics.skipped + (metrics.skipped_in_a_row > 0)  # made before this one
+        learning_rate = float(self._programs.schedule(updates))
+        values = {
+            "learning_rate": learning_rate,
+            "grad_norm": float(metrics.grad_norm),
+            "skipped": int(metrics.skipped),
+        }
+        means, rates = self.writer.meter.means(), self.writer.meter.rates()
+        if rates:
+            devices = 1 if jax.default_backend() == "cpu" else self._parallel.num_devices  # which share all cores
+            peak = devices * peak_flops(self.config.model.dtype)
+            rates["mfu"] = self._runs_at_once * rates["flops_per_second"] / peak
+        if self._runs_at_once > 1:
+            rates["seeds_at_once"] = self._runs_at_once
+        self.writer.log(step, {**values, **rates})
+        note = f"lr {learning_rate:.2e}"
+        if "loss" in means:  # else all since the last time were skipped
+            note = f"loss {means['loss']:.3f}  ppl {means['perplexity']:.2f}  {note}"
+        left = ""
+        if "mfu" in rates:
+            note += f"  {rates['steps_per_second']:.2f} steps/s  {rates['tokens_per_second']:,.0f} tokens/s"
+            note += f"  MFU {rates['mfu']:.0%}"
+            left = f"  {duration((self.config.steps - step) / rates['steps_per_second'])} left"
+        self.writer.say(f"step {step:>7,}/{self.config.steps:,}  {note}{left}")
+        return note
+
+    def check_saving(self) -> None:
+        """Notices a checkpoint that could not be written, without waiting for one."""
+        with self.writer.writing():
+            self.writer.checkpoints.check()
+
+    def save(self, state: TrainState, *, must: bool) -> None:
+        """Starts writing a checkpoint, once the one before is whole.
+
+        Args:
+          state: on the devices.
+          must: a failure ends the run, whatever config.on_write_failure says.
+        """
+        self.wait(must=False)
+        self.start_saving(state, must=must)
+
+    def start_saving(self, state: TrainState, *, must: bool) -> None:
+        """Starts writing a checkpoint; see `save`."""
+        with self.writer.writing(must=must):
+            self.writer.save(self._parallel.unreplicate(state))
+
+    def wait(self, *, must: bool) -> None:
+        """Waits until the last checkpoint is whole, and only then deletes old ones; `must` as for `save`."""
+        with self.writer.writing(must=must):
+            self.writer.checkpoints.wait()
+        self.writer.prune(max(self.writer.checkpoints.steps(), default=0))
+
+    def require_saved(self, state: TrainState, step: int) -> None:
+        """Waits until the checkpoint of a step is whole; writes it if config.on_write_failure let it go.
+
+        Raises:
+          UserError: it cannot be written.
+        """
+        self.wait(must=True)
+        if step not in self.writer.checkpoints.steps():
+            self.save(state, must=True)
+            self.wait(must=True)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Whether the evaluation of a step is written."""
+        return self.writer.is_evaluated(step)
+
+    def out_of_patience(self, step: int) -> bool:
+        """Whether config.eval.patience ends the run at this step; says so."""
+        if not self.writer.out_of_patience:
+            return False
+        patience = counted(self.config.eval.patience, "evaluation")
+        self.writer.say(f"no better validation loss in {patience}: the run ends at step {step:,}")
+        return True
+
+    def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> dict[str, Evaluation]:
+        """Evaluates the validation split, and all splits after the last step; writes and shows the results.
+
+        Raises:
+          Interrupted: the run was asked to end; a resumed run makes this evaluation anew.
+        """
+        params, choice = self._evaluated_params(state, step, last)
+        self.writer.say(f"evaluating {choice}")
+
+        def check(*, alone: bool) -> None:
+            """Ends the run if it was asked to; `alone`: the other processes wait for the first."""
+            if (stop_asked if alone else agreed_stop)(self._interruption.asked):
+                self._interruption.end(f"while evaluating step {step:,}, which is saved")
+
+        sentences = 0 if last else self.config.eval.sentences
+        evaluations = {}
+        for split, evaluator in self._programs.evaluators.items():
+            if split == "valid" or last:
+                evaluations[split] = evaluator(params, check=check, max_sentences=sentences)
+                self.writer.keep(split, step, evaluations[split], len(choice.steps), final=last)
+        self.writer.show(evaluations["valid"])
+        return evaluations
+
+    def _evaluated_params(self, state: TrainState, step: int, last: bool) -> tuple[Any, Choice]:
+        average = self.config.eval.final_average if last else self.config.eval.average
+        if state.ema is not None:
+            return self._parallel.unreplicate(state.ema), Choice([step], EMA)
+        if average == 1:
+            return self._parallel.unreplicate(state.params), Choice([step])
+        with self.writer.writing():
+            self.writer.checkpoints.wait()  # the newest may still be on its way to the disk
+        return self.writer.average(self._parallel.local(state.params), step, average)
+
+    def report(self, evaluations: dict[str, Evaluation], step: int) -> None:
+        """Prints the scores of the last evaluation, and where everything is."""
+        task = self._programs.task
+        self.writer.report(evaluations, step, {**self._programs.traced, task.outputs: task.compilations})
