@@ -21,10 +21,10 @@ from transformer_flax import cli
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
+from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.seeds import check_seeds, stack_trees
-from transformer_flax.training.setup import model_config
 from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, init_key, make_train_step
 

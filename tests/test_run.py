@@ -24,9 +24,9 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.registry import init_params
 from transformer_flax.run import Run, restore
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import Workdir
-from transformer_flax.training.setup import model_config
 from transformer_flax.training.step import TrainState
 
 LAST, BEFORE = 200, 150  # checkpoints of the finished run

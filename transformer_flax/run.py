@@ -22,7 +22,8 @@ from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.special_tokens import END_ID
-from transformer_flax.training.averaging import UnreadableError, choose, load_params, mean, require_vocabulary
+from transformer_flax.training.averaging import choose, mean
+from transformer_flax.training.checkpoint_files import UnreadableError, load_params, require_vocabulary
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.run_directory import Workdir
 from transformer_flax.training.setup import load_setup

@@ -84,9 +84,9 @@ def main() -> None:
     from transformer_flax.ablation.jobs import Recipe
     from transformer_flax.ablation.results import hardware, head
     from transformer_flax.ablation.sweep import sweep
+    from transformer_flax.training.config_checks import require_run
     from transformer_flax.training.fields import complete
     from transformer_flax.training.seeds import check_seeds
-    from transformer_flax.training.setup import require_run
 
     require_run(config)
     base = complete(config)

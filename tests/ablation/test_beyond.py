@@ -11,7 +11,7 @@ from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.model.registry import make_config
-from transformer_flax.training.setup import check
+from transformer_flax.training.config_checks import check
 
 # What each is of the paper's base; all other fields stay. Then its parameters besides the base's 63,045,632.
 CHANGES = {

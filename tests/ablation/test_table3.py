@@ -10,7 +10,7 @@ from transformer_flax.ablation import table3
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.model.registry import init_params, make_config
-from transformer_flax.training.setup import check
+from transformer_flax.training.config_checks import check
 
 VOCABULARY = 37_000
 

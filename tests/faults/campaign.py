@@ -29,7 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))  # for configs/, whic
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax import cli
 from transformer_flax.errors import Interrupted
-from transformer_flax.training.averaging import saved_steps
+from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
 

@@ -9,10 +9,10 @@ from configs import numbers
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.model.registry import init_params
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.loop import train
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.run_directory import Workdir
-from transformer_flax.training.setup import model_config
 from transformer_flax.training.step import TrainState, init_key
 
 PAIRS = {"train": 1_000, "valid": 20, "test": 20}

@@ -10,7 +10,8 @@ from orbax.checkpoint import v1 as ocp
 from tests.training.small import small_config
 from tests.training.states import state_at
 from transformer_flax.errors import UserError
-from transformer_flax.training.averaging import EMA, Choice, choose, load_params, mean, saved_steps, to_average
+from transformer_flax.training.averaging import EMA, Choice, choose, mean, to_average
+from transformer_flax.training.checkpoint_files import load_params, saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.training.small import small_config, write_text
 from tests.training.states import OPTIMIZER, state_at
 from transformer_flax.errors import UserError
-from transformer_flax.training.averaging import saved_steps
+from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.seeds import train_seeds
 from transformer_flax.training.step import TrainState

@@ -11,8 +11,8 @@ from configs import base, vectors
 from tests.conftest import ROOT
 from tests.training.small import small_config
 from transformer_flax.errors import UserError
+from transformer_flax.training.config_checks import check
 from transformer_flax.training.fields import RunConfig, VectorRunConfig, require_fields
-from transformer_flax.training.setup import check
 
 
 def types_of(section) -> dict:

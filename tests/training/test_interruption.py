@@ -14,7 +14,7 @@ import pytest
 
 from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT, wait_for_output
 from tests.training.small import write_text
-from transformer_flax.training.averaging import saved_steps
+from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.metrics import read_lines
 
 CONFIG = """

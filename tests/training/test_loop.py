@@ -18,7 +18,7 @@ from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.model import transformer
 from transformer_flax.model.transformer import FeedForward
-from transformer_flax.training.averaging import saved_steps
+from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines

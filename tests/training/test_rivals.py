@@ -15,9 +15,9 @@ from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
+from transformer_flax.training.config_checks import check, model_config
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.setup import check, model_config
 
 MODELS = {
     "recurrent": dataclasses.replace(RECURRENT, num_layers=1),

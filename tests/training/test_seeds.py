@@ -10,7 +10,7 @@ import pytest
 import transformer_flax
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
-from transformer_flax.training.averaging import saved_steps
+from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.seeds import stack_trees, train_seeds

@@ -14,9 +14,10 @@ from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.run import restore
+from transformer_flax.training.config_checks import check
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import Workdir
-from transformer_flax.training.setup import check, prepare_data
+from transformer_flax.training.setup import prepare_data
 
 
 @pytest.mark.parametrize(

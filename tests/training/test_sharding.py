@@ -16,7 +16,7 @@ from tests.training.states import OPTIMIZER
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
-from transformer_flax.training.averaging import seal
+from transformer_flax.training.checkpoint_files import seal
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.sharding import SMALL, make_parallel

@@ -15,7 +15,7 @@ from transformer_flax.ablation.results import Result
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters, training_flops
-from transformer_flax.training.setup import model_config
+from transformer_flax.training.config_checks import model_config
 
 UTILISATION = 0.3  # of the rate of a large matrix product, that is assumed where nothing has been measured yet
 TYPICAL_LENGTH = 1 / 4  # of a sentence, as a share of data.max_length

@@ -18,10 +18,10 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.model.registry import Config
 from transformer_flax.relatives.classifier import ClassifierConfig
+from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.fields import differences, flatten
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import Workdir
-from transformer_flax.training.setup import model_config
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that are of no variant
 LONGEST = 120  # characters of a folder's name

@@ -14,8 +14,8 @@ from ml_collections import ConfigDict
 
 from transformer_flax.ablation import beyond, table3
 from transformer_flax.errors import UserError
+from transformer_flax.training.config_checks import check
 from transformer_flax.training.fields import flatten
-from transformer_flax.training.setup import check
 
 MOST_RUNS = 1_000  # more are a slip of the hand, or meant
 LONGEST_NAME = 100  # of a variant, in characters

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import activation_bytes, count_modules, forward_flops, training_flops
 from transformer_flax.model.registry import kind_of
-from transformer_flax.training.setup import check, model_config
+from transformer_flax.training.config_checks import check, model_config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,21 +18,18 @@ from ml_collections import ConfigDict
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.averaging import (
-    Choice,
+from transformer_flax.training.averaging import Choice, mean, regular, to_average
+from transformer_flax.training.checkpoint_files import (
     UnreadableError,
     load_params,
     load_seal,
-    mean,
     on_first_device,
     own_context,
     reading,
-    regular,
     require_intact,
     require_own,
     saved_steps,
     seal,
-    to_average,
 )
 from transformer_flax.training.multihost import from_first, share
 from transformer_flax.training.step import TrainState

@@ -7,10 +7,11 @@ from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
 from transformer_flax.model.registry import init_params, make_model
+from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator
 from transformer_flax.training.optimizer import make_optimizer, paper_schedule
 from transformer_flax.training.pretrained_embeddings import with_vectors
-from transformer_flax.training.setup import Data, model_config
+from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
 from transformer_flax.training.tasks import make_task

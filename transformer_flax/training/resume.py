@@ -5,7 +5,7 @@ from typing import Any
 
 from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
-from transformer_flax.training.averaging import UnreadableError
+from transformer_flax.training.checkpoint_files import UnreadableError
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.multihost import share
 from transformer_flax.training.step import TrainState

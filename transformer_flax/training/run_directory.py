@@ -26,7 +26,7 @@ from transformer_flax.data.classes import Classes
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import CHECKSUM, checked, read_json, require_plain, signed
-from transformer_flax.training.averaging import saved_steps
+from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.fields import added_fields, differences, flatten
 from transformer_flax.training.multihost import is_first
 

@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress, duration
 from transformer_flax.errors import UserError
-from transformer_flax.training.averaging import Choice, UnreadableError
+from transformer_flax.training.averaging import Choice
+from transformer_flax.training.checkpoint_files import UnreadableError
 from transformer_flax.training.checkpoints import Checkpoints, moved
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.metrics import JsonLines, Meter, MetricsWriter

@@ -1,0 +1,176 @@
+"""Checks the config of a run before anything takes long."""
+
+import functools
+import operator
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from transformer_flax.data.batches import BATCHING
+from transformer_flax.data.sources import TRANSLATED
+from transformer_flax.data.tokenizer import (
+    KINDS,
+    LOSSLESS,
+    Tokenizer,
+    smallest_vocabulary,
+)
+from transformer_flax.decoding.search import LengthPenalty
+from transformer_flax.errors import UserError
+from transformer_flax.model.config import LARGEST
+from transformer_flax.model.registry import Config, find_kind, make_config, most_positions
+from transformer_flax.relatives.classifier import ClassifierConfig
+from transformer_flax.training.fields import require_fields
+from transformer_flax.training.multihost import share
+from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.pretrained_embeddings import load_initial
+
+AT_LEAST_1 = (
+    "steps",
+    "accumulation_steps",
+    "loss_chunks",
+    "data.tokens_per_batch",
+    "data.num_buckets",
+    "data.rows_multiple_of",
+    "decode.beam_size",
+    "decode.batch_size",
+    "decode.window",
+    "eval.average",
+    "eval.final_average",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "log.every",
+    "max_skipped",
+)
+AT_LEAST_0 = ("decode.min_length", "decode.max_extra_length", "eval.every", "eval.sentences", "eval.patience")
+
+
+def check(config: ConfigDict) -> None:
+    """Checks all that can be without reading the text.
+
+    Raises:
+      UserError: naming the field.
+    """
+    require_run(config)
+    require_fields(config)
+    require = functools.partial(_require, config)
+    check_text(config)
+    source, target = config.data.source_language, config.data.target_language
+    if config.data.source in TRANSLATED and source == target:
+        raise UserError(
+            f"config.data.source_language and config.data.target_language are both {source!r}; set one of them to "
+            "another language"
+        )
+    model = model_config(config, config.data.vocab_size)
+    make_optimizer(config.optimizer, config.model.d_model)
+    LengthPenalty(config.decode.length_penalty, config.decode.alpha)
+    for name in AT_LEAST_1:
+        require(name, lambda value: value >= 1, "at least 1")
+    for name in AT_LEAST_0:
+        require(name, lambda value: value >= 0, "at least 0")
+    require("data.tokens_per_batch", lambda value: value <= LARGEST, f"at most {LARGEST:,}")
+    require(
+        "eval.patience",
+        lambda value: value == 0 or config.eval.every > 0,
+        "0 where config.eval.every is 0: patience counts evaluations during training",
+    )
+    require("on_write_failure", lambda value: value in ("stop", "go on"), "stop or go on")
+    if share()[1] > 1:
+        require("on_write_failure", lambda value: value == "stop", "stop with several processes")
+    require("data.batching", lambda value: value in BATCHING, f"one of {', '.join(BATCHING)}")
+    if not (find_kind(config.model.kind).segments or isinstance(model, ClassifierConfig)):
+        require(
+            "data.batching",
+            lambda value: value != "packed",
+            f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
+        )
+    require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
+    for name in ("data.max_length", "decode.max_input_length"):
+        require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
+    load_initial(config, given_tokenizer(config))
+    for name in ("label_smoothing", "ema_decay"):
+        require(name, lambda value: 0 <= value < 1, "from 0 to below 1")
+    averaged = max(config.eval.average, config.eval.final_average)
+    require(
+        "checkpoint.keep",
+        lambda value: value >= averaged,
+        f"at least {averaged}: what config.eval.average or final_average takes must be kept",
+    )
+    if isinstance(model, ClassifierConfig):
+        for name, only in (("loss_chunks", 1), ("data.batching", "bucketed"), ("data.max_length_ratio", 0)):
+            require(name, lambda value, only=only: value == only, f"{only!r} where texts are classified")
+    else:
+        require("data.tokenizer", lambda value: value in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")
+    if config.data.batching == "packed":
+        least = config.data.rows_multiple_of * config.data.max_length
+        require(
+            "data.tokens_per_batch",
+            lambda value: value >= least,
+            f"at least {least:,} when packed: config.data.rows_multiple_of rows of config.data.max_length tokens",
+        )
+    if most_positions(model) is not None:
+        extra = 0 if isinstance(model, ClassifierConfig) else config.decode.max_extra_length
+        longest = max(config.data.max_length, config.decode.max_input_length + extra)
+        require(
+            "model.max_length",
+            lambda value: value >= longest,
+            f"at least {longest} with learned positions: config.data.max_length, and config.decode.max_input_length + "
+            "max_extra_length",
+        )
+
+
+def require_run(config: ConfigDict) -> None:
+    """Raises:
+    UserError: the config is of no run, but of word vectors.
+    """
+    if "model" not in config:
+        raise UserError(
+            "the config has no section config.model; configs/vectors.py is for python -m transformer_flax.vectors train"
+        )
+
+
+def check_text(config: ConfigDict) -> None:
+    """Checks what the config says of the text and its tokenizer, which need not be those of a run.
+
+    Raises:
+      UserError: naming the field.
+    """
+    require = functools.partial(_require, config)
+    require("data.tokenizer_sample", lambda value: value >= 1, "at least 1")
+    for name in ("seed", "data.seed"):
+        require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
+    require("data.tokenizer", lambda value: value in KINDS, f"one of {', '.join(KINDS)}")
+    if given_tokenizer(config) is None:
+        least = smallest_vocabulary(config.data.tokenizer)
+        require("data.vocab_size", lambda value: value >= least, f"at least {least}")
+
+
+def _require(config: ConfigDict, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
+    value = functools.reduce(operator.getitem, name.split("."), config)
+    if not is_valid(value):
+        raise UserError(f"config.{name} is {value!r}; it must be {requirement}")
+
+
+def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
+    """The one that the config names a file of, or None if one is to be trained.
+
+    Raises:
+      UserError: it cannot be used, or is not of the size that the config says: whatever is told of the model before
+        the text is read, such as its parameters, is told from there.
+    """
+    if not config.data.tokenizer_file:
+        return None
+    tokenizer = Tokenizer.load(pathlib.Path(config.data.tokenizer_file))
+    if tokenizer.vocab_size != config.data.vocab_size:
+        raise UserError(
+            f"config.data.vocab_size is {config.data.vocab_size}, and config.data.tokenizer_file "
+            f"{config.data.tokenizer_file} has {tokenizer.vocab_size} tokens; "
+            f"set --config.data.vocab_size={tokenizer.vocab_size}"
+        )
+    return tokenizer
+
+
+def model_config(config: ConfigDict, vocab_size: int) -> Config:
+    """The model of a run's config, for a vocabulary of that size."""
+    return make_config(vocab_size, config.model)
