@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: lines for a log, and bars where somebody watches."""
+"""Prints lines for a log, and progress bars on a terminal."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -152,7 +152,7 @@ def test_a_full_disk_is_told_of_and_the_older_checkpoints_stay(small_disk):
     checkpoints = Checkpoints(small_disk / "checkpoints", every=1, keep=5, seed=0)
     checkpoints.save(state_at(1), {})
     with pytest.raises(
-        UserError, match=r"a checkpoint needs 2\.1 MB and the disk of .* has [01]\.\d MB left; .* goes on from step 1$"
+        UserError, match=r"a checkpoint needs 2\.1 MB and the disk of .* has [01]\.\d MB left; .* resumes from step 1$"
     ):
         checkpoints.save(state_at(2, size=1 << 19), {})
     with pytest.raises(UserError, match=r"^3 checkpoints need 1\.6 MB"):  # of several seeds
@@ -179,7 +179,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written_is_told_of_too(small_di
     checkpoints.require_room = lambda state, count=1: None  # as if another program took the room in between
     (small_disk / "other").write_bytes(bytes(400_000))
     checkpoints.save(big, {})  # in the background
-    with pytest.raises(UserError, match=r"could not be written to .*; the same command goes on from step 1$"):
+    with pytest.raises(UserError, match=r"could not be written to .*; the same command resumes from step 1$"):
         wait_for_failure(checkpoints)
     (small_disk / "other").unlink()
     checkpoints.save(big, {})  # there is room again, also that of what was half written

@@ -186,7 +186,7 @@ def test_a_run_goes_on_without_a_disk_if_it_may(tmp_path, small_disk):
     with training(tmp_path, *OFTEN, "--config.on_write_failure=go on") as process:
         read_until(process, "step      40")
         fill(small_disk)
-        said = read_until(process, "the run goes on without it")
+        said = read_until(process, "the run continues without it")
         assert "a checkpoint" in said or "metrics.jsonl" in said
         os.remove(small_disk / "other")
         whole = saved_steps(small_disk / "checkpoints")

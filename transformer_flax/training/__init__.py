@@ -1,1 +1,1 @@
-"""From a config to a trained model in a working directory."""
+"""Training: a config in, a trained model in a working directory out."""

@@ -1,4 +1,4 @@
-"""Which parameters of a run are used: those of a checkpoint, the mean of several, or their moving average."""
+"""Chooses the parameters of a run: those of one checkpoint, the mean of several, or their moving average."""
 
 import logging
 import pathlib
@@ -31,7 +31,7 @@ class Choice(NamedTuple):
         return f"the mean of the parameters at steps {listed}" if several else f"the parameters of step {listed}"
 
     def warning(self, run: pathlib.Path) -> str:
-        """What the checkpoints of a run lack, as a sentence."""
+        """A sentence that names the missing checkpoints of a run."""
         listed = ", ".join(f"{step:,}" for step in self.missing)
         return (
             f"{run} has no checkpoint of step {listed}, so the average is of {len(self.steps)} in place of "
@@ -106,7 +106,7 @@ def to_average(steps: Sequence[int], newest: int, every: int, count: int) -> Cho
 
 
 def regular(steps: Iterable[int], every: int) -> list[int]:
-    """Those at the interval; checkpoints that are made for an evaluation or at the end may lie in between."""
+    """The steps at the interval. Checkpoints made for an evaluation or at the end may lie in between."""
     return [step for step in steps if step % every == 0]
 
 

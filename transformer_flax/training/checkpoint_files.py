@@ -86,7 +86,7 @@ def require_vocabulary(directory: pathlib.Path, step: int, vocab_size: int) -> N
 
 @contextlib.contextmanager
 def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
-    """A context in which a checkpoint is read; what goes wrong there is told as an UnreadableError."""
+    """A context in which a checkpoint is read; any failure becomes an UnreadableError."""
     try:
         with settled_loops():
             yield
@@ -115,7 +115,7 @@ def own_context() -> ocp.Context:
 
 
 def on_first_device(like: Any) -> Any:
-    """What Orbax is asked for: a tree of these shapes, on the first device whatever devices it was saved from."""
+    """Abstract arrays of these shapes on the first device, to restore there whatever devices they were saved from."""
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
 
@@ -128,7 +128,7 @@ class AnotherError(ValueError):
 
 
 class Seal(NamedTuple):
-    """What is stored beside a state."""
+    """Stored beside a state, to tell whether it is intact."""
 
     fingerprints: dict[str, int]  # of its parts, by their names
     totals: Any  # JSON: what was measured and is not logged yet
@@ -203,12 +203,12 @@ def require_own(seal: Seal, **numbers: int) -> None:
             raise AnotherError(f"its state is of {name} {seal.fingerprints[name]}, not {number}")
 
 
-PATIENCE = 60  # seconds for what goes on
+PATIENCE = 60  # seconds that pending tasks have
 
 
 @contextlib.contextmanager
 def settled_loops() -> Iterator[None]:
-    """A context in which event loops are made that end what goes on in them before they are closed."""
+    """A context in which new event loops finish their pending tasks before they close."""
     makers: list[Any] = [asyncio, *filter(None, [sys.modules.get("uvloop")])]  # Orbax's, the second where one runs
     functions = [module.new_event_loop for module in makers]
     try:

@@ -120,12 +120,12 @@ class Checkpoints:
             raise moved(self._directory)
 
     def _afterwards(self) -> str:
-        """What the same command does after a failure."""
+        """Says where the same command resumes after a failure."""
         saved = saved_steps(self._directory)
-        return f"the same command goes on from step {saved[-1]:,}" if saved else "the same command begins anew"
+        return f"the same command resumes from step {saved[-1]:,}" if saved else "the same command begins anew"
 
     def save(self, state: TrainState, totals: Any) -> None:
-        """Starts writing a state; training may go on at once.
+        """Starts writing a state in the background.
 
         Args:
           state: as `Parallel.unreplicate` gives it.

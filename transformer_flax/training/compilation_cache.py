@@ -1,4 +1,4 @@
-"""What the machine can do, and what it need not do twice."""
+"""Keeps compiled programs for the next process, and measures the rate of a large matrix product."""
 
 import contextlib
 import functools
@@ -14,7 +14,7 @@ from transformer_flax.files import cache_root
 
 
 def keep_compiled(cache_dir: str) -> pathlib.Path:
-    """Has compiled programs kept for the next process, and returns where; a place that JAX was given before stays.
+    """Enables JAX's compilation cache and returns its directory. An existing setting wins.
 
     Args:
       cache_dir: where caches lie; empty for the usual place.

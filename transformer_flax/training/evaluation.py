@@ -1,4 +1,4 @@
-"""How good parameters are on a split: loss and perplexity of the references, and scores of what is really put out."""
+"""Measures parameters on a split: loss and perplexity of the references, and scores of the model's own outputs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,7 +21,7 @@ GAIN_SENTENCES = 300  # that the source gain is measured on: the first of a spli
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Of some parameters on a split."""
+    """The scores and outputs of some parameters on a split."""
 
     scalars: dict[str, float]  # loss, perplexity, accuracy, source_gain; and the task's, such as bleu and exact_match
     signatures: dict[str, str]  # of scores that can be made in several ways
@@ -96,7 +96,7 @@ class Evaluator:
           params: as `Parallel.unreplicate` gives them, or on the host.
           check: called after every batch, with `alone=True` where of several processes only the first has the batch;
             what it raises ends the evaluation.
-          max_sentences: for how many of the first sentences something is put out; 0: all.
+          max_sentences: number of first sentences to translate or classify; 0: all.
         """
         placed = self._parallel.place(params)  # once for all batches, as averages come from the host
         means = self._measure(placed, self._batches, "loss", check).means()

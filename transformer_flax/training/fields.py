@@ -169,7 +169,7 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
-    """What two flat configs differ in, a line each; a field that one lacks has its default.
+    """Lists the differences of two flat configs, one per line. A missing field has its default.
 
     Args:
       theirs: the saved one.

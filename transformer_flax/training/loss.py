@@ -16,7 +16,7 @@ LossFn = Callable[[Any, Any, jax.Array | None], tuple[Sums, Sums]]
 
 
 class TokenLosses(NamedTuple):
-    """Of each target token, or label, float32 [...]."""
+    """Losses per target token, or per label: float32 [...]."""
 
     loss: jax.Array  # label-smoothed cross-entropy
     nll: jax.Array  # unsmoothed: -log p(target)

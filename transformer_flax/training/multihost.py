@@ -1,4 +1,4 @@
-"""Several processes that train together: who is first, what it tells the others, how they stop and end together.
+"""Several processes that train together: which is the first, how it sends values to the others, how all stop together.
 
 Each process sees all devices, makes the same steps and holds the same parameters, or its share of them. What has an
 effect on the world the first one does alone. A program that never joins others is the first of one, and all functions
@@ -140,8 +140,8 @@ class _Group:
         if not self.leaving:
             os.write(
                 sys.stderr.fileno(),
-                f"error: process {other} of {self.size} has ended, which ends process {self.index}; what it said last "
-                "tells why; the same command in all processes goes on from the last checkpoint\n".encode(),
+                f"error: process {other} of {self.size} has ended, which ends process {self.index}; see its "
+                "last message; the same command in all processes resumes from the last checkpoint\n".encode(),
             )
             os._exit(LOST)
 
@@ -249,7 +249,7 @@ def share() -> tuple[int, int]:
 
 
 def from_first(make: Callable[[], Any], check: Callable[[], None] = lambda: None) -> Any:
-    """What the first process makes, in all of them; JSON must know it. They wait for it as long as it takes.
+    """Calls `make` in the first process and returns its result, a JSON value, in all. They wait as long as it takes.
 
     Args:
       make: called in the first process alone.

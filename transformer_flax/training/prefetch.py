@@ -1,4 +1,4 @@
-"""What the next steps need, made while the device works on this one."""
+"""Prepares the batches of the next steps while the device works on the current one."""
 
 import collections
 import concurrent.futures

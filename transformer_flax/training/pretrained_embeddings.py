@@ -1,4 +1,4 @@
-"""What a run starts from in place of chance: word vectors that were trained before."""
+"""Starts a model's embeddings from word vectors that were trained before."""
 
 import pathlib
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a run computes: its model, its compiled steps, its evaluators."""
+"""The model, the compiled steps and the evaluators of a run."""
 
 import collections
 from collections.abc import Callable
@@ -61,7 +61,7 @@ class Programs:
         }
 
     def counted(self, name: str, function: Callable) -> Callable:
-        """The same function, which counts in `traced` how often it is traced."""
+        """Wraps a function, to count in `traced` how often it is traced."""
 
         def traced(*args):
             self.traced[name] += 1  # runs while tracing only, which is once for every shape

@@ -1,4 +1,4 @@
-"""Where runs resume: the newest step of which all that are trained together have a checkpoint."""
+"""Finds the step to resume from: the newest of which all runs that are trained together have a checkpoint."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a working directory looks like. Nobody else knows.
+"""The files of a working directory. No other module knows their names.
 
 config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   skipped.jsonl   events.*
 translations/<step>.txt, or of a classifier labels/<step>.txt   profile/
@@ -151,7 +151,7 @@ class Workdir:
         return added_fields(flatten(self._load_run()["config"])) if self.config_file.exists() else {}
 
     def load_fingerprints(self) -> dict[str, str]:
-        """Those of the splits that the run was trained on and measured with."""
+        """The fingerprints of the splits that the run was trained and evaluated on."""
         return self._load_run()["data_fingerprints"]
 
     def load_tokenizer(self) -> Tokenizer:
@@ -181,7 +181,7 @@ class Workdir:
         return None if names is None else Classes(names)
 
     def save_selection(self, counts: dict) -> None:
-        """How many training pairs are used, and left out for which reason."""
+        """Writes how many training pairs are used, and how many are left out for which reason."""
         self._write(self.path / "selection.json", json.dumps(counts, indent=2) + "\n")
 
     def _outputs_file(self, what: str, split: str, step: int) -> pathlib.Path:
@@ -194,7 +194,7 @@ class Workdir:
         return file
 
     def load_translations(self, split: str, step: int) -> list[str]:
-        """What `save_outputs` has written of translations.
+        """Reads the translations that `save_outputs` wrote.
 
         Raises:
           UserError: there are none of that split and step, or not as they were written.

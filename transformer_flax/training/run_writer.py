@@ -79,7 +79,7 @@ class RunWriter:
         except UserError as error:
             if must or self._config.on_write_failure == "stop":
                 raise
-            self.say(f"WARNING: {error}; the run goes on without it")
+            self.say(f"WARNING: {error}; the run continues without it")
 
     def read(self, metrics: Metrics, step: int) -> None:
         """Adds up the metrics of a step, which are on the host.
@@ -138,7 +138,7 @@ class RunWriter:
         self.checkpoints.save(state, self.meter.totals)
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
-        """As `Checkpoints.average`, of what is left where a checkpoint is damaged, which is put aside; says so.
+        """Averages as `Checkpoints.average` does. A damaged checkpoint is put aside; the others are averaged.
 
         Raises:
           UnreadableError: none can be read: a disk or a device in trouble is likelier than a damage.
@@ -188,7 +188,7 @@ class RunWriter:
         return not any(loss < best for loss in losses[-patience:])
 
     def show(self, evaluation: Evaluation) -> None:
-        """Some sentences, what is put out for them, and their references."""
+        """Prints some sentences, their outputs and their references."""
         count = len(evaluation.sources)
         for i in np.linspace(0, count - 1, min(SAMPLES, count), dtype=int):
             shown = (" ", evaluation.sources[i]), (">", evaluation.outputs[i]), ("=", evaluation.references[i])

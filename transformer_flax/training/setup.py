@@ -1,4 +1,4 @@
-"""From a config to everything that training needs, checked before any of it takes long."""
+"""Makes all that training needs from a config: devices, tokenizer, corpora, batches."""
 
 import contextlib
 import dataclasses
@@ -160,7 +160,7 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
     if workdir.tokenizer_file.exists():
         tokenizer = workdir.load_tokenizer()
         for step in saved_steps(workdir.checkpoints):
-            with contextlib.suppress(UnreadableError):  # whoever goes on from it will tell
+            with contextlib.suppress(UnreadableError):  # resuming from it will report that
                 require_vocabulary(workdir.checkpoints, step, tokenizer.vocab_size)
     elif given:
         tokenizer = given
@@ -220,7 +220,7 @@ def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
 
 
 def load_setup(place: Workdir) -> tuple[ConfigDict, Tokenizer, Config]:
-    """What a run is, checked: its config, its tokenizer and its model, without parameters.
+    """Reads the config, the tokenizer and the model's config of a finished run, and checks them.
 
     Raises:
       UserError: there is no run, or one that cannot be read.

@@ -1,4 +1,4 @@
-"""The same step on one device or many: `jit` over a mesh, or `pmap`."""
+"""Runs a step on one device or many: `jit` over a mesh, or `pmap`."""
 
 import collections
 import functools
@@ -26,7 +26,7 @@ class Parallel(Protocol):
 
     @property
     def axis_name(self) -> str | None:
-        """What the step must sum over by itself."""
+        """The mapped axis over which the step must sum; None if XLA inserts the sums."""
         ...
 
     def place(self, tree: Any) -> Any:
@@ -38,11 +38,11 @@ class Parallel(Protocol):
         ...
 
     def local(self, tree: Any) -> Any:
-        """The same, whole on one device of this process, for programs that run there alone."""
+        """Copies what was placed to one device of this process, for programs that run there alone."""
         ...
 
     def gathering(self, loss_fn: LossFn) -> LossFn:
-        """The same loss of parameters as they are placed, with its gradient placed as they are."""
+        """Wraps a loss so that it takes parameters as they are placed, and places its gradient likewise."""
         ...
 
     def shard(self, batch: Any) -> Any:
@@ -54,7 +54,7 @@ class Parallel(Protocol):
         ...
 
     def behind_seeds(self) -> "Parallel":
-        """The same for states and batches with an axis of seeds in front."""
+        """Makes a `Parallel` for states and batches with a leading axis of seeds."""
         ...
 
 
@@ -144,7 +144,7 @@ class Jit:
 
 
 class Pmap:
-    """The same program on each device, over its own rows; the step sums by itself over AXIS."""
+    """Runs one program on each device, over its own rows; the step sums over AXIS."""
 
     axis_name = AXIS
 
@@ -182,7 +182,7 @@ class Pmap:
 
 
 def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_chunks: int = 1) -> Parallel:
-    """What `config.parallel` asks for.
+    """Makes the devices of `config.parallel`.
 
     Raises:
       UserError: an unknown mode or one that cannot shard parameters, more devices than there are, or rows that do not

@@ -13,7 +13,7 @@ from transformer_flax.training.loss import LossFn, Sums, split_rows
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """All that training carries from step to step; what is random is a function of (seed, step)."""
+    """The state that training carries from step to step. All randomness is a function of (seed, step)."""
 
     step: jax.Array  # int32 [], batches seen so far
     seed: jax.Array  # uint32 []
@@ -88,12 +88,12 @@ def make_train_step(
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
     """Makes the update: sums before ratios, so that devices and micro-batches do not change it.
 
-    Where the loss or the gradient of the whole batch is not finite, nothing is learned from it: parameters, optimizer
-    and moving average stay, and only the step goes on, and with it the data and the keys.
+    A batch whose loss or gradient is not finite changes nothing: parameters, optimizer state and moving average stay.
+    Only the step advances, and with it the data and the keys.
 
     Args:
       loss_fn: `(params, batch, key) -> (sums, counts)`, of which sums["loss"] / counts["loss"] is minimised.
-      optimizer: of optax; one that keeps a state leaves it as it is when it is told `finite=False`.
+      optimizer: of optax; must leave its state unchanged when called with `finite=False`.
       accumulation_steps: micro-batches per update; must divide the rows of a batch.
       ema_decay: of the moving average, for a state that keeps one.
       axis_name: the mapped axis of devices under pmap, over which to sum; None under jit, where a batch is global.

@@ -1,4 +1,4 @@
-"""What there is to learn: the loss of a task, what a model then puts out for a text, and how good that is."""
+"""The tasks that a model can learn: each has a loss, outputs for a text, and scores for these."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -15,31 +15,31 @@ from transformer_flax.training.setup import Data
 
 
 class Scores(NamedTuple):
-    """Of outputs beside their references."""
+    """Scores of outputs against their references."""
 
     scalars: dict[str, float]
     signatures: dict[str, str]  # by the score: how exactly it was made, where there are several ways
 
 
 class Task(Protocol):
-    """All that the loop has to know of what a run learns."""
+    """A task, as the training loop sees it."""
 
     loss_fn: LossFn
-    outputs: str  # what is put out, a line for each of a text; names the folder that keeps it
-    score: str  # of a validation split, by which the best checkpoint is known
-    reads_target: bool  # as far as it is known: the model may then do without the source
+    outputs: str  # the name of its outputs, and of the folder that keeps them
+    score: str  # the validation score that says which checkpoint is best
+    reads_target: bool  # teacher-forced: the model may ignore the source
 
     @property
     def compilations(self) -> int:
-        """Of the programs that put out something."""
+        """How often the programs of `write` were compiled."""
         ...
 
     def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
-        """What the model puts out for each text with parameters that are on the device."""
+        """Translates or classifies each text, with parameters that are on the device."""
         ...
 
     def measure(self, outputs: Sequence[str], references: Sequence[str]) -> Scores:
-        """How good that is."""
+        """Scores outputs against their references."""
         ...
 
 

@@ -80,7 +80,7 @@ class Trainer:
 
     @property
     def compilations(self) -> int:
-        """How many programs have been compiled for steps."""
+        """The number of programs compiled for steps so far."""
         return self._programs.traced.total()
 
     def batch(self, step: int) -> Any:
