@@ -19,7 +19,7 @@ from transformer_flax.training.fields import complete
 if TYPE_CHECKING:
     from transformer_flax.analysis.run_cost import Cost
 
-CONFIG = cli.define_config(cli.ROOT / "configs/base.py")
+CONFIG = cli.define_config("base.py")
 # TFLOP/s. Of NVIDIA's P100 and those before it, what the paper's table 2 takes for sustained; of those after, and of
 # TPUs, the makers' peaks of dense products in 16 bits.
 DEVICES = {

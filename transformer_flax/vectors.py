@@ -24,7 +24,7 @@ from transformer_flax.errors import UserError
 if TYPE_CHECKING:
     from transformer_flax.relatives.embeddings import Vectors
 
-CONFIG = cli.define_config(cli.ROOT / "configs/vectors.py")
+CONFIG = cli.define_config("vectors.py")
 OUTPUT = flags.DEFINE_string("output", None, "where the vectors (a new folder) or the picture are written")
 VECTORS = flags.DEFINE_string("vectors", None, "the folder of trained vectors")
 COUNT = flags.DEFINE_integer("count", 10, "neighbours of a word", 1)
