@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from transformer_flax.decoding.search import KINDS
 from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.training.fields import require_fields
 from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle
@@ -120,13 +119,9 @@ def _unknown_field(text: str) -> str:
     return f"this config has no field {field!r}; {advice}"
 
 
-def _define_penalty(name: str, default: None, text: str) -> flags.FlagHolder:
-    return flags.DEFINE_enum(name, default, KINDS, text)
-
-
 SETTINGS = {  # fields of config.decode that flags override
     "beam_size": (flags.DEFINE_integer, "hypotheses in the beam; 1: greedy search"),
-    "length_penalty": (_define_penalty, "gnmt: ((5 + |Y|) / 6)^alpha; length: |Y|^alpha; none"),
+    "length_penalty": (flags.DEFINE_string, "gnmt: ((5 + |Y|) / 6)^alpha; length: |Y|^alpha; none"),
     "alpha": (flags.DEFINE_float, "exponent of the length penalty; a larger one gives longer outputs"),
     "min_length": (flags.DEFINE_integer, "minimum output length in tokens, end symbol included"),
     "max_extra_length": (flags.DEFINE_integer, "maximum output length in tokens, beyond the input's"),
