@@ -129,7 +129,7 @@ class Run:
         if key not in self._made:
             members = (self, *self.partners)
             models, params = [run.model for run in members], [run.params for run in members]
-            self._made[key] = what(models, params, *arguments, **settings)
+            self._made.setdefault(key, what(models, params, *arguments, **settings))  # of several threads, one wins
         return self._made[key]
 
     def _require_translator(self) -> None:
