@@ -28,7 +28,7 @@ from transformer_flax.training.run_directory import Workdir
 from transformer_flax.training.setup import prepare_data, set_up_devices
 from transformer_flax.training.trainer import open_trainer
 
-CONFIG = cli.define_config(pathlib.Path(__file__).parent.parent / "configs/numbers.py")
+CONFIG = cli.define_config("numbers.py")
 STEPS = flags.DEFINE_integer("steps", 100, "timed at a time")
 REPEATS = flags.DEFINE_integer("repeats", 5, "times")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")

@@ -28,7 +28,7 @@ from transformer_flax.training.seeds import check_seeds, stack_trees
 from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, init_key, make_train_step
 
-CONFIG = cli.define_config(pathlib.Path(__file__).parent.parent / "configs/table3_small.py")
+CONFIG = cli.define_config("table3_small.py")
 SEEDS = flags.DEFINE_list("seeds", ["2", "4", "8"], "how many at once")
 LENGTH = flags.DEFINE_integer("length", 20, "tokens a sentence")
 STEPS = flags.DEFINE_integer("steps", 5, "a timed call")

@@ -133,9 +133,12 @@ def test_what_a_run_attends_to_is_there_as_arrays(run):
 
 def test_what_a_classifier_does_not_do_is_told(run):
     for attempt in (run.translate, lambda lines: run.attention(lines[0]), lambda lines: run.count_heads()):
-        with pytest.raises(UserError, match=r"tells classes apart \(animal, colour, number\) and does not translate"):
+        with pytest.raises(UserError, match=r"classifies \(animal, colour, number\) and does not translate"):
             attempt(["the cat"])
-    with pytest.raises(UserError, match=r"beam_size is a setting of a search, and .* classifies; leave it out"):
+    with pytest.raises(
+        UserError,
+        match=r"beam_size.* is not a setting of .*; its settings are max_input_length, batch_size, window, ref",
+    ):
         run.evaluate(["the cat"], ["animal"], beam_size=1)
     with pytest.raises(UserError, match="classify takes a list of lines, not a string"):
         run.classify("the cat")
@@ -149,7 +152,7 @@ def test_classes_that_are_not_those_of_the_model_are_refused(trained, tmp_path):
     noted = json.loads((copy / "config.json").read_text())
     del noted["crc32"]
     for classes, message in (
-        (["animal", "colour"], "names 2 classes, and its model has 3"),
+        (["animal", "colour"], "names 2 classes, but its model has 3"),
         (["animal", "animal", "colour"], "two of its classes have one name"),
         ([1, 2, 3], "its classes are no names"),
     ):

@@ -21,7 +21,7 @@ def test_the_code_passes(command):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("file", [ROOT / "README.md", *(ROOT / "docs").glob("*.md")], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=lambda file: file.name)
 def test_every_link_leads_somewhere(file):
     for place in re.findall(r"\]\((?!https?:|#)([^)#]+)", file.read_text()):
         assert (file.parent / place).exists(), place

@@ -55,6 +55,8 @@ def test_the_package_gives_run_and_restore_and_loads_jax_for_nothing_else():
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
     assert transformer_flax.restore is restore
     assert transformer_flax.Run is Run
+    assert transformer_flax.UserError is UserError
+    assert {"Run", "Sampling", "UserError", "__version__", "restore"} <= set(dir(transformer_flax))
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         transformer_flax.nonsense  # noqa: B018
 
@@ -106,13 +108,20 @@ def test_a_string_is_no_list_of_lines(run):
         run.translate("zwei")
 
 
+def test_what_is_no_text_and_what_is_no_setting_is_refused_in_words(run):
+    with pytest.raises(UserError, match="translate takes a list of strings; line 2 is 7 of type int"):
+        run.translate(["zwei", 7])
+    with pytest.raises(UserError, match="'beam' is not a setting of numbers; did you mean 'beam_size'"):
+        run.translate(["zwei"], beam=3)
+
+
 def test_half_a_character_is_refused(run):
     with pytest.raises(UserError, match=r"a text is 'ab\\ud800', which is not UTF-8 \(surrogates not allowed at 2\)"):
         run.translate(["ab", "ab\ud800"])
 
 
 def test_a_translator_knows_no_classes(run):
-    with pytest.raises(UserError, match="numbers translates and knows no classes: use translate"):
+    with pytest.raises(UserError, match="numbers translates and has no classes: use translate"):
         run.classify(["eins"])
 
 

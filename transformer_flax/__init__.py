@@ -1,16 +1,28 @@
 """The paper "Attention Is All You Need" as a research codebase, in JAX and Flax."""
 
 import importlib
+from typing import TYPE_CHECKING
 
 from transformer_flax.allocator import keep_memory
 
-keep_memory()  # here, as it is of use before JAX is imported only
+if TYPE_CHECKING:
+    from transformer_flax.decoding.search import Sampling
+    from transformer_flax.errors import UserError
+    from transformer_flax.run import Run, restore
 
-_PUBLIC = {"Run": "run", "restore": "run", "Sampling": "decoding.search"}
+__version__ = "0.1.0"
+__all__ = ["Run", "Sampling", "UserError", "__version__", "restore"]
+_MODULES = {"Run": "run", "restore": "run", "Sampling": "decoding.search", "UserError": "errors"}
+
+keep_memory()  # must precede the import of JAX
 
 
 def __getattr__(name: str):
-    """What notebooks need, loaded when it is asked for: JAX takes seconds, and `--help` should not."""
-    if name in _PUBLIC:
-        return getattr(importlib.import_module(f"transformer_flax.{_PUBLIC[name]}"), name)
+    """Imports a public name on first use: JAX takes seconds, and `--help` should not."""
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"transformer_flax.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

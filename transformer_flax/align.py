@@ -1,7 +1,7 @@
 """Word alignments by cross-attention: python -m transformer_flax.align --workdir=runs/base --source=F --target=F > out.
 
-One line of links "0-0 1-2" (Pharaoh format, source word first) for each pair of lines, words being what blanks part.
-Without --target the run's own translations are aligned. With --gold=FILE, the alignment error rate goes to standard
+Prints a line of links "0-0 1-2" (Pharaoh format, source word first) for each pair of lines. Blanks separate words.
+Without --target, aligns the run's own translations. With --gold=FILE, the alignment error rate goes to standard
 error.
 """
 
@@ -17,13 +17,18 @@ from transformer_flax.data.text_files import decode_lines, open_text, read_side_
 from transformer_flax.errors import UserError
 
 RESTORE = cli.define_run()
-SOURCE = flags.DEFINE_string("source", None, "the file of sentences, one a line, plain or .gz or .xz")
-TARGET = flags.DEFINE_string("target", None, "their translations, line by line")
-GOLD = flags.DEFINE_string("gold", None, "links that people have made: 0-1 is sure, 0?1 possible")
-FIRST = flags.DEFINE_integer("first", 0, "the number of a sentence's first word in the gold file", 0)
-LAYERS = flags.DEFINE_list("layers", ["-1"], "of the decoder, averaged; -1 is the last")
-HEADS = flags.DEFINE_list("heads", None, "averaged; default: all")
-BY = flags.DEFINE_enum("by", "written", ["written", "read"], "a word attends as it is written, or as it is read")
+SOURCE = flags.DEFINE_string("source", None, "a file of sentences, one a line; plain, .gz or .xz")
+TARGET = flags.DEFINE_string("target", None, "a file of their translations, line by line")
+GOLD = flags.DEFINE_string("gold", None, "a file of links made by people: 0-1 is sure, 0?1 possible")
+FIRST = flags.DEFINE_integer("first", 0, "number of a sentence's first word in the gold file", 0)
+LAYERS = flags.DEFINE_list("layers", ["-1"], "layers of the decoder to average; -1 is the last")
+HEADS = flags.DEFINE_list("heads", None, "heads to average; default: all")
+BY = flags.DEFINE_enum(
+    "by",
+    "written",
+    ["written", "read"],
+    "use the attention of the step that writes a word, or of the step that reads it",
+)
 PAGE = flags.DEFINE_string("page", None, "write an interactive page of all sentences to this file")
 
 
@@ -38,7 +43,7 @@ def main() -> None:
             sources, targets = list(decode_lines(stream, SOURCE.value)), None
     with contextlib.ExitStack() as stack:
         page = None if PAGE.value is None else stack.enter_context(_opened(pathlib.Path(PAGE.value)))
-        # Not before the flags are checked: JAX takes seconds to load.
+        # After the flags are checked: JAX takes seconds to import.
         from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh
         from transformer_flax.analysis.attention_page import write_page
 
@@ -47,7 +52,6 @@ def main() -> None:
             gold = read_gold(GOLD.value, first=FIRST.value)
             require_as_many(pathlib.Path(SOURCE.value), sources, pathlib.Path(GOLD.value), gold)
         run, settings = RESTORE()
-        print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
         for name, chosen, there in zip(("layers", "heads"), (layers, heads), run.count_heads()["cross"], strict=True):
             if not all(-there <= number < there for number in chosen or ()):
                 raise UserError(f"--{name} has {max(chosen or (), key=abs)}; the model has {name} 0 to {there - 1}")
@@ -67,7 +71,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _opened(file: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A context in which a file can be written, which is refused now if at all; it goes if nothing was."""
+    """Yields a file after checking, before the work, that it can be written; removes it if nothing was written."""
     existed = file.exists()
     file.open("a").close()
     try:
@@ -78,11 +82,11 @@ def _opened(file: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:
-    """Refuses a line of which a tokenizer from elsewhere has made other words: their numbers would be wrong."""
+    """Raises a UserError if a foreign tokenizer splits a line into other words, whose numbers would be wrong."""
     if len(line.split()) != len(words):
         raise UserError(
-            f"line {number:,} has {len(line.split()):,} words, of which the run's tokenizer makes {len(words):,}; it "
-            "can only be aligned by a run whose tokenizer keeps the text as it is"
+            f"line {number:,} has {len(line.split()):,} words, but the run's tokenizer makes {len(words):,} of them; "
+            "use a run whose tokenizer keeps the text unchanged"
         )
 
 

@@ -1,22 +1,21 @@
-"""What all commands share: flags, and errors that speak to the user."""
+"""What all commands share: flags, configs, and errors as one message."""
 
 import inspect
 import logging
 import os
 import pathlib
 import re
+import runpy
 import signal
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from transformer_flax.decoding.search import KINDS
 from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.training.fields import require_fields
 from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle
@@ -25,49 +24,42 @@ if TYPE_CHECKING:
     from transformer_flax.run import Run
 
 USER_ERROR = 2  # exit statuses
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+INTERRUPTED = 130  # 128 + SIGINT
 CLOSED_PIPE = 141  # 128 + SIGPIPE
 
 PICTURES = (".png", ".svg", ".pdf")
 
-ROOT = pathlib.Path(__file__).parents[1]  # of the clone, where configs/ lies, which is not part of the package
+PACKAGE = pathlib.Path(__file__).parent
+# A wheel ships configs/ inside the package; in a clone it lies beside the package.
+ROOT = PACKAGE / "shipped" if (PACKAGE / "shipped").is_dir() else PACKAGE.parent  # holds configs/
 
-NO_CONFIGS = "the installed package carries no configs: give --config=FILE, such as one of configs/ in the repository"
-
-flags.disclaim_key_flags()  # a flag defined here is one of the command that asks for it, and in its --help
+flags.disclaim_key_flags()  # so that --help of each command lists the flags defined here
 
 
-def define_config(default: pathlib.Path) -> Callable[[], ConfigDict]:
-    """Defines --config=FILE[:ARGUMENT], which is `default` where it is not given, and --config.FIELD=VALUE.
+def define_config(default: str) -> Callable[[], ConfigDict]:
+    """Defines --config=FILE[:ARGUMENT] and --config.FIELD=VALUE; returns a function that gives the config.
 
-    From any directory, configs can build on those of configs/.
-
-    Returns:
-      A function that gives the config, or raises a UserError where none is given and the default is not installed.
+    Args:
+      default: the file of configs/ that is used without --config.
     """
-    sys.path.insert(1, str(ROOT))
-    # Not as the flag's own default: that is overridden while the flag is defined, where no error could be explained.
-    if default.exists() and not any(re.match(r"--?config(=|$)", arg) for arg in sys.argv):
-        sys.argv.insert(1, f"--config={default}")
+    sys.path.insert(1, str(ROOT))  # a config anywhere can import from configs/
+    # An argument, not the flag's default: ml_collections loads a default while it defines the flag, too early to
+    # explain an error.
+    if not any(re.match(r"--?config(=|$)", arg) for arg in sys.argv):
+        sys.argv.insert(1, f"--config={ROOT / 'configs' / default}")
     holder = config_flags.DEFINE_config_file(
         "config",
-        help_string="a file of configs/; any of its fields can be set, as in --config.model.num_heads=16; "
-        "the file, or those it builds on, explain them",
+        help_string="a config file; configs/NAME.py is found from any directory. Set any field as in "
+        "--config.model.num_heads=16; configs/base.py explains the fields",
     )
     flag = flags.FLAGS["config"]
     flag.parser = _ConfigFile()
-    flag.default_as_str = f"configs/{default.name}"
-
-    def config() -> ConfigDict:
-        if holder.value is None:
-            raise UserError(NO_CONFIGS)
-        return holder.value
-
-    return config
+    flag.default_as_str = f"configs/{default}"
+    return lambda: holder.value
 
 
 class _ConfigFile(flags.ArgumentParser):
-    """In place of that of ml_collections, which leaves mistakes in a file as tracebacks."""
+    """Replaces ml_collections' parser, which shows mistakes in a config file as tracebacks."""
 
     def parse(self, argument: str) -> ConfigDict:
         return load_config(argument).lock()
@@ -77,25 +69,18 @@ class _ConfigFile(flags.ArgumentParser):
 
 
 def load_config(argument: str) -> ConfigDict:
-    """The config that the file of FILE or FILE:ARGUMENT makes.
+    """Loads the config that FILE or FILE:ARGUMENT names, relative to the current directory or else to the package's.
 
     Raises:
-      UserError: it cannot, or the config has fields that it must not have; names the file, and the line of a mistake.
+      UserError: the file cannot be loaded, or the config has unknown or missing fields; names the file and line.
     """
-    file, _, given = argument.partition(":")
+    name, _, given = argument.partition(":")
+    file = next((str(path) for path in (pathlib.Path(name), ROOT / name) if path.is_file()), None)
+    if file is None:
+        present = sorted({f"configs/{path.name}" for path in (ROOT / "configs").glob("[a-z]*.py")})
+        raise UserError(f"--config={argument} cannot be loaded: there is no such file; there are {', '.join(present)}")
     try:
-        source = pathlib.Path(file).read_bytes()
-    except OSError as error:
-        present = ", ".join(sorted(str(found) for found in pathlib.Path("configs").glob("[a-z]*.py")))
-        raise UserError(
-            f"--config={argument} cannot be loaded; there are {present or 'no configs in the current directory'}"
-        ) from error
-    module = types.ModuleType("config_file")
-    module.__file__ = file
-    sys.modules[module.__name__] = module  # where a dataclass of the file looks for its module
-    try:
-        exec(compile(source, file, "exec"), module.__dict__)
-        get_config = getattr(module, "get_config", None)
+        get_config = runpy.run_path(file, run_name="config_file").get("get_config")
         if not callable(get_config):
             raise UserError(f"{file} defines no function get_config; configs/numbers.py shows one")
         arguments = [given] if given else []
@@ -110,9 +95,13 @@ def load_config(argument: str) -> ConfigDict:
     except SyntaxError as error:
         raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     except Exception as error:
-        lines = [n for frame, n in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
-        place = f"{file}, line {lines[-1]}" if lines else file
-        raise UserError(f"{place}: {_mistake(error)}") from error
+        *_, (last, _) = frames = list(traceback.walk_tb(error.__traceback__))
+        lines = [line for frame, line in frames if frame.f_code.co_filename == file]
+        if isinstance(error, AttributeError) and last.f_globals.get("__name__", "").startswith("ml_collections."):
+            mistake = _unknown_field(str(error))
+        else:
+            mistake = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"{file}{f', line {lines[-1]}' if lines else ''}: {mistake}") from error
     if not isinstance(config, ConfigDict):
         raise UserError(f"{file}: get_config returns {config!r}; it must return a ConfigDict")
     try:
@@ -122,52 +111,39 @@ def load_config(argument: str) -> ConfigDict:
     return config
 
 
-def _mistake(error: Exception) -> str:
-    """In one line, what a config file has raised."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if isinstance(error, AttributeError) and frame.f_globals.get("__name__", "").startswith("ml_collections."):
-        return _unknown_field(str(error))
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
 def _unknown_field(text: str) -> str:
-    """What ml_collections raises for it, quoted names with or without a hint, for the user."""
+    """Rewords ml_collections' error for an unknown field."""
     field = re.findall(r"\w+", text)[0]
     hint = re.search(r'Did you mean "(\w+)', text)
-    advice = f"did you mean {hint[1]!r}?" if hint else "the file that --config names, or those it builds on, list them"
+    advice = f"did you mean {hint[1]!r}?" if hint else "the config file, and those it imports, list its fields"
     return f"this config has no field {field!r}; {advice}"
 
 
-def _define_penalty(name: str, default: None, text: str) -> flags.FlagHolder:
-    return flags.DEFINE_enum(name, default, KINDS, text)
-
-
-SETTINGS = {  # of a search: fields of config.decode that a command may set otherwise
-    "beam_size": (flags.DEFINE_integer, "hypotheses followed at a time; 1: greedy search"),
-    "length_penalty": (_define_penalty, "gnmt: ((5 + |Y|) / 6)^alpha; length: |Y|^alpha; none"),
-    "alpha": (flags.DEFINE_float, "of the length penalty: the larger, the longer the output"),
-    "min_length": (flags.DEFINE_integer, "shortest output in tokens, the end symbol included"),
-    "max_extra_length": (flags.DEFINE_integer, "tokens that an output may have beyond those of its input"),
+SETTINGS = {  # fields of config.decode that flags override
+    "beam_size": (flags.DEFINE_integer, "hypotheses in the beam; 1: greedy search"),
+    "length_penalty": (flags.DEFINE_string, "gnmt: ((5 + |Y|) / 6)^alpha; length: |Y|^alpha; none"),
+    "alpha": (flags.DEFINE_float, "exponent of the length penalty; a larger one gives longer outputs"),
+    "min_length": (flags.DEFINE_integer, "minimum output length in tokens, end symbol included"),
+    "max_extra_length": (flags.DEFINE_integer, "maximum output length in tokens, beyond the input's"),
     "max_input_length": (flags.DEFINE_integer, "longer inputs, in tokens, are cut with a warning"),
-    "batch_size": (flags.DEFINE_integer, "sentences that go through the model at a time"),
-    "window": (flags.DEFINE_integer, "lines read, sorted by length and dealt with before the first is put out"),
+    "batch_size": (flags.DEFINE_integer, "sentences in a batch"),
+    "window": (flags.DEFINE_integer, "lines that are read and sorted by length before the first output"),
 }
 
 
 def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict[str, Any]]"]:
-    """Defines the flags that name a trained run and set its search, or those of them that are named.
+    """Defines the flags that name a trained run, and those of `SETTINGS` that `names` lists.
 
     Returns:
-      A function that restores it (an ensemble where several are named) and gives the settings that were set.
+      A function that restores and announces the run (several form an ensemble), and returns it with the settings given.
     """
     workdirs = flags.DEFINE_multi_string(
         "workdir",
         None,
-        "the directory of a run, or DIRECTORY@STEP,... for the mean of these checkpoints; given several times, they "
-        "are an ensemble",
+        "directory of a run, or DIRECTORY@STEP,... for the mean of these checkpoints; repeat it for an ensemble",
     )
     average = flags.DEFINE_string(
-        "average", None, "how many of the last checkpoints to average, or ema; default: what the run's config says"
+        "average", None, "number of last checkpoints to average, or ema; default: as the run's config says"
     )
     holders = {}
     for name in names:
@@ -178,15 +154,16 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
         if not workdirs.value:
             raise UserError("name the directory of a trained run: --workdir=runs/NAME")
         first, *others = [restore_named(name, average.value) for name in workdirs.value]
-        chosen = {name: holder.value for name, holder in holders.items() if holder.value is not None}
-        return first.ensemble(*others), chosen
+        run = first.ensemble(*others)
+        print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
+        return run, {name: holder.value for name, holder in holders.items() if holder.value is not None}
 
     return restore
 
 
 def restore_named(name: str, average: str | None = None) -> "Run":
-    """The run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,STEP,...`; the average is for those without steps."""
-    from transformer_flax.run import restore  # not before the flags are checked: JAX takes seconds to load
+    """Restores the run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,STEP,...`; steps take precedence."""
+    from transformer_flax.run import restore  # after the flags are checked: JAX takes seconds to import
 
     directory, _, steps = name.rpartition("@")
     if directory and re.fullmatch(r"\d+(,\d+)*", steps):
@@ -195,11 +172,11 @@ def restore_named(name: str, average: str | None = None) -> "Run":
 
 
 def require_picture(flag: str, name: str) -> None:
-    """Refuses a file that no picture can be written to: before the work, and not after it.
+    """Checks before the work that a picture can be written to a file.
 
     Raises:
-      UserError: it has not the name of a picture.
-      OSError: it cannot be written.
+      UserError: the name does not end like a picture's.
+      OSError: the file cannot be written.
     """
     file = pathlib.Path(name)
     if file.suffix.lower() not in PICTURES:
@@ -211,50 +188,49 @@ def require_picture(flag: str, name: str) -> None:
 
 
 def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str = "") -> None:
-    """Parses the flags and calls `main`; what the user can mend is told in one message, without a traceback.
+    """Parses the flags and calls `main`; prints a UserError or OSError as one message and exits with status 2.
 
     Args:
-      main: given the files on the command line, where there can be any.
-      takes_files: whether arguments that are no flags are files; else they are refused.
-      afterwards: what the user can do after an interruption in good order.
+      main: called with the arguments that are not flags.
+      takes_files: whether there may be such arguments.
+      afterwards: added to the message of an interruption.
     """
 
     def parse(argv: list[str]) -> list[str]:
         app.define_help_flags()
         try:
-            positional = flags.FLAGS(argv)
+            return flags.FLAGS(argv)
         except (flags.Error, AttributeError, KeyError) as error:
             _fail(_explain(error, argv))
-        except SystemExit:  # of --help, which absl takes for a failure
+        except SystemExit:  # --help: absl exits with status 1
             sys.exit(0)
-        return positional
 
     def guarded(argv: list[str]) -> None:
         files = argv[1:]
         if files and not takes_files:
             _fail(f"unexpected argument {files[0]!r}; options are written --name=value, see --help")
-        # In place of absl's handler, whose INFO level is the libraries' own chatter.
+        # Replaces absl's handler, which shows the INFO messages of libraries.
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)
-        for library in ("absl", "asyncio"):  # what Orbax logs of an error that reaches us as one
+        for library in ("absl", "asyncio"):  # Orbax logs the errors that it also raises
             logging.getLogger(library).setLevel(logging.CRITICAL)
         sys.unraisablehook = _unraisable
         handle(_end, OTHERS)
         try:
             main(*files)
-            sys.stdout.flush()  # here, where a closed pipe is still understood
+            sys.stdout.flush()  # here, where a closed pipe is caught
         except UserError as error:
             _fail(str(error))
         except Interrupted as interruption:
-            handle(signal.SIG_IGN, OTHERS)  # the same request, from another sender
+            handle(signal.SIG_IGN, OTHERS)  # another sender may repeat the request
             print(f"{interruption}; {afterwards}" if afterwards else interruption, file=sys.stderr)
             sys.exit(interruption.exit_status)
-        except KeyboardInterrupt:  # before or after the work that Interrupted tells of
+        except KeyboardInterrupt:  # outside of the loop that raises Interrupted
             print("interrupted", file=sys.stderr)
             sys.exit(INTERRUPTED)
-        except BrokenPipeError:  # whoever read our output, such as `head`, has had enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing is left to flush into the pipe
+        except BrokenPipeError:  # the reader, such as `head`, has ended
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails too
             sys.exit(CLOSED_PIPE)
-        except OSError as error:  # no room, no permission: the operating system's word is the message
+        except OSError as error:  # no space, no permission
             if error.errno is None:
                 raise
             where = f": {error.filename}" if error.filename else ""
@@ -264,7 +240,7 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
 
 
 def _end(number: int, _) -> NoReturn:
-    """Ends the process on a signal, after clearing away what is half done."""
+    """Ends the process on a signal; `finally` blocks run."""
     drop_lost_output()
     sys.exit(128 + number)
 
@@ -272,26 +248,24 @@ def _end(number: int, _) -> NoReturn:
 def _fail(message: str) -> NoReturn:
     sys.stdout.flush()
     print(f"error: {message}", file=sys.stderr, flush=True)
-    os._exit(USER_ERROR)  # at once: what Orbax has left unread of a damaged checkpoint would complain at length
+    os._exit(USER_ERROR)  # at once: Orbax complains at exit about the unread part of a damaged checkpoint
 
 
 def _unraisable(unraisable: Any) -> None:
-    """Deals with what was raised where nobody can catch it."""
-    if unraisable.exc_type is KeyboardInterrupt:  # Ctrl-C, during garbage collection: it comes again a moment later
+    """Handles exceptions that were raised where nobody can catch them."""
+    if unraisable.exc_type is KeyboardInterrupt:  # Ctrl-C during garbage collection: repeat it a moment later
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-    elif str(unraisable.exc_value) != "Event loop is closed":  # writes of a checkpoint of which another has failed
+    elif str(unraisable.exc_value) != "Event loop is closed":  # Orbax, after a failed write
         sys.__unraisablehook__(unraisable)
 
 
 def _explain(error: Exception, argv: list[str]) -> str:
-    """One message out of what absl and ml_collections raise for a flag."""
-    if isinstance(error.__context__, UserError):  # of a config file
+    """Rewords an error of absl or ml_collections about a flag."""
+    if isinstance(error.__context__, UserError):  # from a config file
         return str(error.__context__)
     text = str(error).strip()
     if isinstance(error, (AttributeError, KeyError)):
         field = re.findall(r"\w+", text)[0]
         override = next((arg for arg in argv if re.match(rf"--?config.*\b{field}\b", arg)), field)
         return f"{override}: {_unknown_field(text)}"
-    if re.search(r"flag 'config\.", text):  # of which fields there are, only a config could say
-        return NO_CONFIGS
     return text

@@ -1,8 +1,8 @@
-"""What a config costs to train: python -m transformer_flax.cost --config=configs/big.py [--config.FIELD=VALUE ...].
+"""Computes the cost of a config: python -m transformer_flax.cost --config=configs/big.py [--config.FIELD=VALUE ...].
 
-Its parameters, the floating-point operations of a step, the memory, and the time of the whole training on devices of a
-given peak rate, of which a given share is reached. Nothing is run and no text is read: the vocabulary is as large as
-the config says, and all sentences are as long as --length says. `--json` puts out the numbers, exactly.
+Prints the parameters, the floating-point operations of a step, the memory, and the training time on devices of a given
+peak rate and utilisation. Nothing is trained and no text is read: the vocabulary has the size that the config says, and
+all sentences have --length tokens. --json prints exact numbers.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from transformer_flax.training.fields import complete
 if TYPE_CHECKING:
     from transformer_flax.analysis.run_cost import Cost
 
-CONFIG = cli.define_config(cli.ROOT / "configs/base.py")
-# TFLOP/s. Of NVIDIA's P100 and those before it, what the paper's table 2 takes for sustained; of those after, and of
-# TPUs, the makers' peaks of dense products in 16 bits.
+CONFIG = cli.define_config("base.py")
+# TFLOP/s. Up to the P100: the sustained rates that the paper's table 2 assumes. Later ones: the makers' peaks of dense
+# 16-bit products.
 DEVICES = {
     "K80": 2.8,
     "K40": 3.7,
@@ -34,14 +34,14 @@ DEVICES = {
     "TPUv5e": 197.0,
     "TPUv5p": 459.0,
 }
-DEVICE = flags.DEFINE_enum("device", "P100", DEVICES, "what to train on; the paper had 8 P100")
-NUM_DEVICES = flags.DEFINE_integer("num_devices", 8, "how many of them", 1)
-PEAK = flags.DEFINE_float("peak_tflops", None, "TFLOP/s of one device, for one that --device does not know")
+DEVICE = flags.DEFINE_enum("device", "P100", DEVICES, "device to train on; the paper used 8 P100")
+NUM_DEVICES = flags.DEFINE_integer("num_devices", 8, "number of devices", 1)
+PEAK = flags.DEFINE_float("peak_tflops", None, "TFLOP/s of a device that --device does not list")
 UTILISATION = flags.DEFINE_float(
     "utilisation", 0.3, "share of the peak that the model's products reach (MFU)", 0.0, 1.0
 )
-LENGTH = flags.DEFINE_integer("length", 30, "tokens of each sentence, the end symbol included, on both sides", 2)
-JSON = flags.DEFINE_bool("json", False, "put out JSON instead of tables")
+LENGTH = flags.DEFINE_integer("length", 30, "tokens of each source and target sentence, end symbol included", 2)
+JSON = flags.DEFINE_bool("json", False, "print JSON instead of tables")
 
 
 def _show(name: str, cost: "Cost") -> None:
@@ -85,11 +85,9 @@ def main() -> None:
         if value is not None and not value > 0:
             raise UserError(f"--{name} is {value}; it must be above 0")
     if PEAK.value is not None and flags.FLAGS["device"].present:
-        raise UserError("--peak_tflops is for a device that --device does not know: leave one of them out")
+        raise UserError("--peak_tflops has no effect with --device: leave one of them out")
     config = complete(CONFIG())
-    from transformer_flax.analysis.run_cost import (
-        cost_of,  # not before the flags are checked: JAX takes seconds to load
-    )
+    from transformer_flax.analysis.run_cost import cost_of  # after the flags are checked: JAX takes seconds to import
 
     cost = cost_of(
         config,

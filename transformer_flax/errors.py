@@ -1,19 +1,18 @@
-"""The exceptions that are meant for the user."""
+"""Exceptions that speak to the user."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something the user can mend: the message says what was wrong, with the value, and what to do.
+    """An error that the user can fix: the message says what is wrong, with the value, and what to do.
 
-    Commands print the message alone and exit with status 2; every other exception is a defect of the program and keeps
-    its traceback.
+    Commands print only the message and exit with status 2. Any other exception is a bug and keeps its traceback.
     """
 
 
-class Interrupted(Exception):  # noqa: N818 (no error: what was asked for)
-    """A run has ended early, in good order, as a signal asked it to; the message says where it is."""
+class Interrupted(Exception):  # noqa: N818 (not an error)
+    """A signal ended a run early, with its state saved; the message says where."""
 
     def __init__(self, message: str, signal: int):
         super().__init__(message)
@@ -21,6 +20,6 @@ class Interrupted(Exception):  # noqa: N818 (no error: what was asked for)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the nearest of what is known; empty if none is near."""
+    """Returns "did you mean ...?" with the closest known name, or "" if none is close."""
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else ""

@@ -1,7 +1,7 @@
-"""Measures a trained run: python -m transformer_flax.evaluate --workdir=runs/base [--split=test].
+"""Scores a trained run: python -m transformer_flax.evaluate --workdir=runs/base [--split=test].
 
-On a split of the run's own data, or on two text files, line by line: --source=FILE --reference=FILE, the second one of
-translations, or of labels. A table goes to standard error, the same as JSON to standard output.
+Scores a split of the run's data, or two text files: --source=FILE --reference=FILE, where the reference has a
+translation or a label for each line. Prints a table to standard error and the same as JSON to standard output.
 """
 
 import dataclasses
@@ -24,25 +24,27 @@ if TYPE_CHECKING:
     from transformer_flax.run import ClassReport, Report
 
 RESTORE = cli.define_run()
-SPLIT = flags.DEFINE_enum("split", "test", SPLITS, "of the data that the run was made with")
-SOURCE = flags.DEFINE_string("source", None, "a file to measure on in place of a split, one sentence a line")
-REFERENCE = flags.DEFINE_string("reference", None, "its translation, or its labels, line by line")
+SPLIT = flags.DEFINE_enum("split", "test", SPLITS, "split of the run's data")
+SOURCE = flags.DEFINE_string("source", None, "score on this file instead of a split, one sentence a line")
+REFERENCE = flags.DEFINE_string("reference", None, "a file with the translations or labels of --source, line by line")
 TRANSLATIONS = flags.DEFINE_string("translations", None, "write the translations to this file")
-CONFUSION = flags.DEFINE_string("confusion", None, "of a classifier: draw what it takes for what, PNG, SVG or PDF")
+CONFUSION = flags.DEFINE_string(
+    "confusion", None, "draw the confusion matrix of a classifier to this file, PNG, SVG or PDF"
+)
 
 logger = logging.getLogger(__name__)
 
 
 def main() -> None:
     if (SOURCE.value is None) != (REFERENCE.value is None):
-        raise UserError("--source and --reference belong together: a text, and its translation or labels line by line")
+        raise UserError("give both --source and --reference: a text, and its translations or labels line by line")
     if SOURCE.value is not None and flags.FLAGS["split"].present:
-        raise UserError("--split does nothing beside --source: leave one of them out")
+        raise UserError("--split has no effect with --source: leave one of them out")
     if TRANSLATIONS.value is not None:
         texts = [file for file in (SOURCE.value, REFERENCE.value) if file is not None]
         if os.path.isfile(TRANSLATIONS.value) and any(os.path.samefile(TRANSLATIONS.value, file) for file in texts):
             raise UserError(f"{TRANSLATIONS.value} is an input; write the translations to another file")
-        open(TRANSLATIONS.value, "ab").close()  # refused now, if at all, and not after the work
+        open(TRANSLATIONS.value, "ab").close()  # an error comes before the work
     if CONFUSION.value is not None:
         cli.require_picture("confusion", CONFUSION.value)
     sources, references, what = [], [], f"{SPLIT.value} split"
@@ -50,27 +52,24 @@ def main() -> None:
         what = SOURCE.value
         sources, references = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(REFERENCE.value))
     run, settings = RESTORE()
-    print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
     if run.classes is None and CONFUSION.value is not None:
         raise UserError(f"--confusion is for a run that classifies; {run.config.name} translates")
     if run.classes is not None and TRANSLATIONS.value is not None:
-        raise UserError(
-            f"{run.config.name} classifies: its labels are what python -m transformer_flax.classify puts out"
-        )
+        raise UserError(f"{run.config.name} classifies; python -m transformer_flax.classify prints its labels")
     if SOURCE.value is None:
         sources, references = run.split(SPLIT.value)
 
     from transformer_flax.console import Progress
-    from transformer_flax.run import ClassReport  # loaded by now
+    from transformer_flax.run import ClassReport
 
     with Progress(stderr=True) as progress, progress.bar("lines") as update:
         report = run.evaluate(sources, references, progress=lambda done: update(done, len(sources)), **settings)
     head = {"run": run.config.name, "text": what, "sentences": len(sources)}
     title = f"{run.config.name}, {what}: {len(sources):,} sentences"
     if isinstance(report, ClassReport):
-        values = _tell_of_labels(report, title, progress)
+        values = _show_labels(report, title, progress)
     else:
-        values = _tell_of_translations(report, title, progress)
+        values = _show_translations(report, title, progress)
     json.dump(head | values, sys.stdout, indent=2)
     print(flush=True)
     if isinstance(report, ClassReport) and CONFUSION.value is not None:
@@ -79,8 +78,8 @@ def main() -> None:
         plot_confusion(report, file=CONFUSION.value)
 
 
-def _tell_of_translations(report: "Report", title: str, progress: "Progress") -> dict[str, Any]:
-    """Shows a table and writes the translations; returns all else."""
+def _show_translations(report: "Report", title: str, progress: "Progress") -> dict[str, Any]:
+    """Prints a table and writes the translations; returns the values for JSON."""
     from transformer_flax.console import counted
 
     for warning in report.warnings:
@@ -101,7 +100,7 @@ def _tell_of_translations(report: "Report", title: str, progress: "Progress") ->
             ],
         ],
     )
-    for name, text in {  # lines of their own, as a signature that is broken cannot be copied
+    for name, text in {  # whole lines, so that a signature can be copied
         "parameters": report.parameters,
         "BLEU": report.signature,
         "chrF": report.chrf_signature,
@@ -113,8 +112,8 @@ def _tell_of_translations(report: "Report", title: str, progress: "Progress") ->
     return {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"}
 
 
-def _tell_of_labels(report: "ClassReport", title: str, progress: "Progress") -> dict[str, Any]:
-    """Shows tables; returns all but the labels."""
+def _show_labels(report: "ClassReport", title: str, progress: "Progress") -> dict[str, Any]:
+    """Prints a table; returns the values for JSON."""
     from transformer_flax.console import counted
 
     each = {
@@ -142,8 +141,8 @@ def _tell_of_labels(report: "ClassReport", title: str, progress: "Progress") -> 
     }.items():
         progress.say(f"{name + ':':<12}{text}")
     names = ("accuracy", "macro_f1", "perplexity", "lines_per_second", "compilations", "parameters")
-    told = {name: getattr(report, name) for name in names}
-    return {**told, "classes": each, "confusion": report.confusion.tolist()}
+    values = {name: getattr(report, name) for name in names}
+    return {**values, "classes": each, "confusion": report.confusion.tolist()}
 
 
 if __name__ == "__main__":

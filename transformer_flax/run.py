@@ -1,6 +1,7 @@
-"""A trained run as one object, for notebooks and scripts."""
+"""A trained run as one object, for notebooks, scripts and servers."""
 
 import dataclasses
+import inspect
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,9 +18,9 @@ from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.bleu import FullScores, full_scores
 from transformer_flax.decoding.f1 import ClassScores, compare
-from transformer_flax.decoding.predictor import SETTINGS, Labeller
+from transformer_flax.decoding.predictor import Labeller
 from transformer_flax.decoding.translator import Translator
-from transformer_flax.errors import UserError
+from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.averaging import choose, mean
@@ -31,7 +32,7 @@ from transformer_flax.training.setup import load_setup
 
 @dataclasses.dataclass(frozen=True)
 class Report(FullScores):
-    """How good a run's translations of a text are."""
+    """The scores of a run's translations of a text."""
 
     perplexity: float  # of the references, per word-piece, unsmoothed
     sentences_per_second: float  # translated, compilation included
@@ -43,7 +44,7 @@ class Report(FullScores):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassReport(ClassScores):
-    """How well a run tells the classes of a text apart."""
+    """The scores of a run's labels of a text."""
 
     perplexity: float  # of the right classes
     lines_per_second: float  # classified, compilation included
@@ -54,7 +55,7 @@ class ClassReport(ClassScores):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """A trained model and all that belongs to it; `restore` makes it from a working directory.
+    """A trained model with its config and tokenizer; `restore` makes it from a working directory.
 
     `dataclasses.replace(run, params=...)` is the run with other parameters.
     """
@@ -64,79 +65,77 @@ class Run:
     model: nn.Module
     params: Any
     parameters: str  # which checkpoints `params` are from
-    fingerprints: dict[str, str]  # of the splits that it was trained on and measured with
-    classes: Classes | None = None  # that it tells apart; None for one that translates
-    partners: tuple["Run", ...] = ()  # whose probabilities are averaged with this one's
-    _made: dict = dataclasses.field(default_factory=dict, init=False)  # so `dataclasses.replace` gives others
+    fingerprints: dict[str, str]  # of the splits
+    classes: Classes | None = None  # None for a run that translates
+    partners: tuple["Run", ...] = ()  # other members of an ensemble
+    _made: dict = dataclasses.field(default_factory=dict, init=False)  # not shared with `dataclasses.replace`
 
     def __repr__(self) -> str:
         return f"<Run {self.config.name}: {self.parameters}>"
 
     def translate(self, lines: Iterable[str], **settings) -> list[str]:
-        """The best translation of each line, in order; settings are those of `translator`."""
-        _require_lines("translate", lines)
-        return self.translator(**settings).translate(lines)
+        """Returns the best translation of each line, in order; settings are those of `translator`."""
+        return self.translator(**settings).translate(_texts("translate", lines))
 
     def classify(self, lines: Iterable[str], **settings) -> list[str]:
-        """The likeliest class of each line, in order; settings are those of `labeller`."""
-        _require_lines("classify", lines)
-        return self.labeller(**settings).label(lines)
+        """Returns the likeliest class of each line, in order; settings are those of `labeller`."""
+        return self.labeller(**settings).label(_texts("classify", lines))
 
     def probabilities(self, lines: Iterable[str], **settings) -> np.ndarray:
-        """The probability of each class, in the order of `run.classes.names`: float32 [lines, C]."""
-        _require_lines("probabilities", lines)
+        """Returns the probability of each class, in the order of `run.classes.names`: float32 [lines, C]."""
         labeller = self.labeller(**settings)
-        found = list(labeller.log_probabilities(lines))
+        found = list(labeller.log_probabilities(_texts("probabilities", lines)))
         return np.exp(np.array(found, np.float32).reshape(-1, len(labeller.classes)))
 
     def score(self, sources: Sequence[str], targets: Sequence[str], **settings) -> list[list[float]]:
-        """log P of each token of given targets, the end symbol included."""
-        return self.translator(**settings).score(sources, targets)
+        """Returns log P of each token of given targets, the end symbol included."""
+        return self.translator(**settings).score(_texts("score", sources), _texts("score", targets))
 
     def translator(self, **settings) -> Translator:
-        """The run's translator, with `config.decode` as it is but for the settings given.
-
-        The same settings give the same object, with the programs that it has compiled.
+        """Returns the run's translator. The same settings give the same object, with its compiled programs.
 
         Args:
-          settings: arguments of `Translator`, such as beam_size=8, nbest=8 or sampling=Sampling(temperature=0.7).
+          settings: override `config.decode`, or set other arguments of `Translator`, as in beam_size=8, nbest=8 or
+            sampling=Sampling(temperature=0.7).
 
         Raises:
-          UserError: the run classifies.
+          UserError: the run classifies, or a setting is unknown.
         """
         self._require_translator()
-        return self._make(Translator, self.tokenizer, **{**self.config.decode, **settings})
+        return self._make(Translator, self.tokenizer, settings=settings)
 
     def labeller(self, **settings) -> Labeller:
-        """What classifies for the run, with `config.decode` as it is but for the settings given.
+        """Returns the run's classifier. The same settings give the same object, with its compiled programs.
 
         Args:
-          settings: arguments of `Labeller`, such as batch_size=256.
+          settings: override `config.decode`, or set other arguments of `Labeller`, as in batch_size=256.
 
         Raises:
-          UserError: the run translates, or a setting is one of a search.
+          UserError: the run translates, or a setting is unknown.
         """
         if self.classes is None:
-            raise UserError(f"{self.config.name} translates and knows no classes: use translate in place of classify")
-        if idle := sorted((settings.keys() & self.config.decode.keys()) - {*SETTINGS}):
-            raise UserError(f"{idle[0]} is a setting of a search, and {self.config.name} classifies; leave it out")
-        own = {name: self.config.decode[name] for name in SETTINGS}
-        return self._make(Labeller, self.tokenizer, self.classes.names, **{**own, **settings})
+            raise UserError(f"{self.config.name} translates and has no classes: use translate instead of classify")
+        return self._make(Labeller, self.tokenizer, self.classes.names, settings=settings)
 
-    def _make(self, what: type, *arguments, **settings) -> Any:
-        """A Translator or Labeller of the run and its partners; the same one for the same settings."""
+    def _make(self, what: type, *arguments, settings: dict[str, Any]) -> Any:
+        """Makes a Translator or Labeller of the run and its partners, once for the same settings."""
+        parameters = inspect.signature(what).parameters.values()
+        known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+        for name in settings.keys() - {*known}:
+            typo = "" if name in self.config.decode else did_you_mean(name, known)
+            hint = typo or f"its settings are {', '.join(known)}"
+            raise UserError(f"{name!r} is not a setting of {self.config.name}; {hint}")
+        settings = {name: value for name, value in self.config.decode.items() if name in known} | settings
         key = tuple(sorted(settings.items()))
         if key not in self._made:
             members = (self, *self.partners)
             models, params = [run.model for run in members], [run.params for run in members]
-            self._made[key] = what(models, params, *arguments, **settings)
+            self._made.setdefault(key, what(models, params, *arguments, **settings))  # of several threads, one wins
         return self._made[key]
 
     def _require_translator(self) -> None:
         if self.classes is not None:
-            raise UserError(
-                f"{self.config.name} tells classes apart ({self.classes}) and does not translate: use classify instead"
-            )
+            raise UserError(f"{self.config.name} classifies ({self.classes}) and does not translate: use classify")
 
     def evaluate(
         self,
@@ -146,13 +145,10 @@ class Run:
         progress: Callable[[int], Any] = lambda done: None,
         **settings,
     ) -> Report | ClassReport:
-        """Translates or classifies a text and compares it with references; `split` gives those of the run's data."""
-        if len(sources) != len(references):
-            raise UserError(
-                f"there are {len(sources):,} sources and {len(references):,} references: each needs the other"
-            )
+        """Translates or classifies a text and scores the result; `split` gives sources and references."""
+        _require_as_many(sources, "references", references)
         evaluate = self._evaluate_translations if self.classes is None else self._evaluate_labels
-        return evaluate(sources, references, progress, settings)
+        return evaluate(_texts("evaluate", sources), _texts("evaluate", references), progress, settings)
 
     def _evaluate_translations(self, sources, references, progress, settings) -> Report:
         translator = self.translator(**settings)
@@ -189,10 +185,10 @@ class Run:
         )
 
     def split(self, name: str) -> tuple[list[str], list[str]]:
-        """The sources and references of a split of the data that the run was made with.
+        """Returns the sources and references of a split of the run's data.
 
         Raises:
-          UserError: there is no such split any more, or its text has changed.
+          UserError: there is no such split, or its text has changed since training.
         """
         pairs = load_pairs(self.config.data, name)
         if self.fingerprints.get(name, pairs.fingerprint) != pairs.fingerprint:
@@ -201,12 +197,12 @@ class Run:
         return [source for source, _ in examples], [target for _, target in examples]
 
     def attention(self, source: str, target: str | None = None, **settings) -> Attention:
-        """What the model attends to while it reads a sentence and writes its translation, teacher-forced.
+        """Returns the attention weights of a sentence and its translation, teacher-forced.
 
         Args:
           source: a sentence.
-          target: the translation that it is made to write; its own for None.
-          settings: of its search, as of `translator`.
+          target: its translation; None for the model's own.
+          settings: as of `translator`.
 
         Raises:
           UserError: as `attentions`.
@@ -217,7 +213,7 @@ class Run:
         return attention
 
     def count_heads(self) -> dict[str, tuple[int, int]]:
-        """How many layers and heads there are of each kind of attention: "encoder", "decoder" and "cross".
+        """Returns (layers, heads) of each kind of attention: "encoder", "decoder" and "cross".
 
         Raises:
           UserError: the run classifies, or the model has no attention.
@@ -228,15 +224,15 @@ class Run:
     def attentions(
         self, sources: Sequence[str], targets: Sequence[str] | None = None, **settings
     ) -> Iterator[Attention]:
-        """`attention` of each of several lines, in order.
+        """Yields `attention` of each line, in order.
 
         Raises:
-          UserError: a line is too long, not every line has a target, the model has no attention, or the run classifies
-            or is an ensemble.
+          UserError: a line is too long, there are not as many targets as sources, the model has no attention, or the
+            run classifies or is an ensemble.
         """
         self.count_heads()
         if self.partners:
-            raise UserError("an ensemble has no attention of its own: ask one of its members")
+            raise UserError("an ensemble has no attention of its own: use one of its members")
         decode = {**self.config.decode, **settings}
         longest = decode["max_input_length"]
         inputs = [[*ids, END_ID] for ids in self.tokenizer.encode(sources)]
@@ -245,75 +241,83 @@ class Run:
             found = self.translator(**settings).search(sources)
             outputs = [[token for token in best.tokens if token != END_ID] for best, *_ in found]
         else:
+            _require_as_many(sources, "targets", targets)
             outputs = self.tokenizer.encode(targets)
-        if len(inputs) != len(outputs):
-            raise UserError(f"there are {len(inputs):,} sources and {len(outputs):,} targets: each needs the other")
         outputs = [[*ids, END_ID] for ids in outputs]
         _require_short("target line", outputs, longest + decode["max_extra_length"], "max_extra_length")
         pairs = list(zip(inputs, outputs, strict=True))
         return attend(self.model.config, self.params, self.tokenizer, pairs)
 
     def ensemble(self, *others: "Run") -> "Run":
-        """This run and others as one model, whose next-token probabilities are the mean of theirs.
+        """Returns this run and others as one model, whose next-token probabilities are the mean of theirs.
 
         Raises:
-          UserError: another has not the same tokenizer, or not the same classes.
+          UserError: the runs have different tokenizers or classes.
         """
         for other in others:
-            if getattr(other.classes, "names", None) != getattr(self.classes, "names", None):
-                raise UserError(
-                    f"{self.config.name} ({self.classes or 'translating'}) and {other.config.name} "
-                    f"({other.classes or 'translating'}) have different classes, so they cannot be an ensemble"
-                )
-            if other.tokenizer.to_json() != self.tokenizer.to_json():
-                raise UserError(
-                    f"{self.config.name} (vocabulary {self.tokenizer.vocab_size:,}) and {other.config.name} "
-                    f"(vocabulary {other.tokenizer.vocab_size:,}) have different tokenizers, so they cannot be an "
-                    "ensemble; train them on the same data with the same config.data"
-                )
+            for what, ours, theirs in (
+                ("classes", self.classes and self.classes.names, other.classes and other.classes.names),
+                ("tokenizers", self.tokenizer.to_json(), other.tokenizer.to_json()),
+            ):
+                if ours != theirs:
+                    raise UserError(
+                        f"{self.config.name} and {other.config.name} have different {what}, so they cannot be an "
+                        "ensemble; train them on the same data with the same config.data"
+                    )
         partners = (*self.partners, *(member for other in others for member in (other, *other.partners)))
         parameters = "; ".join([self.parameters, *(other.parameters for other in others)])
         return dataclasses.replace(self, partners=partners, parameters=parameters)
 
 
-def _require_lines(what: str, lines: Iterable[str]) -> None:
-    if isinstance(lines, str):
-        raise UserError(f"{what} takes a list of lines, not a string: [{lines[:40]!r}]")
+def _texts(method: str, lines: Iterable[str]) -> list[str]:
+    """Raises:
+    UserError: `lines` is not a list of strings.
+    """
+    if isinstance(lines, (str, bytes)):
+        raise UserError(f"{method} takes a list of lines, not a string: [{lines[:40]!r}]")
+    lines = list(lines)
+    for number, line in enumerate(lines, 1):
+        if not isinstance(line, str):
+            raise UserError(
+                f"{method} takes a list of strings; line {number:,} is {line!r} of type {type(line).__name__}"
+            )
+    return lines
+
+
+def _require_as_many(sources: Sequence, what: str, others: Sequence) -> None:
+    if len(sources) != len(others):
+        raise UserError(f"there are {len(sources):,} sources and {len(others):,} {what}; give one for each source")
 
 
 def _require_short(what: str, lines: Sequence[Sequence[int]], longest: int, setting: str) -> None:
-    """Raises:
-    UserError: a line has more tokens than are taken.
-    """
     for number, ids in enumerate(lines, 1):
         if len(ids) > longest:
             raise UserError(
-                f"{what} {number:,} has {len(ids):,} tokens and at most {longest:,} are taken; split it, or raise "
-                f"{setting}"
+                f"{what} {number:,} has {len(ids):,} tokens; the limit is {longest:,}: split it, or raise {setting}"
             )
 
 
 def restore(
     workdir: str | os.PathLike, *, average: int | str | None = None, steps: int | Sequence[int] | None = None
 ) -> Run:
-    """The run in a working directory, finished or still training.
+    """Restores a run, finished or still training. Nothing in its directory is executed or unpickled.
 
     Args:
-      workdir: runs/<name>; nothing in it is executed or unpickled.
-      average: how many to average, the newest and the last ones at the interval before it, or "ema" for the moving
-        average that the run has kept; None for what its config evaluates with at the end.
-      steps: average the checkpoints of these steps instead, or take that of one.
+      workdir: runs/<name>.
+      average: number of checkpoints to average, the newest and the last ones at the interval before it; or "ema" for
+        the run's moving average; None for what its config evaluates with at the end.
+      steps: the checkpoint of this step, or the mean of those of these steps, instead.
 
     Raises:
-      UserError: there is no run, no such checkpoint, or one that cannot be read.
+      UserError: there is no run or no such checkpoint, or one cannot be read.
     """
     place = Workdir(workdir)
     config, tokenizer, sizes = load_setup(place)
     classes = place.load_classes()
-    if (told := len(classes) if classes else 0) != getattr(sizes, "num_classes", 0):
+    named, built = len(classes) if classes else 0, getattr(sizes, "num_classes", 0)
+    if named != built:
         raise UserError(
-            f"{place.config_file} names {told:,} classes, and its model has {getattr(sizes, 'num_classes', 0):,}; put "
-            "the original there"
+            f"{place.config_file} names {named:,} classes, but its model has {built:,}; restore the original"
         )
     choice = choose(place.checkpoints, config, average=average, steps=steps)
     model = make_model(sizes)
@@ -326,5 +330,5 @@ def restore(
         for step in choice.steps:
             require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
         raise
-    params = jax.device_put(params)  # once: arrays of the host would travel with every batch
+    params = jax.device_put(params)  # once: arrays of the host would be copied with every batch
     return Run(config, tokenizer, model, params, str(choice), place.load_fingerprints(), classes)

@@ -1,8 +1,7 @@
 """Trains rows of table 3, or variants of one's own, with several seeds: python -m transformer_flax.sweep --rows=A,C-N2.
 
-Each run is one of train.py in a directory of its own, <workdir>/<variant>/seed<k>, beside its log. What has ended is
-written down in <workdir>/results.jsonl. The same command goes on where an earlier one was ended, and tries again what
-failed.
+Each run is a process of transformer_flax.train. It writes to <workdir>/<variant>/seed<k>, with its log beside.
+Results are written to <workdir>/results.jsonl. The same command resumes a sweep, and retries the runs that failed.
 """
 
 import pathlib
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = sys.argv[1:]
 
-CONFIG = cli.define_config(cli.ROOT / "configs/numbers.py")
+CONFIG = cli.define_config("numbers.py")
 ROWS = flags.DEFINE_string(
     "rows",
     None,
@@ -71,10 +70,6 @@ def main() -> None:
         print(f"report: {write_report(workdir, *read(workdir / RESULTS))}")
         return
     config = CONFIG()
-    if not (cli.ROOT / "train.py").exists():
-        raise UserError(
-            f"sweeps start train.py, which does not lie beside the package in {cli.ROOT}; use a clone of it"
-        )
     # Not before the flags are checked: JAX takes seconds to load.
     import jax
 

@@ -1,12 +1,12 @@
 """Translates lines of text: python -m transformer_flax.translate --workdir=runs/base [FILE ...] < in.txt > out.txt.
 
-One line out for each line in, in order, an empty one for an empty one. On a terminal it is a prompt. With --score it
-puts out how likely given translations are instead: log P, the end symbol included, a tab, log P of each token, a tab,
-the tokens as the vocabulary spells them: byte by byte, a blank as \u0120. Files may be plain, .gz or .xz.
+Each line gives one line, in order; an empty line gives an empty line. On a terminal, it prompts. Files may be plain,
+.gz or .xz.
+
+With --score, it prints the probability of given translations instead: log P (end symbol included), a tab, log P of each
+token, a tab, and the tokens as the vocabulary spells them, byte by byte, with a blank as \u0120.
 """
 
-import contextlib
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,31 +15,32 @@ from absl import flags
 from transformer_flax import cli
 from transformer_flax.data.text_files import require_characters
 from transformer_flax.errors import UserError
-from transformer_flax.line_io import Streams, open_input, prompt
+from transformer_flax.line_io import LineIO, open_input
 
 if TYPE_CHECKING:
     from transformer_flax.data.tokenizer import Tokenizer
     from transformer_flax.decoding.translator import Translation
 
 RESTORE = cli.define_run()
-STREAMS = Streams()
-NBEST = flags.DEFINE_integer("nbest", None, "put out so many hypotheses a line, as Moses does: id ||| text ||| ...")
-SCORES = flags.DEFINE_bool("scores", False, "put each translation's score and a tab before it")
-SCORE = flags.DEFINE_string("score", None, "a file of translations, line by line, to score instead of translating")
-PREFIX = flags.DEFINE_string("prefix", None, "what every output must begin with")
-PREFIX_FILE = flags.DEFINE_string("prefix_file", None, "a file of what each output must begin with, line by line")
-SAMPLE = flags.DEFINE_bool("sample", False, "draw at random from the model's distribution; --nbest: so many a line")
-TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "of samples; 0: greedy search")
-TOP_K = flags.DEFINE_integer("top_k", 0, "sample among the k likeliest tokens only; 0: all")
-TOP_P = flags.DEFINE_float("top_p", 1.0, "sample among the fewest tokens that together have this probability")
-SEED = flags.DEFINE_integer("seed", 0, "of samples")
+IO = LineIO()
+NBEST = flags.DEFINE_integer(
+    "nbest", None, "print this many hypotheses a line, in the format of Moses: id ||| text ||| ..."
+)
+SCORES = flags.DEFINE_bool("scores", False, "print a score and a tab before each translation")
+SCORE = flags.DEFINE_string("score", None, "score the translations in this file, line by line, instead of translating")
+PREFIX = flags.DEFINE_string("prefix", None, "prefix of every output")
+PREFIX_FILE = flags.DEFINE_string("prefix_file", None, "a file with a prefix of each output, line by line")
+SAMPLE = flags.DEFINE_bool(
+    "sample", False, "sample from the model's distribution instead of searching; --nbest samples a line"
+)
+TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "temperature of samples; 0: greedy search")
+TOP_K = flags.DEFINE_integer("top_k", 0, "sample from the k likeliest tokens; 0: from all")
+TOP_P = flags.DEFINE_float("top_p", 1.0, "sample from the fewest tokens whose probabilities sum to this")
+SEED = flags.DEFINE_integer("seed", 0, "seed of samples")
 
 
 def main(*files: str) -> None:
-    with contextlib.ExitStack() as stack:
-        inputs = STREAMS.open_inputs(stack, files)
-        at_prompt = not files and sys.stdin.isatty() and SCORE.value is None
-        lines = prompt() if at_prompt else STREAMS.read(inputs)
+    with IO.opened(files, prompt=SCORE.value is None) as lines:
         own_settings = _own_settings()
         prefixes: str | list[str] = PREFIX.value or ""
         require_characters(PREFIX.value or "", "--prefix")
@@ -48,31 +49,25 @@ def main(*files: str) -> None:
             lines, targets = _read_side_by_side(lines, SCORE.value)
         elif PREFIX_FILE.value is not None:
             lines, prefixes = _read_side_by_side(lines, PREFIX_FILE.value)
-        out = STREAMS.open_output(stack, inputs)
+        IO.open_output()
 
         run, settings = RESTORE()
-        print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
-        translator = run.translator(**({"batch_size": 1, "window": 1} if at_prompt else {}) | settings | own_settings)
-        STREAMS.begin(out)
-        progress = (lambda done: None) if at_prompt else STREAMS.watch(stack, lines, inputs)
+        translator = run.translator(**IO.settings | settings | own_settings)
+        progress = IO.start(lines)
         if isinstance(lines, list) and targets is not None:
             scored = translator.score(lines, targets, progress=progress)
             results = (_show_scores(*result, run.tokenizer) for result in zip(targets, scored, strict=True))
         else:
             found = translator.search(lines, prefixes=prefixes, progress=progress)
             results = (_show(number, translations) for number, translations in enumerate(found))
-        rate = STREAMS.put_out(out, results)
-    if not at_prompt:
-        from transformer_flax.console import counted
-
-        print(f"{rate}; {counted(translator.compilations, 'compilation')}", file=sys.stderr)
+        IO.write(results, translator)
 
 
 def _own_settings() -> dict[str, Any]:
-    """Those of a translator that no config has."""
+    """Returns settings of the translator that are not in the config, after checking that the flags agree."""
     for name in ("temperature", "top_k", "top_p", "seed"):
         if flags.FLAGS[name].present and not SAMPLE.value:
-            raise UserError(f"--{name} is of samples, and without --sample there are none")
+            raise UserError(f"--{name} has no effect without --sample")
     for chosen, idle in (
         ("score", ("nbest", "scores", "sample", "prefix", "prefix_file", "beam_size", "length_penalty", "alpha")),
         ("sample", ("beam_size",)),
@@ -81,8 +76,8 @@ def _own_settings() -> dict[str, Any]:
     ):
         for name in idle:
             if flags.FLAGS[chosen].present and flags.FLAGS[name].present:
-                raise UserError(f"--{name} does nothing beside --{chosen}: leave one of them out")
-    settings: dict[str, Any] = {"refuse_long": STREAMS.refuse_long}
+                raise UserError(f"--{name} has no effect with --{chosen}: leave one of them out")
+    settings: dict[str, Any] = {}
     if NBEST.value is not None:
         settings["nbest"] = NBEST.value
     if SAMPLE.value:
@@ -93,12 +88,12 @@ def _own_settings() -> dict[str, Any]:
 
 
 def _read_side_by_side(lines: Iterable[str], name: str) -> tuple[list[str], list[str]]:
-    """All lines of the input, and those of a file that has one for each."""
+    """Returns the lines of the input and of a file that must have as many."""
     with open_input(name) as file:
-        beside = list(STREAMS.read([file]))
+        beside = list(IO.read([file]))
     lines = list(lines)
     if len(beside) != len(lines):
-        raise UserError(f"{name} has {len(beside):,} lines and the input {len(lines):,}: one must belong to each")
+        raise UserError(f"{name} has {len(beside):,} lines and the input {len(lines):,}: give one for each line")
     return lines, beside
 
 

@@ -4,9 +4,9 @@
     python -m transformer_flax.vectors nearest --vectors=vectors/NAME dog Hund
     python -m transformer_flax.vectors plot --vectors=vectors/NAME --output=plane.png [WORD ...]
 
-`nearest` takes words from the command line, or one a line from standard input. A line of its output is a word, a
-neighbour and their cosine, parted by tabs; a word that has no vector is warned of and left out. `plot`
-draws the words that are named, or the most frequent ones.
+`nearest` takes words from the command line, or one a line from standard input. It prints lines of a word, a neighbour
+and their cosine, separated by tabs, and warns of a word without a vector. `plot` draws the words given, or the most
+frequent ones.
 """
 
 import logging
@@ -24,20 +24,20 @@ from transformer_flax.errors import UserError
 if TYPE_CHECKING:
     from transformer_flax.relatives.embeddings import Vectors
 
-CONFIG = cli.define_config(cli.ROOT / "configs/vectors.py")
-OUTPUT = flags.DEFINE_string("output", None, "where the vectors (a new folder) or the picture are written")
+CONFIG = cli.define_config("vectors.py")
+OUTPUT = flags.DEFINE_string("output", None, "write the vectors (a new folder) or the picture here")
 VECTORS = flags.DEFINE_string("vectors", None, "the folder of trained vectors")
-COUNT = flags.DEFINE_integer("count", 10, "neighbours of a word", 1)
-LEAST = flags.DEFINE_integer("least", 5, "how often a neighbour stands in the text, at least", 1)
-MOST_FREQUENT = flags.DEFINE_integer("most_frequent", 200, "words to draw, where none are named", 3)
+COUNT = flags.DEFINE_integer("count", 10, "number of neighbours", 1)
+LEAST = flags.DEFINE_integer("least", 5, "minimum count of a neighbour in the text", 1)
+MOST_FREQUENT = flags.DEFINE_integer("most_frequent", 200, "number of words to draw, if none are given", 3)
 
 logger = logging.getLogger(__name__)
 
 
 def train() -> None:
-    """Trains vectors of the text that the config says."""
+    """Trains vectors on the text of the config."""
     output, config = pathlib.Path(_required("output", OUTPUT.value)), CONFIG()
-    # Not before the flags are checked: JAX takes seconds to load.
+    # After the flags are checked: JAX takes seconds to import.
     from transformer_flax.console import Progress, duration
     from transformer_flax.data.corpus import load_corpus
     from transformer_flax.data.sources import load_pairs
@@ -53,7 +53,7 @@ def train() -> None:
     check_text(config)
     require_free(output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryDirectory(dir=output.parent).cleanup()  # refused now, if at all, and not after the training
+    tempfile.TemporaryDirectory(dir=output.parent).cleanup()  # an error comes before the training
     keep_compiled(config.data.cache_dir)
     with Progress() as progress:
         pairs = load_pairs(config.data, "train")
@@ -64,23 +64,23 @@ def train() -> None:
         sides = [sides[chosen.sides]] if chosen.sides in sides else list(sides.values())
         words = sum(len(side.ids) - len(side) for side in sides)
         progress.say(f"{words:,} word-pieces of a vocabulary of {tokenizer.vocab_size:,}; {chosen.kind}")
-        started, told = time.perf_counter(), 0
+        started, shown = time.perf_counter(), 0
         with progress.bar("training") as update:
 
-            def tell(epochs: float, loss: float) -> None:
-                nonlocal told
+            def show(epochs: float, loss: float) -> None:
+                nonlocal shown
                 update(epochs, chosen.epochs, note=f"loss {loss:.3f}")
-                if int(epochs) > told:
-                    told = int(epochs)
-                    progress.say(f"epoch {told} of {chosen.epochs}: loss {loss:.3f} a word")
+                if int(epochs) > shown:
+                    shown = int(epochs)
+                    progress.say(f"epoch {shown} of {chosen.epochs}: loss {loss:.3f} a word")
 
-            vectors = train_vectors(sides, tokenizer, chosen, config.seed, progress=tell)
+            vectors = train_vectors(sides, tokenizer, chosen, config.seed, progress=show)
         vectors.save(output, config.to_dict())
         progress.say(f"{output}/ after {duration(time.perf_counter() - started)}, of {len(vectors.words())} words")
 
 
 def nearest(*words: str) -> None:
-    """Puts out the neighbours of words. Those that have none are warned of, and counted in an error at the end."""
+    """Prints the neighbours of words. Warns of each unknown word, and raises a UserError with their number."""
     vectors = _load()
     unknown = 0
     for word in words or (line.strip() for line in sys.stdin if line.strip()):
@@ -102,11 +102,11 @@ def plot(*words: str) -> None:
     cli.require_picture("output", output)
     for name in ("least", "most_frequent"):
         if words and flags.FLAGS[name].present:
-            raise UserError(f"--{name} does nothing where the words are named: leave one of them out")
+            raise UserError(f"--{name} has no effect with words: leave one of them out")
     vectors = _load()
     names = list(words) or [word for word, _ in vectors.words(LEAST.value)[: MOST_FREQUENT.value]]
     if len(names) < 3:
-        raise UserError(f"there are {len(names)} words to draw; a plane needs at least 3")
+        raise UserError(f"there are {len(names)} words to draw; give at least 3")
     import numpy as np
 
     from transformer_flax.analysis.plots import plot_plane
@@ -122,7 +122,7 @@ def _load() -> "Vectors":
 
 def _required(name: str, value: str | None) -> str:
     if not value:
-        raise UserError(f"--{name} is not given; it names {flags.FLAGS[name].help}")
+        raise UserError(f"--{name} is missing: {flags.FLAGS[name].help}")
     return value
 
 
@@ -136,13 +136,13 @@ IDLE = {  # flags of the other verbs
 
 def main(verb: str = "", *words: str) -> None:
     if verb not in VERBS:
-        said = f"{verb!r} is nothing that can be done" if verb else "there is nothing to do"
+        said = f"unknown verb {verb!r}" if verb else "the verb is missing"
         raise UserError(f"{said}: python -m transformer_flax.vectors {' | '.join(VERBS)}, see --help")
     if words and verb == "train":
         raise UserError(f"train takes no words: {words[0]!r}")
     for name in IDLE[verb]:
         if flags.FLAGS[name].present:
-            raise UserError(f"--{name} does nothing with {verb}: leave it out")
+            raise UserError(f"--{name} has no effect with {verb}: leave it out")
     VERBS[verb](*words)
 
 

@@ -33,7 +33,8 @@ def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
     command = made.command(Job((last,)))
     name = "numbers-D-drop0.2,data.batching=packed-seed1"
     assert command[1:] == [
-        "train.py",
+        "-m",
+        "transformer_flax.train",
         "--config=configs/numbers.py",
         "--config.eval.final_average=1",
         "--config.steps=50",

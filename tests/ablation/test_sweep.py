@@ -129,7 +129,7 @@ def test_seeds_that_are_trained_together_are_runs_of_their_own(config, tmp_path)
     arguments = ["--rows=base", "--config.steps=20", "--seeds=2", "--vectorize_seeds"]
     status, said = run(config, tmp_path / "together", *arguments, "--dry_run")
     assert status == 0
-    assert said.count("python train.py") == 1
+    assert said.count("python -m transformer_flax.train") == 1
     assert "--seeds=0,1" in said
     status, _ = run(config, tmp_path / "together", *arguments)
     assert status == 0

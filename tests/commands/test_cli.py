@@ -1,4 +1,3 @@
-import os
 import subprocess
 import sys
 
@@ -90,31 +89,12 @@ def test_a_mistake_in_a_config_file_is_one_line_that_names_it(tmp_path, text, me
     assert "\n" not in said
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A place where the package lies alone, without configs/."""
-    place = tmp_path_factory.mktemp("installed")
-    (place / "transformer_flax").symlink_to(ROOT / "transformer_flax")
-    return place
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("cost", "the installed package carries no configs: give --config=FILE"),
-        ("cost --config.steps=3", "the installed package carries no configs: give --config=FILE"),
-        ("vectors train --output=made", "the installed package carries no configs: give --config=FILE"),
-        ("sweep --dry_run", "the installed package carries no configs: give --config=FILE"),
-        ("sweep --report_only --workdir=nowhere", "there is no nowhere/results.jsonl: no sweep has been started there"),
-    ],
-)
-def test_a_package_without_configs_says_so_where_one_is_needed(installed, command, message):
-    line = [sys.executable, "-m", *f"transformer_flax.{command}".split()]
-    environment = os.environ | {"PYTHONPATH": str(installed)}
-    result = subprocess.run(line, cwd=installed, env=environment, capture_output=True, text=True)
-    assert result.returncode == 2
-    assert result.stderr.startswith(f"error: {message}")
-    assert len(result.stderr.splitlines()) == 1
+def test_configs_of_the_package_are_found_from_any_directory_and_those_of_the_user_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_config("configs/table3.py:A-h16").model.num_heads == 16
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/table3.py").write_text(BASED.format(module="base", mistake="config.name = 'mine'"))
+    assert load_config("configs/table3.py").name == "mine"
 
 
 WORKING = """

@@ -54,7 +54,7 @@ def test_files_are_measured_with_the_flags_of_a_search_and_doubts_are_warned_of(
 
 @pytest.mark.parametrize("flag", ["--source", "--reference"])
 def test_a_source_and_its_reference_belong_together(flag):
-    assert "--source and --reference belong together" in refused("evaluate", "--workdir=/nowhere", f"{flag}=a.txt")
+    assert "give both --source and --reference" in refused("evaluate", "--workdir=/nowhere", f"{flag}=a.txt")
 
 
 def test_files_of_different_length_are_refused_before_a_run_is_looked_for(tmp_path):

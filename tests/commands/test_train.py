@@ -27,13 +27,16 @@ def refused(*arguments) -> str:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--config=configs/nope.py", "configs/nope.py cannot be loaded; there are configs/base.py"),
+        (
+            "--config=configs/nope.py",
+            "configs/nope.py cannot be loaded: there is no such file; there are configs/base.py",
+        ),
         ("--config=configs/table3.py:A-h17", "table 3 has no row 'A-h17' (did you mean A-h1"),
         ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
         ("--config.model.num_head=3", "did you mean 'num_heads'?"),
         (
             "--config.nope.field=3",
-            "this config has no field 'nope'; the file that --config names, or those it builds on",
+            "this config has no field 'nope'; the config file, and those it imports, list its fields",
         ),
         ("--config.model.d_model=wide", "flag --config.model.d_model=wide: invalid literal for int()"),
         ("--config.steps=1.5", "flag --config.steps=1.5: invalid literal for int()"),

@@ -221,7 +221,7 @@ NOWHERE = "--workdir=/nowhere"
 def test_a_file_beside_the_input_must_be_as_long(file, flag):
     beside = file("two.txt", "a\nb\n")
     message = refused("translate", NOWHERE, f"{flag}={beside}", file("in.txt"))
-    assert message == f"{beside} has 2 lines and the input 5: one must belong to each"
+    assert message == f"{beside} has 2 lines and the input 5: give one for each line"
 
 
 @pytest.mark.parametrize("flag", ["--score", "--prefix_file"])

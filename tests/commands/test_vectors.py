@@ -74,16 +74,16 @@ def test_the_config_is_found_from_anywhere(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["learn"], "'learn' is nothing that can be done: python -m transformer_flax.vectors train | nearest | plot"),
-        (["nearest", "dog"], "--vectors is not given; it names the folder of trained vectors"),
+        (["learn"], "unknown verb 'learn': python -m transformer_flax.vectors train | nearest | plot"),
+        (["nearest", "dog"], "--vectors is missing: the folder of trained vectors"),
         (["train", "--output=x", "--config=configs/numbers.py"], "no section config.vectors"),
         (
             ["plot", "--vectors=x", "--output=x.bmp"],
             "--output=x.bmp: the file of a picture must end in .png, .svg, .pdf",
         ),
-        (["plot", "--count=3"], "--count does nothing with plot: leave it out"),
-        (["nearest", "--output=x", "dog"], "--output does nothing with nearest"),
-        (["plot", "--output=x.png", "--least=3", "dog"], "--least does nothing where the words are named"),
+        (["plot", "--count=3"], "--count has no effect with plot: leave it out"),
+        (["nearest", "--output=x", "dog"], "--output has no effect with nearest"),
+        (["plot", "--output=x.png", "--least=3", "dog"], "--least has no effect with words"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, message):

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.training.small import small_config
 from transformer_flax.errors import UserError
 from transformer_flax.training.config_checks import check
-from transformer_flax.training.fields import RunConfig, VectorRunConfig, require_fields
+from transformer_flax.training.fields import RunConfig, require_fields, vector_run_config
 
 
 def types_of(section) -> dict:
@@ -31,7 +31,7 @@ def known(dataclass) -> dict:
 
 def test_the_known_fields_and_types_are_those_of_the_configs():
     assert types_of(base.get_config()) == known(RunConfig)
-    assert types_of(vectors.get_config()) == known(VectorRunConfig)
+    assert types_of(vectors.get_config()) == known(vector_run_config())
 
 
 @pytest.mark.parametrize("file", sorted(ROOT.glob("configs/[a-z]*.py")), ids=lambda file: file.stem)

@@ -88,7 +88,7 @@ def test_a_signal_ends_a_run_after_its_step_and_no_step_is_lost(tmp_path):
         assert status == 128 + number
         assert "Traceback" not in said
         stopped = re.search(rf"stopped by {number.name} after step ([\d,]+), which is saved", said)
-        assert "the same command goes on from the last checkpoint" in said
+        assert "the same command resumes from the last checkpoint" in said
         at = int(stopped[1].replace(",", ""))
         assert saved_steps(tmp_path / "run/checkpoints")[-1] == at
     with training_at_a_terminal(tmp_path) as process:

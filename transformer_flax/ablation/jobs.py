@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, FREE_FIELDS, ROOT, TRANSLATING, Result
+from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, FREE_FIELDS, TRANSLATING, Result
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.decoding.bleu import score
 from transformer_flax.errors import UserError
@@ -25,7 +25,6 @@ from transformer_flax.training.run_directory import Workdir
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that are of no variant
 LONGEST = 120  # characters of a folder's name
-TRAIN = ROOT / "train.py"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,10 +195,8 @@ class Recipe:
         if len(job.runs) == 1:
             fields |= {"name": f"{name}-seed{first.seed}", "seed": first.seed}
             train = [f"--workdir={first.path}"]
-        here = pathlib.Path.cwd()
-        script = TRAIN.relative_to(here) if TRAIN.is_relative_to(here) else TRAIN
         overrides = [f"--config.{field}={value}" for field, value in fields.items()]
-        return [sys.executable, str(script), f"--config={self.config}", *overrides, *train]
+        return [sys.executable, "-m", "transformer_flax.train", f"--config={self.config}", *overrides, *train]
 
     def shown(self, job: Job) -> str:
         """The command as a person types it."""

@@ -11,7 +11,6 @@ from typing import Any, cast
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.relatives.word_vectors import VectorConfig
 
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -117,14 +116,12 @@ class RunConfig:
     embedding_init: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class VectorRunConfig:
-    """The fields of configs/vectors.py."""
+def vector_run_config() -> type:
+    """A dataclass with the fields of configs/vectors.py."""
+    from transformer_flax.relatives.word_vectors import VectorConfig  # here: it imports JAX, which takes seconds
 
-    name: str
-    seed: int
-    vectors: VectorConfig
-    data: DataConfig
+    fields = [("name", str), ("seed", int), ("vectors", VectorConfig), ("data", DataConfig)]
+    return dataclasses.make_dataclass("VectorRunConfig", fields, frozen=True)
 
 
 def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
@@ -138,7 +135,7 @@ def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
     Raises:
       UserError: a field is unknown, missing or of another type.
     """
-    dataclass = VectorRunConfig if "vectors" in config else RunConfig
+    dataclass = vector_run_config() if "vectors" in config else RunConfig
     _require_fields(config, dataclass, "config", may_have_more=("config", *_sections(dataclass)) if saved else ())
 
 
@@ -161,7 +158,7 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     sections = {name.rpartition(".")[0] for name in config} | {""}
     named = config.get("model.kind", "transformer")
     kind = KINDS.get(named) if isinstance(named, str) else None
-    defaults = _defaults(VectorRunConfig if "vectors" in sections else RunConfig)
+    defaults = _defaults(vector_run_config() if "vectors" in sections else RunConfig)
     defaults |= {"model.kind": "transformer"} | (_defaults(kind.config, "model.") if kind else {})
     return {
         name: value for name, value in defaults.items() if name not in config and name.rpartition(".")[0] in sections

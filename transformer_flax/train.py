@@ -1,0 +1,51 @@
+"""Trains a model: python train.py --config=configs/base.py [--workdir=runs/base] [--config.FIELD=VALUE ...]."""
+
+import contextlib
+
+from absl import flags
+from ml_collections import config_flags
+
+from transformer_flax import cli
+from transformer_flax.errors import UserError
+
+CONFIG = cli.define_config("numbers.py")
+DISTRIBUTED = flags.DEFINE_bool(
+    "distributed", False, "this is one of several processes that train together; start each with the same command"
+)
+COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0; default: as the cluster says")
+NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes; default: as the cluster says", 1)
+PROCESS_ID = flags.DEFINE_integer("process_id", None, "number of this process, from 0; default: as the cluster says", 0)
+PROFILE = flags.DEFINE_bool("profile", False, "profile five steps, for TensorBoard or Perfetto")
+SEEDS = flags.DEFINE_list(
+    "seeds", None, "train with these seeds, as in 0,1,2, in one program; run k is written to <workdir>/seed<k>"
+)
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "directory of the run; an existing run is resumed; default runs/<config.name>"
+)
+
+
+def main() -> None:
+    place = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
+    if not DISTRIBUTED.value and any(value is not None for value in place):
+        raise UserError("--coordinator, --num_processes and --process_id need --distributed")
+    seeds = SEEDS.value or []
+    if not all(seed.isdecimal() for seed in seeds):
+        raise UserError(f"--seeds={','.join(seeds)}: seeds are whole numbers, such as 0,1,2")
+    if seeds and "seed" in config_flags.get_override_values(flags.FLAGS["config"]):
+        raise UserError("--config.seed has no effect with --seeds: leave one of them out")
+    # After the flags are checked: JAX takes seconds to import.
+    from transformer_flax.training.loop import train
+    from transformer_flax.training.multihost import joined
+    from transformer_flax.training.seeds import train_seeds
+
+    config = CONFIG()
+    workdir = WORKDIR.value or f"runs/{config.name}"
+    with joined(*place) if DISTRIBUTED.value else contextlib.nullcontext():
+        if SEEDS.value is None:
+            train(config, workdir, profile=PROFILE.value)
+        else:
+            train_seeds(config, [int(seed) for seed in seeds], workdir, profile=PROFILE.value)
+
+
+if __name__ == "__main__":
+    cli.run(main, afterwards="the same command resumes from the last checkpoint")
