@@ -5,8 +5,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from transformer_flax.data.numbers import NumberPairs
-from transformer_flax.data.symbols import SymbolPairs
+from transformer_flax.data.synthetic import NumberPairs, SymbolPairs
 from transformer_flax.data.text_files import (
     Lines,
     decode_lines,
