@@ -18,8 +18,8 @@ from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.data.sources import TRANSLATED, Pairs, load_pairs
 from transformer_flax.data.tokenizer import (
-    KINDS,
     LOSSLESS,
+    TOKENIZERS,
     Tokenizer,
     find_tokenizer,
     keep_tokenizer,
@@ -166,7 +166,7 @@ def check_text(config: ConfigDict) -> None:
     require("data.tokenizer_sample", lambda value: value >= 1, "at least 1")
     for name in ("seed", "data.seed"):
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
-    require("data.tokenizer", lambda value: value in KINDS, f"one of {', '.join(KINDS)}")
+    require("data.tokenizer", lambda value: value in TOKENIZERS, f"one of {', '.join(TOKENIZERS)}")
     if given_tokenizer(config) is None:
         least = smallest_vocabulary(config.data.tokenizer)
         require("data.vocab_size", lambda value: value >= least, f"at least {least}")
