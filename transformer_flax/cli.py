@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
-from transformer_flax.decoding.search import KINDS
+from transformer_flax.decoding.search import LENGTH_PENALTIES
 from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.training.fields import require_fields
 from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle
@@ -139,7 +139,7 @@ def _unknown_field(text: str) -> str:
 
 
 def _define_penalty(name: str, default: None, text: str) -> flags.FlagHolder:
-    return flags.DEFINE_enum(name, default, KINDS, text)
+    return flags.DEFINE_enum(name, default, LENGTH_PENALTIES, text)
 
 
 SETTINGS = {  # of a search: fields of config.decode that a command may set otherwise

@@ -15,9 +15,8 @@ from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.bleu import FullScores, full_scores
-from transformer_flax.decoding.f1 import ClassScores, compare
-from transformer_flax.decoding.predictor import SETTINGS, Labeller
+from transformer_flax.decoding.predictor import SETTINGS, Predictor
+from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scores, score_labels
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import init_params, make_model
@@ -79,7 +78,7 @@ class Run:
     def classify(self, lines: Iterable[str], **settings) -> list[str]:
         """The likeliest class of each line, in order; settings are those of `labeller`."""
         _require_lines("classify", lines)
-        return self.labeller(**settings).label(lines)
+        return self.labeller(**settings).predict(lines)
 
     def probabilities(self, lines: Iterable[str], **settings) -> np.ndarray:
         """The probability of each class, in the order of `run.classes.names`: float32 [lines, C]."""
@@ -106,11 +105,11 @@ class Run:
         self._require_translator()
         return self._make(Translator, self.tokenizer, **{**self.config.decode, **settings})
 
-    def labeller(self, **settings) -> Labeller:
+    def labeller(self, **settings) -> Predictor:
         """What classifies for the run, with `config.decode` as it is but for the settings given.
 
         Args:
-          settings: arguments of `Labeller`, such as batch_size=256.
+          settings: arguments of `Predictor`, such as batch_size=256.
 
         Raises:
           UserError: the run translates, or a setting is one of a search.
@@ -120,10 +119,10 @@ class Run:
         if idle := sorted((settings.keys() & self.config.decode.keys()) - {*SETTINGS}):
             raise UserError(f"{idle[0]} is a setting of a search, and {self.config.name} classifies; leave it out")
         own = {name: self.config.decode[name] for name in SETTINGS}
-        return self._make(Labeller, self.tokenizer, self.classes.names, **{**own, **settings})
+        return self._make(Predictor, self.tokenizer, self.classes.names, **{**own, **settings})
 
     def _make(self, what: type, *arguments, **settings) -> Any:
-        """A Translator or Labeller of the run and its partners; the same one for the same settings."""
+        """A Translator or Predictor of the run and its partners; the same one for the same settings."""
         key = tuple(sorted(settings.items()))
         if key not in self._made:
             members = (self, *self.partners)
@@ -176,7 +175,7 @@ class Run:
         found = list(labeller.log_probabilities(sources, progress=progress))
         seconds = time.perf_counter() - started
         labels = [labeller.classes[np.argmax(log_probs)] for log_probs in found]
-        scores = compare(labels, references, labeller.classes)
+        scores = score_labels(labels, references, labeller.classes)
         right = [log_probs[labeller.classes.index(name)] for log_probs, name in zip(found, references, strict=True)]
         return ClassReport(
             **vars(scores),

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from transformer_flax.decoding.bleu import full_scores, score, table2_tokens
+from transformer_flax.decoding.scoring import full_scores, score, table2_tokens
 from transformer_flax.errors import UserError
 
 REFERENCES = ["Ein Mann schläft auf der Bank.", "Zwei Hunde spielen im Schnee, sagt er."]
