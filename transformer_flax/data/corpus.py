@@ -160,13 +160,13 @@ class _Array:
     """
 
     def __init__(self, file: pathlib.Path, dtype: Any):
-        self._file, self._dtype = file.open("wb"), np.dtype(dtype)
-        self._length, self._checksum = 0, 0
+        self.dtype, self.length = np.dtype(dtype), 0
+        self._file, self._checksum = file.open("wb"), 0
         self._write_header()
 
     def append(self, part: np.ndarray) -> None:
         self._file.write(part.data)
-        self._length += len(part)
+        self.length += len(part)
         self._checksum = zlib.crc32(part.data, self._checksum)
 
     def close(self) -> int:
@@ -177,30 +177,9 @@ class _Array:
         return self._checksum
 
     def _write_header(self) -> None:
-        descr = np.lib.format.dtype_to_descr(self._dtype)
-        header = {"descr": descr, "fortran_order": False, "shape": (self._length,)}
+        descr = np.lib.format.dtype_to_descr(self.dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": (self.length,)}
         np.lib.format.write_array_header_1_0(self._file, header)
-
-
-class _Side:
-    """Appends sentences to `<name>.ids.npy` and `<name>.offsets.npy`."""
-
-    def __init__(self, folder: pathlib.Path, name: str, dtype: Any):
-        self._name, self._dtype, self._tokens = name, dtype, 0
-        self._ids = _Array(folder / f"{name}.ids.npy", dtype)
-        self._offsets = _Array(folder / f"{name}.offsets.npy", np.int64)
-        self._offsets.append(np.zeros(1, np.int64))
-
-    def append(self, ids: np.ndarray, lengths: np.ndarray) -> None:
-        ends = np.cumsum(lengths)
-        self._ids.append(np.insert(ids.astype(self._dtype), ends, END_ID))
-        ends += np.arange(1, len(lengths) + 1) + self._tokens
-        self._offsets.append(ends)
-        self._tokens += len(ids) + len(lengths)
-
-    def close(self) -> dict[str, int]:
-        """Completes the files, and returns their checksums."""
-        return {f"{self._name}.ids": self._ids.close(), f"{self._name}.offsets": self._offsets.close()}
 
 
 def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: pathlib.Path) -> Iterator[int]:
@@ -208,25 +187,31 @@ def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: path
 
     Reads the next chunks and writes the last one while all cores encode.
     """
-    sides = [_Side(folder, name, _dtype(vocabulary)) for name, vocabulary in vocabularies.items()]
-    ahead: collections.deque[list[concurrent.futures.Future]] = collections.deque()
+    dtypes = {(side, "ids"): _dtype(vocabulary) for side, vocabulary in vocabularies.items()}
+    dtypes |= {(side, "offsets"): np.dtype(np.int64) for side in vocabularies}
+    arrays = {(side, part): _Array(folder / f"{side}.{part}.npy", dtype) for (side, part), dtype in dtypes.items()}
+    for side in vocabularies:
+        arrays[side, "offsets"].append(np.zeros(1, np.int64))
+    ahead: collections.deque[dict[str, concurrent.futures.Future]] = collections.deque()
+    done = 0
 
     def write() -> int:
-        for side, encoded in zip(sides, futures := ahead.popleft(), strict=True):
-            side.append(*encoded.result())
-        return len(futures[0].result()[1])
+        for side, encoded in ahead.popleft().items():
+            tokens, lengths = encoded.result()
+            ids, ends = arrays[side, "ids"], np.cumsum(lengths)
+            arrays[side, "offsets"].append(ends + np.arange(1, len(ends) + 1) + ids.length)
+            ids.append(np.insert(tokens.astype(ids.dtype), ends, END_ID))
+        return done + len(ends)
 
-    done = 0
     with concurrent.futures.ThreadPoolExecutor(AHEAD) as pool:
         for chunk in iterate_pairs(pairs, range(len(pairs)), CHUNK):
-            encoders = [vocabulary.encode_flat for vocabulary in vocabularies.values()]
-            texts = zip(*chunk, strict=True)
-            ahead.append([pool.submit(encode, side) for encode, side in zip(encoders, texts, strict=True)])
+            texts = zip(vocabularies.items(), zip(*chunk, strict=True), strict=True)
+            ahead.append({side: pool.submit(vocabulary.encode_flat, lines) for (side, vocabulary), lines in texts})
             if len(ahead) == AHEAD:
-                yield (done := done + write())
+                yield (done := write())
         while ahead:
-            yield (done := done + write())
-    checksums = sides[0].close() | sides[1].close()
+            yield (done := write())
+    checksums = {f"{side}.{part}": array.close() for (side, part), array in sorted(arrays.items())}
     (folder / CHECKSUMS).write_text(json.dumps(checksums))
 
 
