@@ -44,7 +44,7 @@ def write_whole(file: pathlib.Path, content: str | bytes) -> None:
 
 
 def is_partial(file: pathlib.Path) -> bool:
-    """Whether `write_whole` was killed while it wrote this file."""
+    """True for what `write_whole` leaves behind when it is killed."""
     return file.name.startswith(".") and file.name.endswith(".partial")
 
 

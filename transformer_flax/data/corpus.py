@@ -76,7 +76,7 @@ def blocks(count: int) -> Iterator[slice]:
 
 
 def count(values: np.ndarray, size: int) -> np.ndarray:
-    """How often each of 0 .. size - 1 occurs: int64 [size]."""
+    """Counts the occurrences of each of 0 .. size - 1: int64 [size]."""
     histogram = np.zeros(size, np.int64)
     for block in blocks(len(values)):
         histogram += np.bincount(values[block], minlength=size)

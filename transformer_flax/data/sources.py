@@ -1,4 +1,4 @@
-"""Where text comes from: random-access sequences of (source, target) sentences, one for each split."""
+"""Sources of text: random-access sequences of (source, target) sentences, one for each split."""
 
 import hashlib
 import pathlib

@@ -50,7 +50,7 @@ class LengthPenalty:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn: from softmax(logits / temperature), restricted to the likeliest and normalised again."""
+    """Draws tokens from softmax(logits / temperature), restricted to the likeliest and normalised again."""
 
     temperature: float = 1.0  # 0 is greedy search
     top_k: int = 0  # only the k likeliest tokens; 0: all
