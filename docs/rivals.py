@@ -75,7 +75,7 @@ def name_of(place) -> str:
 def by_length(place) -> list[float]:
     """BLEU of the test split, of the sources up to each of EDGES."""
     from transformer_flax.analysis.length import load_written
-    from transformer_flax.decoding.bleu import score
+    from transformer_flax.decoding.scoring import score
 
     triples = load_written(place, "test")
     scores = []

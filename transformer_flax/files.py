@@ -1,21 +1,96 @@
-"""JSON of small files that anybody may have written."""
+"""Files: written whole, checked when read. JSON, JSON lines, folders, locks, and the cache folder."""
 
+import contextlib
+import errno
+import fcntl
+import glob
 import json
+import logging
 import os
 import pathlib
+import shutil
+import time
+import uuid
 import zlib
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any
+
+from transformer_flax.errors import UserError
 
 CHECKSUM = "crc32"
-LARGEST = 1 << 20  # bytes; ours have some thousand
-DEEPEST = 16  # levels; a config has 3
+LARGEST = 1 << 20  # bytes of a JSON file; ours have some thousand
+DEEPEST = 16  # levels of JSON; a config has 3
+ABANDONED_SECONDS = 24 * 3600  # without a change: nobody is still filling that folder
+
+logger = logging.getLogger(__name__)
+
+
+def write_whole(file: pathlib.Path, content: str | bytes) -> None:
+    """Replaces a file, or a link of that name, by this content: all of it or, after a failure, nothing of it.
+
+    Raises:
+      OSError: it cannot be written; the old file is still there.
+    """
+    partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}.partial")
+    try:
+        with partial.open("xb") as stream:
+            stream.write(content.encode() if isinstance(content, str) else content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(file)
+    finally:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+
+
+def is_partial(file: pathlib.Path) -> bool:
+    """True for what `write_whole` leaves behind when it is killed."""
+    return file.name.startswith(".") and file.name.endswith(".partial")
+
+
+@contextlib.contextmanager
+def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A context with an empty folder to fill, which becomes `folder` at the end, or is removed after an error.
+
+    If another process has made `folder` in the meantime, that one stays. Folders that killed processes left behind are
+    removed after a day.
+
+    Raises:
+      OSError: it cannot be made.
+    """
+    for abandoned in folder.parent.glob(f"{glob.escape(folder.name)}.partial.*"):
+        with contextlib.suppress(OSError):  # another process has finished or removed it
+            if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+                shutil.rmtree(abandoned)
+    partial = folder.with_name(f"{folder.name}.partial.{uuid.uuid4().hex}")
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def require_plain(file: pathlib.Path) -> None:
+    """Refuses pipes and devices, which might be read forever.
+
+    Raises:
+      OSError, ValueError: there is no such file, or it is not a plain one.
+    """
+    file.stat()
+    if not file.is_file():
+        raise ValueError("it is not a plain file")
 
 
 def read_json(file: pathlib.Path, *, largest: int = LARGEST) -> Any:
-    """The value in a file of at most `largest` bytes.
+    """Reads a JSON file of at most `largest` bytes.
 
     Raises:
-      OSError, ValueError: it cannot be read, or is refused by `parse_json`, or is no plain file or far too large.
+      OSError, ValueError: it cannot be read, is too large, or `parse_json` refuses it.
     """
     require_plain(file)
     with file.open("rb") as stream:
@@ -26,50 +101,19 @@ def read_json(file: pathlib.Path, *, largest: int = LARGEST) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """The value of a text; NaN and Infinity, which Python writes, are read.
+    """Parses JSON, and NaN and Infinity, which Python writes.
 
     Raises:
-      ValueError: it is no JSON, has a key twice, half a character or a whole number beyond 64 bits, or is nested too
-        deeply to be walked through.
+      ValueError: it is not JSON, has a key twice, a lone surrogate or an integer beyond 64 bits, or is nested too deep.
     """
     try:
         value = json.loads(text, object_pairs_hook=_without_duplicates, parse_int=_bounded)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    _require_shallow(value)
+        raise ValueError("it is nested too deep") from None
+    _require_shallow(value, DEEPEST)
     if "\\u" in text:
-        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate could neither be shown nor name a file
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate can be neither printed nor name a file
     return value
-
-
-def signed(value: dict[str, Any]) -> dict[str, Any]:
-    """The same with a checksum of it as its last entry."""
-    return {**value, CHECKSUM: zlib.crc32(json.dumps(value).encode())}
-
-
-def checked(value: Any) -> dict[str, Any]:
-    """What was `signed`, without its checksum; whoever changes such a thing on purpose takes the checksum out.
-
-    Raises:
-      ValueError: it is not what was written, or no object.
-    """
-    if not isinstance(value, dict):
-        raise ValueError("it is no object")
-    content = {name: content for name, content in value.items() if name != CHECKSUM}
-    if CHECKSUM in value and signed(content)[CHECKSUM] != value[CHECKSUM]:
-        raise ValueError(f"it has changed since its {CHECKSUM} was computed")
-    return content
-
-
-def require_plain(file: pathlib.Path) -> None:
-    """Refuses what may never come to an end when it is read: a pipe, a device.
-
-    Raises:
-      OSError, ValueError: it is not there, or none of the kind.
-    """
-    file.stat()
-    if not file.is_file():
-        raise ValueError("it is no plain file")
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -86,22 +130,116 @@ def _bounded(digits: str) -> int:
     return value
 
 
-def _require_shallow(value: Any) -> None:
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [
-            child
-            for parent in level
-            if isinstance(parent, (dict, list))
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-        ]
-        if not level:
-            return
-    raise ValueError(f"it is nested more than {DEEPEST} deep")
+def _require_shallow(value: Any, levels: int) -> None:
+    if not levels:
+        raise ValueError(f"it is nested more than {DEEPEST} deep")
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _require_shallow(child, levels - 1)
+
+
+def signed(value: dict[str, Any]) -> dict[str, Any]:
+    """Adds a checksum of an object as its last entry."""
+    return {**value, CHECKSUM: zlib.crc32(json.dumps(value).encode())}
+
+
+def checked(value: Any) -> dict[str, Any]:
+    """Verifies the checksum of an object, if it has one, and removes it. To edit such an object, delete its checksum.
+
+    Raises:
+      ValueError: the value is not an object, or does not match its checksum.
+    """
+    if not isinstance(value, dict):
+        raise ValueError("it is not an object")
+    content = {name: entry for name, entry in value.items() if name != CHECKSUM}
+    if CHECKSUM in value and signed(content)[CHECKSUM] != value[CHECKSUM]:
+        raise ValueError(f"it does not match its {CHECKSUM}: it has changed since it was written")
+    return content
+
+
+class JsonLines:
+    """Appends objects to a file of JSON lines, each with a checksum. A line is written whole or not at all.
+
+    Args:
+      file: replaced by one with the lines given.
+      lines: what it begins with.
+
+    Raises:
+      OSError: it cannot be written.
+    """
+
+    def __init__(self, file: pathlib.Path, lines: Iterable[dict[str, Any]] = ()):
+        self._file = file
+        write_whole(file, b"".join(map(_encode_line, lines)))
+        self._stream = file.open("ab", buffering=0)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Appends a line.
+
+        Raises:
+          UserError: it cannot be written; the file is as it was.
+        """
+        data = _encode_line(line)
+        length = self._stream.seek(0, os.SEEK_END)
+        try:
+            if self._stream.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._stream.truncate(length)
+            raise UserError(
+                f"{self._file} cannot be written: {error.strerror}; mend that and run the same command"
+            ) from error
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _encode_line(line: dict[str, Any]) -> bytes:
+    return json.dumps(signed(line), ensure_ascii=False).encode() + b"\n"
+
+
+def read_json_lines(
+    file: pathlib.Path, parse: Callable[[dict[str, Any]], Any] = lambda line: line
+) -> list[dict[str, Any]]:
+    """Reads a file of JSON lines, without their checksums. A last line that a kill cut short is left out.
+
+    Args:
+      file: which `JsonLines` has written.
+      parse: makes what is returned of each line, in order; may raise ValueError.
+
+    Raises:
+      UserError: the file cannot be read, or a line is damaged.
+    """
+    parsed: list[Any] = []
+    try:
+        require_plain(file)
+        for line in file.read_bytes().split(b"\n")[:-1]:
+            parsed.append(parse(checked(parse_json(line.decode()))))
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:  # of JSON, UTF-8, a checksum, or `parse`
+        raise UserError(
+            f"{file} is damaged in line {len(parsed) + 1:,}: {error}; mend that line or move the file away"
+        ) from error
+    return parsed
+
+
+def try_lock(file: IO) -> bool:
+    """Locks an open file for this process; False if another process has locked it. Ends with the process.
+
+    Warns and returns True where the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        logger.warning("%s cannot be locked: make sure that no other process uses its folder", file.name)
+    return True
 
 
 def cache_root(cache_dir: str) -> pathlib.Path:
-    """`cache_dir`, or where caches are kept by custom."""
+    """The folder of caches: `cache_dir`, or the user's cache directory if that is empty."""
     if cache_dir:
         return pathlib.Path(cache_dir)
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "transformer_flax"

@@ -16,9 +16,8 @@ from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.bleu import FullScores, full_scores
-from transformer_flax.decoding.f1 import ClassScores, compare
-from transformer_flax.decoding.predictor import Labeller
+from transformer_flax.decoding.predictor import Predictor
+from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scores, score_labels
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.model.registry import init_params, make_model
@@ -79,7 +78,7 @@ class Run:
 
     def classify(self, lines: Iterable[str], **settings) -> list[str]:
         """Returns the likeliest class of each line, in order; settings are those of `labeller`."""
-        return self.labeller(**settings).label(_texts("classify", lines))
+        return self.labeller(**settings).predict(_texts("classify", lines))
 
     def probabilities(self, lines: Iterable[str], **settings) -> np.ndarray:
         """Returns the probability of each class, in the order of `run.classes.names`: float32 [lines, C]."""
@@ -104,21 +103,21 @@ class Run:
         self._require_translator()
         return self._make(Translator, self.tokenizer, settings=settings)
 
-    def labeller(self, **settings) -> Labeller:
+    def labeller(self, **settings) -> Predictor:
         """Returns the run's classifier. The same settings give the same object, with its compiled programs.
 
         Args:
-          settings: override `config.decode`, or set other arguments of `Labeller`, as in batch_size=256.
+          settings: override `config.decode`, or set other arguments of `Predictor`, as in batch_size=256.
 
         Raises:
           UserError: the run translates, or a setting is unknown.
         """
         if self.classes is None:
             raise UserError(f"{self.config.name} translates and has no classes: use translate instead of classify")
-        return self._make(Labeller, self.tokenizer, self.classes.names, settings=settings)
+        return self._make(Predictor, self.tokenizer, self.classes.names, settings=settings)
 
     def _make(self, what: type, *arguments, settings: dict[str, Any]) -> Any:
-        """Makes a Translator or Labeller of the run and its partners, once for the same settings."""
+        """Makes a Translator or Predictor of the run and its partners, once for the same settings."""
         parameters = inspect.signature(what).parameters.values()
         known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
         for name in settings.keys() - {*known}:
@@ -173,7 +172,7 @@ class Run:
         found = list(labeller.log_probabilities(sources, progress=progress))
         seconds = time.perf_counter() - started
         labels = [labeller.classes[np.argmax(log_probs)] for log_probs in found]
-        scores = compare(labels, references, labeller.classes)
+        scores = score_labels(labels, references, labeller.classes)
         right = [log_probs[labeller.classes.index(name)] for log_probs, name in zip(found, references, strict=True)]
         return ClassReport(
             **vars(scores),

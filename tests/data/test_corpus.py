@@ -16,7 +16,6 @@ from tests.data.make import ListPairs
 from transformer_flax.data.corpus import CHUNK, Sentences, load_corpus
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.files import cache_root
 from transformer_flax.special_tokens import END_ID
 
 PAIRS = ListPairs((f"number {n}" * (n % 4), f"die nummer {n}" * (n % 3)) for n in range(50))
@@ -254,26 +253,7 @@ def test_two_processes_at_once_share_one_entry(tmp_path, tokenizer):
     assert len(entries(tmp_path)) == 1
 
 
-def test_a_cache_directory_that_is_named_is_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_root(str(tmp_path / "mine")) == tmp_path / "mine"
-
-
-def test_the_usual_cache_directory_is_xdg_cache_home(tmp_path, monkeypatch, tokenizer):
+def test_without_a_name_the_cache_is_in_the_user_s_cache_directory(tmp_path, monkeypatch, tokenizer):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_root("") == tmp_path / "transformer_flax"
     load_corpus(PAIRS, tokenizer, "")
     assert len(entries(tmp_path / "transformer_flax")) == 1
-
-
-def test_without_xdg_cache_home_it_is_in_the_home_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert cache_root("") == pathlib.Path(tmp_path, ".cache", "transformer_flax")
-
-
-def test_an_empty_xdg_cache_home_is_none(tmp_path, monkeypatch):
-    """As its specification says; else the cache would land wherever the command was started."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    assert cache_root("") == pathlib.Path(tmp_path, ".cache", "transformer_flax")

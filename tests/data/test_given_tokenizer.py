@@ -143,36 +143,9 @@ def word_level(*words, unknown="<unk>"):
     return change
 
 
-def doubling(part, steps, step, depth=0):
-    """Makes a part of a file a chain of steps each of which doubles the length of a text, in sequences of sequences."""
-
-    def change(content):
-        chain = [step] * 18
-        for _ in range(depth):
-            chain = [{"type": "Sequence", steps: chain}]
-        content[part] = {"type": "Sequence", steps: chain}
-
-    return change
-
-
-def replace(old, new):
-    return {"type": "Replace", "pattern": {"String": old}, "content": new}
-
-
-BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (doubling("normalizer", "normalizers", replace("a", "aa"), depth=4), "its normalizer makes .* characters of"),
-        (doubling("normalizer", "normalizers", replace("no", "nono")), "its normalizer makes .* characters of"),
-        (doubling("pre_tokenizer", "pretokenizers", BYTES), "its pre_tokenizer makes .* characters of"),
-        (doubling("decoder", "decoders", replace("a", "aa")), "its decoder makes .* characters of"),
-        (
-            lambda content: content.update(normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}] * 999}),
-            "its normalizer has 999 steps",
-        ),
         (
             word_level("<unk>", *SPECIAL),
             r"its ids 0, 1, 2 are <unk>, <pad>, <begin>; they must be <pad>, <begin>, <end>",
@@ -195,11 +168,6 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
         (lambda content: content.update(pre_tokenizer={"type": "FixedLength", "length": 0}), "must be non-zero"),
     ],
     ids=[
-        "doubles",
-        "doubles words",
-        "doubles bytes",
-        "doubles answers",
-        "many steps",
         "other",
         "few",
         "gap",

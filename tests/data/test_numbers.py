@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tests.data.make import data_config
-from transformer_flax.data.numbers import ALWAYS_TRAINED, HELD_OUT, NumberPairs, split_numbers
+from transformer_flax.data.synthetic import ALWAYS_TRAINED, HELD_OUT, NumberPairs, split_numbers
 from transformer_flax.errors import UserError
 
 SPLITS = ("train", "valid", "test")

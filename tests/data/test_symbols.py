@@ -3,7 +3,7 @@ import pytest
 
 from tests.data.make import data_config
 from transformer_flax.data.sources import load_pairs
-from transformer_flax.data.symbols import HELD_OUT, SHORTEST_HELD_OUT, draw_lines
+from transformer_flax.data.synthetic import HELD_OUT, SHORTEST_HELD_OUT, draw_lines
 from transformer_flax.errors import UserError
 
 SPLITS = ("train", "valid", "test")

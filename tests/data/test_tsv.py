@@ -84,7 +84,7 @@ def test_a_valid_split_is_either_a_file_or_held_out(tmp_path):
         read(tmp_path, "test")
     write(tmp_path, "valid", [("a", "c")])
     assert as_list(read(tmp_path, "valid")) == [("c", "a")]
-    with pytest.raises(UserError, match=r"held_out is 0\.1, and there is \S+valid\.tsv too"):
+    with pytest.raises(UserError, match=r"held_out is 0\.1, so \S+valid\.tsv would never be read"):
         read(tmp_path, held_out=0.1)
     with pytest.raises(UserError, match=re.escape("there is no such folder")):
         read(tmp_path / "nowhere", "valid")

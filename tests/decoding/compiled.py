@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.decoding.toy import A, B, C, Rule, Toy, begin, hashed, step
 from transformer_flax.decoding.search import (
-    KINDS,
+    LENGTH_PENALTIES,
     Bounds,
     Hypotheses,
     LengthPenalty,
@@ -70,7 +70,8 @@ def model(toys, sentences, hypotheses, step):
 def any_penalty(kind, alpha):
     """The length penalty of a kind and alpha known only at run time, so that one program serves them all."""
     return lambda length: jnp.select(
-        [kind == i for i in range(len(KINDS))], [LengthPenalty(name, alpha)(length) for name in KINDS]
+        [kind == i for i in range(len(LENGTH_PENALTIES))],
+        [LengthPenalty(name, alpha)(length) for name in LENGTH_PENALTIES],
     )
 
 
@@ -102,7 +103,7 @@ def run(compiled, toys, sentences, rules, penalty, batch, **settings) -> Hypothe
     toys = [toys] if isinstance(toys, Toy) else toys
     kind, alpha = penalty
     found = compiled(
-        toys, np.array(fill(sentences)), bounds_of(fill(rules)), KINDS.index(kind), float(alpha), **settings
+        toys, np.array(fill(sentences)), bounds_of(fill(rules)), LENGTH_PENALTIES.index(kind), float(alpha), **settings
     )
     return jax.tree.map(lambda leaf: np.asarray(leaf)[: len(sentences)], found)
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, FREE_FIELDS, TRANSLATING, Result
 from transformer_flax.ablation.variants import Variant
-from transformer_flax.decoding.bleu import score
+from transformer_flax.decoding.scoring import score
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.model.registry import Config

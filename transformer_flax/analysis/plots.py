@@ -7,7 +7,7 @@ import matplotlib.figure
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.decoding.f1 import ClassScores
+from transformer_flax.decoding.scoring import ClassScores
 from transformer_flax.errors import UserError
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.optimizer import paper_schedule

@@ -1,8 +1,8 @@
-"""Batches of few static shapes: pairs of like length together, a row each (section 5.1), or packed side by side.
+"""Batches of few static shapes: one pair a row, beside pairs of similar length (section 5.1), or packed side by side.
 
-A batch is {"source": int32 [B, L], "target": int32 [B, L]}, every sentence closed by the end symbol and padded with 0.
-A packed one has "source_segments" and "target_segments" too, of the same shape: 1 where the first pair of a row stands,
-2 for the second, and 0 for padding.
+A batch is {"source": int32 [B, L], "target": int32 [B, L]}. Every sentence ends with the end symbol, and padding is 0.
+A packed one has "source_segments" and "target_segments" of the same shape too: 1 for the first pair of a row, 2 for the
+second, and 0 for padding.
 """
 
 import abc
@@ -19,14 +19,14 @@ from transformer_flax.special_tokens import END_ID, PAD_ID
 
 Batch = dict[str, np.ndarray]
 SIDES = ("source", "target")
+BATCHING = ("bucketed", "packed")
 
 
 def bucket_edges(histogram: np.ndarray, num_buckets: int) -> np.ndarray:
-    """The at most `num_buckets` row lengths that hold sentences of these lengths with the least padding.
+    """Finds at most `num_buckets` row lengths that hold sentences of these lengths with the least padding.
 
-    Dynamic programming over the histogram, in which `histogram[n]` sentences have n tokens: best[k][j] is the fewest
-    slots for all sentences of the j shortest lengths in k buckets. Returns ascending int64 edges, the last one the
-    longest length.
+    `histogram[n]` sentences have n tokens. Dynamic programming: best[k][j] is the fewest slots for all sentences of the
+    j shortest lengths in k buckets. Returns ascending int64 edges; the last one is the longest length.
     """
     values = np.flatnonzero(histogram)
     counts = histogram[values]
@@ -49,21 +49,25 @@ def bucket_edges(histogram: np.ndarray, num_buckets: int) -> np.ndarray:
 class Batches(abc.ABC):
     """An endless random-access sequence: `batches[k]` is a pure function of (corpus, arguments, seed, k).
 
-    Its shape does not depend on `seed`, which decides which pairs fill it. Every epoch shows every pair once, in
-    `batches_per_epoch` batches, of which the last is filled up with empty rows.
+    Its shape does not depend on `seed`. Every epoch has every pair once, in `batches_per_epoch` batches. The last of
+    them may have empty rows.
 
     Args:
       corpus: the tokenised pairs.
-      tokens_per_batch: at most so many slots a side.
-      rows_multiple_of: the number of rows divides by it.
-      data_seed: rules the order of shapes.
-      seed: rules which pairs fill them.
+      tokens_per_batch: slots a side, at most.
+      rows_multiple_of: divides the number of rows.
+      data_seed: determines the order of shapes.
+      seed: determines which pairs fill them.
       share: (i, n) for the i-th of n equal parts of each batch's rows, so that n hosts make one batch together; n must
         divide `rows_multiple_of`.
+
+    Raises:
+      UserError: there are no pairs, or the longest do not fit into a batch.
     """
 
     batches_per_epoch: int
     shapes: list[tuple[int, int]]  # (rows, length) of every shape of a whole batch
+    _packed = False
 
     def __init__(
         self,
@@ -80,28 +84,55 @@ class Batches(abc.ABC):
         self._data_seed, self._seed, self._share = data_seed, seed, share
         self._epoch = functools.lru_cache(maxsize=2)(self._plan)
 
-    @abc.abstractmethod
     def __getitem__(self, k: int) -> Batch:
-        """This host's share of batch k."""
+        """Makes this host's share of batch k."""
+        rows, width = self._shape(k)
+        i, n = self._share
+        mine = slice(rows * i // n, rows * (i + 1) // n)
+        pairs, sizes = self._find(k, mine)
+        row = np.repeat(np.arange(len(sizes)), sizes)
+        segments = ranges(np.ones_like(sizes), sizes)
+        shape = (mine.stop - mine.start, width)
+        batch = {}
+        for side in SIDES:
+            sentences = getattr(self.corpus, side)
+            whole = sentences.lengths_of(pairs)
+            lengths = np.minimum(whole, width)
+            before = np.cumsum(lengths) - lengths  # tokens before each pair, in all rows
+            slots = ranges(row * width + before - before[segments == 1][row], lengths)
+            batch[side] = _block(shape, slots, sentences.tokens(pairs, lengths))
+            if self._packed:
+                batch[f"{side}_segments"] = _block(shape, slots, np.repeat(segments, lengths))
+            if side == "source":  # a cut source ends with the end symbol, as in translation
+                batch[side][row[whole > width], -1] = END_ID
+        return batch
 
-    @abc.abstractmethod
     def pairs(self, k: int) -> np.ndarray:
-        """Which pairs of the corpus batch k holds, all shares together, row by row."""
+        """The indices of the pairs in batch k, of all shares, row by row."""
+        return self._find(k, slice(None))[0]
 
     def lengths(self, k: int) -> dict[str, np.ndarray]:
-        """Source and target tokens of each pair of batch k, all shares together: int64 [pairs]."""
+        """Source and target tokens of each pair of batch k, of all shares: int64 [pairs]."""
         pairs = self.pairs(k)
         return {side: getattr(self.corpus, side).lengths_of(pairs) for side in SIDES}
 
     @abc.abstractmethod
+    def _shape(self, k: int) -> tuple[int, int]:
+        """Rows and width of batch k, of all shares."""
+
+    @abc.abstractmethod
+    def _find(self, k: int, part: slice) -> tuple[np.ndarray, np.ndarray]:
+        """The pairs in these rows of batch k, and the number of pairs of each row."""
+
+    @abc.abstractmethod
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """An epoch's arrangement of the pairs, and its order of batches or rows."""
+        """The pairs of an epoch in order, and the order of its batches or rows."""
 
     def _num_rows(self, lengths: np.ndarray) -> np.ndarray:
-        """How many rows of each length a batch has.
+        """The number of rows of a batch for each row length.
 
         Raises:
-          UserError: none of the longest fits.
+          UserError: the longest do not fit into a batch.
         """
         multiple = self._rows_multiple_of
         rows = self._tokens_per_batch // lengths // multiple * multiple
@@ -113,19 +144,14 @@ class Batches(abc.ABC):
             )
         return rows
 
-    def _shared(self, rows: int) -> slice:
-        """Of so many rows, those that this host makes."""
-        i, n = self._share
-        return slice(rows * i // n, rows * (i + 1) // n)
-
 
 class BucketedBatches(Batches):
-    """One pair a row, beside others of like length; what does not fill a batch of its length moves up to the next.
+    """One pair a row, beside others of similar length. Pairs that do not fill a batch move up to the next length.
 
     Args:
-      indices: of the pairs to use.
-      num_buckets: at most so many shapes.
-      max_length: longer sides are cut to so many tokens, the last of a source being the end symbol nevertheless.
+      indices: the pairs to use.
+      num_buckets: number of shapes, at most.
+      max_length: cuts longer sides; a source still ends with the end symbol then.
     """
 
     def __init__(
@@ -146,35 +172,26 @@ class BucketedBatches(Batches):
             full, carried = divmod(len(members) + carried, int(rows))
             counts.append(full)
         counts[-1] += carried > 0
-        self._buckets = np.repeat(np.arange(len(counts)), counts)  # of each batch, the narrow ones first
-        self._starts = np.concatenate([[0], np.cumsum(self.rows[self._buckets])])  # of each, in an epoch's order
+        # The bucket of each batch, narrow ones first, and its start in the order of an epoch.
+        self._buckets = np.repeat(np.arange(len(counts)), counts)
+        self._starts = np.concatenate([[0], np.cumsum(self.rows[self._buckets])])
         self.batches_per_epoch = len(self._buckets)
         self.shapes = [(int(self.rows[b]), int(self.edges[b])) for b in np.unique(self._buckets)]
 
-    def pairs(self, k: int) -> np.ndarray:
-        return self._find(k)[0]
+    def _shape(self, k: int) -> tuple[int, int]:
+        bucket = self._buckets[self._batch(k)[1]]
+        return int(self.rows[bucket]), int(self.edges[bucket])
 
-    def __getitem__(self, k: int) -> Batch:
-        pairs, bucket = self._find(k)
-        mine, width = self._shared(int(self.rows[bucket])), int(self.edges[bucket])
-        pairs = pairs[mine]
-        batch = {}
-        for side in SIDES:
-            sentences = getattr(self.corpus, side)
-            whole = sentences.lengths_of(pairs)
-            lengths = np.minimum(whole, width)
-            slots = ranges(np.arange(len(pairs)) * width, lengths)
-            batch[side] = _block((mine.stop - mine.start, width), slots, sentences.tokens(pairs, lengths))
-            if side == "source":  # is read as it is where something is put out for it
-                batch[side][: len(pairs)][whole > width, -1] = END_ID
-        return batch
+    def _find(self, k: int, part: slice) -> tuple[np.ndarray, np.ndarray]:
+        order, batch = self._batch(k)
+        pairs = order[self._starts[batch] : self._starts[batch + 1]][part]
+        return pairs, np.ones_like(pairs)
 
-    def _find(self, k: int) -> tuple[np.ndarray, int]:
-        """The pairs of a batch and its bucket."""
+    def _batch(self, k: int) -> tuple[np.ndarray, int]:
+        """The order of the epoch of batch k, and its place there."""
         epoch, position = divmod(k, self.batches_per_epoch)
         order, batches = self._epoch(epoch)
-        batch = batches[position]
-        return order[self._starts[batch] : self._starts[batch + 1]], self._buckets[batch]
+        return order, batches[position]
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((self._seed, epoch))
@@ -189,12 +206,14 @@ class BucketedBatches(Batches):
 
 
 class PackedBatches(Batches):
-    """As many pairs in a row as have room, all rows of one width; the rows are put together anew in each epoch.
+    """As many pairs in a row as fit, all rows of one width. Every epoch combines other pairs.
 
     Args:
-      indices: of the pairs to use.
-      width: tokens in a row, at least those of the longest pair.
+      indices: the pairs to use.
+      width: tokens of a row; at least those of the longest pair.
     """
+
+    _packed = True
 
     def __init__(self, corpus: Corpus, indices: np.ndarray, *, width: int, **arguments):
         super().__init__(corpus, **arguments)
@@ -208,27 +227,10 @@ class PackedBatches(Batches):
         self.batches_per_epoch = -(-len(packing) // self._rows)
         self.shapes = [(self._rows, width)]
 
-    def pairs(self, k: int) -> np.ndarray:
-        return self._find(k, slice(None))[0]
-
-    def __getitem__(self, k: int) -> Batch:
-        mine = self._shared(self._rows)
-        pairs, sizes = self._find(k, mine)
-        row = np.repeat(np.arange(len(sizes)), sizes)
-        segments = ranges(np.ones_like(sizes), sizes)
-        shape = (mine.stop - mine.start, self._width)
-        batch = {}
-        for side in SIDES:
-            sentences = getattr(self.corpus, side)
-            lengths = sentences.lengths_of(pairs)
-            before = np.cumsum(lengths) - lengths  # tokens of all rows before each pair
-            slots = ranges(row * self._width + before - before[segments == 1][row], lengths)
-            batch[side] = _block(shape, slots, sentences.tokens(pairs, lengths))
-            batch[f"{side}_segments"] = _block(shape, slots, np.repeat(segments, lengths))
-        return batch
+    def _shape(self, k: int) -> tuple[int, int]:
+        return self._rows, self._width
 
     def _find(self, k: int, part: slice) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs of a part of a batch's rows, and how many of them each row has."""
         epoch, position = divmod(k, self.batches_per_epoch)
         members, rows = self._epoch(epoch)
         return self._packing.look_up(members, rows[position * self._rows : (position + 1) * self._rows][part])
@@ -238,11 +240,15 @@ class PackedBatches(Batches):
         return self._packing.shuffled(rng), rng.permutation(np.arange(len(self._packing), dtype=np.int32))
 
 
-BATCHING = ("bucketed", "packed")
-
-
 def training_batches(corpus: Corpus, indices: np.ndarray, config, *, seed: int, share: tuple[int, int]) -> Batches:
-    """The batches of some pairs of a corpus that `config.data` asks for.
+    """Makes the batches of a corpus that `config.data` describes.
+
+    Args:
+      corpus: the tokenised pairs.
+      indices: the pairs to use.
+      config: `config.data`.
+      seed: `config.seed`.
+      share: as of `Batches`.
 
     Raises:
       UserError: there are no pairs, or the longest do not fit into a batch.
@@ -267,5 +273,5 @@ def _block(shape: tuple[int, int], slots: np.ndarray, values: np.ndarray) -> np.
 
 def _require_pairs(indices: np.ndarray) -> np.ndarray:
     if not len(indices):
-        raise UserError("there are no sentence pairs to make batches of; see the counts above for what was dropped")
+        raise UserError("there are no sentence pairs to make batches of; see the counts above for what was left out")
     return indices.astype(np.int32, copy=False)

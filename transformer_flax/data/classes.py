@@ -5,15 +5,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transformer_flax.data.sources import Pairs, read_pairs
+from transformer_flax.data.sources import Pairs, iterate_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import NUM_SPECIAL
 
-BLOCK = 4096  # pairs read at a time
-
 
 class Classes:
-    """Names in their order: class c is the token NUM_SPECIAL + c, as text is numbered, and id 0 is padding here too."""
+    """Names in order. Class c is the token NUM_SPECIAL + c; the special tokens are those of text."""
 
     def __init__(self, names: Sequence[str]):
         self.names = tuple(names)
@@ -22,11 +20,9 @@ class Classes:
 
     @classmethod
     def of(cls, pairs: Pairs) -> "Classes":
-        """Those that the targets of pairs name, sorted."""
-        names: set[str] = set()
-        for start in range(0, len(pairs), BLOCK):
-            names.update(label for _, label in read_pairs(pairs, range(start, min(start + BLOCK, len(pairs)))))
-        return cls(sorted(names))
+        """The classes that are targets of these pairs, sorted."""
+        blocks = iterate_pairs(pairs, range(len(pairs)), 4096)
+        return cls(sorted({label for block in blocks for _, label in block}))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -39,10 +35,10 @@ class Classes:
         return json.dumps(self.names)
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """As a tokenizer does: ids, int32 [labels], and the length of each, which is 1.
+        """Encodes labels as `Tokenizer.encode_flat` does texts: ids, int32 [labels], and lengths, all 1.
 
         Raises:
-          UserError: a label names none of them.
+          UserError: a label is not one of the classes.
         """
         for text in texts:
             if text not in self._tokens:

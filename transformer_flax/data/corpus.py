@@ -1,39 +1,35 @@
-"""A split, tokenised once and memory-mapped from then on."""
+"""A split as token ids: tokenised once, then memory-mapped from the cache."""
 
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import pathlib
 import shutil
-import time
-import uuid
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from transformer_flax.data.sources import Pairs, read_pairs
+from transformer_flax.data.sources import Pairs, iterate_pairs
 from transformer_flax.errors import UserError
-from transformer_flax.files import cache_root, read_json, require_plain
+from transformer_flax.files import cache_root, read_json, require_plain, whole_folder
 from transformer_flax.special_tokens import END_ID
 
-FORMAT = "2"  # raise it when what the cache holds changes
+FORMAT = "2"  # raise it when the content of cache entries changes
 CHUNK = 2048  # pairs encoded at a time
-AHEAD = 3  # times as many are on their way
+AHEAD = 3  # chunks that are being encoded at once
 CHECKSUMS = "checksums.json"
-FORGOTTEN_SECONDS = 24 * 3600  # without a file added to it: nobody is writing that any more
-BLOCK = 1 << 18  # pairs looked at at a time
+BLOCK = 1 << 18  # pairs in a step of NumPy, so that temporary arrays stay small
 
 logger = logging.getLogger(__name__)
 
 
 class Vocabulary(Protocol):
-    """What a side is tokenised with: a Tokenizer, or the Classes that labels name."""
+    """Encodes one side of the pairs: a Tokenizer, or Classes for labels."""
 
     vocab_size: int
 
@@ -44,7 +40,7 @@ class Vocabulary(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """Sentences as one flat array of ids, each closed by the end symbol: sentence i is ids[offsets[i]:offsets[i+1]]."""
+    """Sentences in one flat array. Sentence i is ids[offsets[i]:offsets[i+1]], with the end symbol last."""
 
     ids: np.ndarray  # uint16, or int32 for a large vocabulary [all tokens]
     offsets: np.ndarray  # int64 [sentences + 1]
@@ -53,7 +49,6 @@ class Sentences:
         return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """The tokens of a sentence, the end symbol included."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     @property
@@ -62,11 +57,11 @@ class Sentences:
         return np.subtract(self.offsets[1:], self.offsets[:-1], out=np.empty(len(self), np.int32), casting="same_kind")
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """The same of some sentences: int64 [len(indices)]."""
+        """Tokens of these sentences, the end symbol included: int64 [len(indices)]."""
         return self.offsets[indices + 1] - self.offsets[indices]
 
     def tokens(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The first `lengths` tokens of each of these sentences, one after the other: [sum of lengths]."""
+        """The first `lengths` tokens of each of these sentences, concatenated: [sum of lengths]."""
         return self.ids[ranges(self.offsets[indices], lengths)]
 
     def take(self, indices: np.ndarray) -> "Sentences":
@@ -76,12 +71,12 @@ class Sentences:
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """0 .. count - 1 in parts, so that what is computed on the way needs little memory however many there are."""
+    """Slices that cover 0 .. count - 1, of at most BLOCK each."""
     return (slice(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
 
 
 def count(values: np.ndarray, size: int) -> np.ndarray:
-    """How often each of 0 .. size - 1 is there: int64 [size]."""
+    """Counts the occurrences of each of 0 .. size - 1: int64 [size]."""
     histogram = np.zeros(size, np.int64)
     for block in blocks(len(values)):
         histogram += np.bincount(values[block], minlength=size)
@@ -89,7 +84,7 @@ def count(values: np.ndarray, size: int) -> np.ndarray:
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """start, start + 1, ... for each start, `length` numbers of it: int64 [sum of lengths]."""
+    """start, start + 1 .. start + length - 1 for each start, concatenated: int64 [sum of lengths]."""
     ends = np.cumsum(lengths)
     return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)
 
@@ -113,14 +108,17 @@ def load_corpus(
     labels: Vocabulary | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Corpus:
-    """The pairs tokenised, from the cache if they are there; a new cache entry appears whole or not at all.
+    """Tokenises pairs, or opens the cache entry that an earlier call has made.
 
     Args:
       pairs: the split.
-      tokenizer: whose ids are wanted.
-      labels: whose ids are wanted of the target side, where targets are labels.
-      cache_dir: where caches lie; empty for the usual place.
-      progress: called with (pairs done, of all pairs) while tokenising.
+      tokenizer: for both sides.
+      cache_dir: `config.data.cache_dir`; empty for the user's cache directory.
+      labels: for the target side instead, if targets are labels.
+      progress: called with (pairs done, all pairs) while tokenising.
+
+    Raises:
+      UserError: the cache cannot be written, or a label is unknown.
     """
     vocabularies = {"source": tokenizer, "target": labels or tokenizer}
     known = [FORMAT, pairs.fingerprint, tokenizer.to_json(), *([labels.to_json()] if labels else [])]
@@ -128,41 +126,26 @@ def load_corpus(
     folder = cache_root(cache_dir) / "corpora" / key
     if folder.is_dir():
         try:
-            return _open(folder, len(pairs), vocabularies)
-        except Exception as error:  # what a damaged header can do to NumPy is of many kinds
+            return _open(folder, vocabularies)
+        except Exception as error:  # a damaged header makes NumPy raise errors of many types
             logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
-            _remove(folder)
-    for forgotten in folder.parent.glob(f"{key}.partial.*"):  # by a process that was killed
-        with contextlib.suppress(OSError):  # it is whole now, and elsewhere
-            if time.time() - forgotten.stat().st_mtime > FORGOTTEN_SECONDS:
-                shutil.rmtree(forgotten)
-    partial = folder.with_name(f"{key}.partial.{uuid.uuid4().hex}")
-    done = 0
-
-    def counted(count: int, of: int) -> None:
-        nonlocal done
-        done = count
-        progress(count, of)
-
+            if folder.is_symlink():  # not what it leads to
+                folder.unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+    done = written = 0
     try:
-        partial.mkdir(parents=True)
-        _tokenize(pairs, vocabularies, partial, counted)
-        try:
-            partial.rename(folder)
-        except OSError:  # another process was first: its entry is the same
-            if not folder.is_dir():
-                raise
+        with whole_folder(folder) as partial:
+            for done in _tokenize(pairs, vocabularies, partial):
+                written = sum(file.stat().st_size for file in partial.iterdir())
+                progress(done, len(pairs))
     except OSError as error:
-        written = sum(file.stat().st_size for file in partial.glob("*"))
         needed = f"about {written / done * len(pairs) / 1e6:,.1f} MB" if done else "room"
         raise UserError(
             f"the tokenised text needs {needed} in {folder.parent}, which cannot be written ({error}); "
             "make room there, or name another place with --config.data.cache_dir"
         ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     try:
-        return _open(folder, len(pairs), vocabularies)
+        return _open(folder, vocabularies)
     except Exception as error:
         raise UserError(
             f"the tokenised text in {folder} is damaged ({error}) and could not be replaced; remove it, or name "
@@ -171,122 +154,89 @@ def load_corpus(
 
 
 class _Array:
-    """An array on its way to the disk, part by part."""
+    """Appends parts of an array to a .npy file.
 
-    # Not np.save, which wants it whole, and overlooks that the last bytes could not be written: a full disk, a quota.
+    np.save would need the whole array, and ignores that the last bytes do not fit onto a full disk.
+    """
 
     def __init__(self, file: pathlib.Path, dtype: Any):
-        self._file, self._dtype = file.open("wb"), np.dtype(dtype)
-        self._length, self._checksum = 0, 0
+        self.dtype, self.length = np.dtype(dtype), 0
+        self._file, self._checksum = file.open("wb"), 0
         self._write_header()
 
     def append(self, part: np.ndarray) -> None:
         self._file.write(part.data)
-        self._length += len(part)
+        self.length += len(part)
         self._checksum = zlib.crc32(part.data, self._checksum)
 
     def close(self) -> int:
-        """Completes the file, and returns its checksum."""
+        """Completes the file, and returns the checksum of the array."""
         self._file.seek(0)  # the header has room for any length
         self._write_header()
         self._file.close()
         return self._checksum
 
     def _write_header(self) -> None:
-        descr = np.lib.format.dtype_to_descr(self._dtype)
-        header = {"descr": descr, "fortran_order": False, "shape": (self._length,)}
+        descr = np.lib.format.dtype_to_descr(self.dtype)
+        header = {"descr": descr, "fortran_order": False, "shape": (self.length,)}
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
-class _Side:
-    """One language on its way to the disk: `<name>.ids.npy` and `<name>.offsets.npy`."""
+def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: pathlib.Path) -> Iterator[int]:
+    """Fills a cache entry, and yields the number of pairs done after each chunk.
 
-    def __init__(self, folder: pathlib.Path, name: str, dtype: Any):
-        self._name, self._dtype, self._tokens = name, dtype, 0
-        self._ids = _Array(folder / f"{name}.ids.npy", dtype)
-        self._offsets = _Array(folder / f"{name}.offsets.npy", np.int64)
-        self._offsets.append(np.zeros(1, np.int64))
-
-    def append(self, ids: np.ndarray, lengths: np.ndarray) -> None:
-        ends = np.cumsum(lengths)
-        self._ids.append(np.insert(ids.astype(self._dtype), ends, END_ID))
-        ends += np.arange(1, len(lengths) + 1) + self._tokens
-        self._offsets.append(ends)
-        self._tokens += len(ids) + len(lengths)
-
-    def close(self) -> dict[str, int]:
-        """Completes the files, and returns the checksum of each."""
-        return {f"{self._name}.ids": self._ids.close(), f"{self._name}.offsets": self._offsets.close()}
-
-
-def _tokenize(
-    pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: pathlib.Path, progress: Callable[[int, int], None]
-) -> None:
-    """Writes the entry. While all cores encode some pairs, those before are written and those behind are read."""
-    sides = [_Side(folder, name, _dtype(vocabulary)) for name, vocabulary in vocabularies.items()]
-    ahead: collections.deque[list[concurrent.futures.Future]] = collections.deque()
+    Reads the next chunks and writes the last one while all cores encode.
+    """
+    dtypes = {(side, "ids"): _dtype(vocabulary) for side, vocabulary in vocabularies.items()}
+    dtypes |= {(side, "offsets"): np.dtype(np.int64) for side in vocabularies}
+    arrays = {(side, part): _Array(folder / f"{side}.{part}.npy", dtype) for (side, part), dtype in dtypes.items()}
+    for side in vocabularies:
+        arrays[side, "offsets"].append(np.zeros(1, np.int64))
+    ahead: collections.deque[dict[str, concurrent.futures.Future]] = collections.deque()
     done = 0
 
-    def write() -> None:
-        nonlocal done
-        for side, encoded in zip(sides, ahead.popleft(), strict=True):
-            side.append(*encoded.result())
-        done = min(done + CHUNK, len(pairs))
-        progress(done, len(pairs))
+    def write() -> int:
+        for side, encoded in ahead.popleft().items():
+            tokens, lengths = encoded.result()
+            ids, ends = arrays[side, "ids"], np.cumsum(lengths)
+            arrays[side, "offsets"].append(ends + np.arange(1, len(ends) + 1) + ids.length)
+            ids.append(np.insert(tokens.astype(ids.dtype), ends, END_ID))
+        return done + len(ends)
 
     with concurrent.futures.ThreadPoolExecutor(AHEAD) as pool:
-        for start in range(0, len(pairs), CHUNK):
-            texts = zip(*read_pairs(pairs, range(start, min(start + CHUNK, len(pairs)))), strict=True)
-            encoders = [vocabulary.encode_flat for vocabulary in vocabularies.values()]
-            ahead.append([pool.submit(encode, side) for encode, side in zip(encoders, texts, strict=True)])
+        for chunk in iterate_pairs(pairs, range(len(pairs)), CHUNK):
+            texts = zip(vocabularies.items(), zip(*chunk, strict=True), strict=True)
+            ahead.append({side: pool.submit(vocabulary.encode_flat, lines) for (side, vocabulary), lines in texts})
             if len(ahead) == AHEAD:
-                write()
+                yield (done := write())
         while ahead:
-            write()
-    checksums = sides[0].close() | sides[1].close()
+            yield (done := write())
+    checksums = {f"{side}.{part}": array.close() for (side, part), array in sorted(arrays.items())}
     (folder / CHECKSUMS).write_text(json.dumps(checksums))
 
 
-def _open(folder: pathlib.Path, pairs: int, vocabularies: Mapping[str, Vocabulary]) -> Corpus:
-    """The entry, memory-mapped.
+def _open(folder: pathlib.Path, vocabularies: Mapping[str, Vocabulary]) -> Corpus:
+    """Memory-maps a cache entry.
 
     Raises:
-      Exception: it is cut short, or not what was written.
+      Exception: it is damaged.
     """
     checksums = read_json(folder / CHECKSUMS)
 
     def load(name: str, dtype: Any) -> np.ndarray:
         require_plain(folder / f"{name}.npy")
         array = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        if array.dtype != dtype or array.ndim != 1:
-            raise ValueError(f"{name}.npy is {array.dtype} of {array.ndim} axes")
-        if zlib.crc32(array.data) != checksums[name]:
+        if array.dtype != dtype or array.ndim != 1 or zlib.crc32(array.data) != checksums[name]:
             raise ValueError(f"{name}.npy has changed")
         return array
 
-    def load_side(side: str, vocabulary: Vocabulary) -> Sentences:
-        ids, offsets = load(f"{side}.ids", _dtype(vocabulary)), load(f"{side}.offsets", np.int64)
-        ends = offsets[1:]
-        # No checksum vouches for these: whoever wrote the arrays has written theirs too.
-        divides = len(ends) == pairs and offsets[0] == 0 and offsets[-1] == len(ids)
-        if not (divides and all(np.all(offsets[block] < ends[block]) for block in blocks(pairs))):
-            raise ValueError(f"{side}.offsets.npy does not divide the ids into {pairs:,} sentences")
-        if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary.vocab_size:
-            raise ValueError(f"{side}.ids.npy has ids beyond the vocabulary")
-        if not all(np.all(ids[ends[block] - 1] == END_ID) for block in blocks(pairs)):
-            raise ValueError(f"{side}.ids.npy has sentences without an end")
-        return Sentences(ids, offsets)
-
-    return Corpus(**{side: load_side(side, vocabulary) for side, vocabulary in vocabularies.items()})
+    return Corpus(
+        **{
+            side: Sentences(load(f"{side}.ids", _dtype(vocabulary)), load(f"{side}.offsets", np.int64))
+            for side, vocabulary in vocabularies.items()
+        }
+    )
 
 
 def _dtype(vocabulary: Vocabulary) -> Any:
     return np.dtype(np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.int32)
-
-
-def _remove(folder: pathlib.Path) -> None:
-    """A link itself and not what it leads to, where something else may lie."""
-    if folder.is_symlink():
-        folder.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Which pairs a model is trained on, and how many were left out for which reason."""
+"""Selection of training pairs, with a count of those left out for each reason."""
 
 import collections
 import dataclasses
@@ -11,22 +11,22 @@ from transformer_flax.data.corpus import Corpus, blocks
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """A part of a split, in its order."""
+    """The pairs of a split that are used, in its order."""
 
-    indices: np.ndarray  # int32 [pairs that are used]
-    dropped: dict[str, int]  # by the first reason that holds
+    indices: np.ndarray  # int32 [pairs used]
+    dropped: dict[str, int]  # pairs, by the first reason that applies
 
 
 def select_training_pairs(
     corpus: Corpus, max_length: int, *, max_length_ratio: float = 0.0, drop_duplicates: bool = False
 ) -> Selection:
-    """Leaves out what a model should not learn from; lengths are in tokens, the end symbol included.
+    """Leaves out pairs with an empty, long or unlikely side, and duplicates on request.
 
     Args:
       corpus: the training split.
-      max_length: of the longer side.
+      max_length: tokens of the longer side, the end symbol included.
       max_length_ratio: of the longer side to the shorter; 0 for any.
-      drop_duplicates: keep the first only of pairs of which both sides are the same.
+      drop_duplicates: of equal pairs, keep the first.
     """
     duplicate = _is_duplicate(corpus) if drop_duplicates else None
     dropped: collections.Counter[str] = collections.Counter()
@@ -49,13 +49,11 @@ def select_training_pairs(
 
 
 def _is_duplicate(corpus: Corpus) -> np.ndarray:
-    """True for pairs that stand before in the corpus: bool [pairs]."""
-    digests = np.empty(len(corpus), np.int64)  # of which two in a few billion may be equal by chance
+    """True for pairs that occur earlier in the corpus: bool [pairs]."""
+    digests = np.empty(len(corpus), np.int64)  # 64 bits: among a few billion pairs, two may collide
     for i in range(len(corpus)):
-        text = (
-            corpus.source[i].tobytes() + corpus.target[i].tobytes()
-        )  # the end symbol closes each, and stands nowhere else
-        digests[i] = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+        pair = corpus.source[i].tobytes() + corpus.target[i].tobytes()  # unambiguous, as each has one end symbol, last
+        digests[i] = int.from_bytes(hashlib.blake2b(pair, digest_size=8).digest(), "little", signed=True)
     duplicate = np.ones(len(corpus), bool)
     duplicate[np.unique(digests, return_index=True)[1]] = False
     return duplicate

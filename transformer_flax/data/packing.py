@@ -1,19 +1,19 @@
-"""Pairs side by side in rows of one width, so that few of their slots stay empty."""
+"""Packing: several pairs side by side in rows of one width, so that few slots stay empty."""
 
 import dataclasses
 import itertools
 
 import numpy as np
 
-from transformer_flax.data.corpus import blocks, count, ranges
+from transformer_flax.data.corpus import ranges
 
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
     """Rows of pairs: row r holds the pairs members[places[offsets[r]:offsets[r+1]]].
 
-    Pairs of the same two lengths are a class; whichever of them stand where, the rows are of the same lengths. So
-    `members`, which are the pairs class by class, may be shuffled within each.
+    Pairs with the same two lengths are a class. Exchanging pairs of a class does not change the lengths of any row. So
+    `members`, the pairs class by class, may be shuffled within each class.
     """
 
     members: np.ndarray  # int32 [pairs]
@@ -25,39 +25,37 @@ class Packing:
         return len(self.offsets) - 1
 
     def shuffled(self, rng: np.random.Generator) -> np.ndarray:
-        """Other `members` for the same rows: int32 [pairs]."""
+        """`members`, shuffled within each class: int32 [pairs]."""
         members = self.members.copy()
         for start, stop in itertools.pairwise(self.class_offsets.tolist()):
             rng.shuffle(members[start:stop])
         return members
 
     def look_up(self, members: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs of some rows, one row after the other, and how many each has."""
+        """The pairs of some rows, concatenated, and the number of pairs of each row."""
         starts = self.offsets[rows]
         sizes = self.offsets[rows + 1] - starts
         return members[self.places[ranges(starts, sizes)]], sizes
 
 
 def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, width: int) -> Packing:
-    """Lays pairs into rows that hold `width` tokens a side: the longest first, each where it leaves the least room.
+    """Packs pairs into rows of `width` tokens a side: the longest first, each where it leaves the least room.
 
-    Rows that are filled alike are filled together, so what it takes depends on the number of classes, not of pairs.
+    Rows with the same content are filled together, so the time depends on the number of classes, not of pairs.
 
     Args:
       source_lengths, target_lengths: int [pairs], from 1 to `width`.
-      width: of a row.
+      width: tokens of a row.
     """
-    members = np.arange(len(source_lengths), dtype=np.int32)
-    for lengths in (target_lengths, source_lengths):  # by source, then by target, as each sort is stable
-        members = _sort(members, lengths)
-    begins = np.ones(len(members), bool)  # a class
+    members = np.lexsort((target_lengths, source_lengths)).astype(np.int32)  # by source, then by target
+    begins = np.ones(len(members), bool)  # where a class begins
     begins[1:] = np.diff(source_lengths[members]) != 0
     begins[1:] |= np.diff(target_lengths[members]) != 0
     class_offsets = np.append(np.flatnonzero(begins), len(members))
     first = members[begins]
     counts = np.diff(class_offsets)
     classes = np.stack([source_lengths[first], target_lengths[first]], axis=1)
-    used = class_offsets[:-1].copy()  # of each class, the first of its members that has no place yet
+    used = class_offsets[:-1].copy()  # the first member of each class that has no place yet
     places = np.empty(len(members), np.int32)
     filled, sizes = 0, []
     for content, rows in _fill(classes, counts, width):
@@ -70,26 +68,11 @@ def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, width: int) -> 
     return Packing(members, class_offsets, places, np.concatenate([[0], np.cumsum(np.concatenate(sizes))]))
 
 
-def _sort(order: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """`order[np.argsort(lengths[order], kind="stable")]` as int32, in little memory: by counting."""
-    ordered = np.empty(len(order), np.int32)
-    histogram = count(lengths, int(lengths.max(initial=0)) + 1)
-    start = np.cumsum(histogram) - histogram  # of what is still to come of each length
-    for block in blocks(len(order)):
-        keys = lengths[order[block]]
-        within = np.argsort(keys, kind="stable")
-        keys = keys[within]
-        first = np.searchsorted(keys, keys)
-        ordered[start[keys] + np.arange(len(keys)) - first] = order[block][within]
-        start += np.bincount(keys, minlength=len(start))
-    return ordered
-
-
 def _fill(sides: np.ndarray, counts: np.ndarray, width: int) -> list[tuple[list[int], int]]:
-    """Packs pairs of classes with these (source, target) lengths: (the classes in a row, number of such rows)."""
+    """Packs `counts` pairs of each class, of lengths `sides` [C, 2] -> (classes in a row, number of such rows)."""
     piles: list[tuple[list[int], int]] = []
-    with_room: list[list[int]] = []  # of piles, by the room that their rows have left
-    places: dict[tuple[int, int], int] = {}  # of each room in `with_room`
+    with_room: list[list[int]] = []  # piles by the room that their rows have left
+    places: dict[tuple[int, int], int] = {}  # of rooms in `with_room`
     rooms = np.empty((2, 1), np.int64)  # (source, target) at each place, or -1 while no pile is there
 
     def add(content: list[int], rows: int, room: tuple[int, int]) -> None:
@@ -108,7 +91,7 @@ def _fill(sides: np.ndarray, counts: np.ndarray, width: int) -> list[tuple[list[
         while left:
             there = rooms[:, : len(places)]
             fitting = np.flatnonzero((there[0] >= source) & (there[1] >= target))
-            if len(fitting):  # of those that leave the least, the one that leaves the least source
+            if len(fitting):  # the least room is left, then the least in the source
                 place = fitting[np.argmin(there[:, fitting].sum(axis=0) * (width + 1) + there[0, fitting])]
                 room = int(there[0, place]), int(there[1, place])
                 pile = with_room[place].pop()
@@ -119,7 +102,7 @@ def _fill(sides: np.ndarray, counts: np.ndarray, width: int) -> list[tuple[list[
                 piles[pile] = (content, rows - taken)
                 if not with_room[place]:
                     rooms[:, place] = -1
-            else:  # new rows: as many as would hold what is left of this class alone
+            else:  # new rows: as many as the rest of this class alone would need
                 content, room = [], (width, width)
                 taken = max(1, left // (width // max(source, target)))
             add([*content, c], taken, (room[0] - source, room[1] - target))

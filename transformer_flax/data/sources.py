@@ -1,12 +1,13 @@
-"""Where text comes from: random-access sequences of (source, target) sentences, one for each split."""
+"""Sources of text: random-access sequences of (source, target) sentences, one for each split."""
 
 import hashlib
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from transformer_flax.data.numbers import NumberPairs
-from transformer_flax.data.symbols import SymbolPairs
+import numpy as np
+
+from transformer_flax.data.synthetic import NumberPairs, SymbolPairs
 from transformer_flax.data.text_files import (
     Lines,
     decode_lines,
@@ -24,9 +25,12 @@ SPLITS = ("train", "valid", "test")
 
 
 class Pairs(Protocol):
-    """Sentence pairs, and a fingerprint that changes whenever one of them does."""
+    """Sentence pairs.
 
-    fingerprint: str
+    A class with `__getitems__(indices) -> list of pairs` is read many pairs at a time.
+    """
+
+    fingerprint: str  # changes whenever a pair does
 
     def __len__(self) -> int: ...
 
@@ -34,16 +38,22 @@ class Pairs(Protocol):
 
 
 def read_pairs(pairs: Pairs, indices: Sequence[int]) -> list[tuple[str, str]]:
-    """The pairs at `indices`, in bulk where they have `__getitems__`: it may be far faster than one by one."""
-    in_bulk = getattr(pairs, "__getitems__", None)
-    return in_bulk(indices) if in_bulk else [pairs[i] for i in indices]
+    """The pairs at `indices`, read all at once if the class can do that."""
+    at_once = getattr(pairs, "__getitems__", None)
+    return at_once(indices) if at_once else [pairs[i] for i in indices]
+
+
+def iterate_pairs(pairs: Pairs, indices: range | np.ndarray, size: int) -> Iterator[list[tuple[str, str]]]:
+    """Yields the pairs at `indices` in lists of at most `size`."""
+    for start in range(0, len(indices), size):
+        yield read_pairs(pairs, np.asarray(indices[start : start + size]).tolist())
 
 
 def load_pairs(config, split: str) -> Pairs:
     """The pairs of a split of `config.data`.
 
     Raises:
-      UserError: there is no such source, folder, set, file or language, or a file is not what it should be.
+      UserError: there is no such source, split, folder, set, file or language, or a file is malformed.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
@@ -56,42 +66,44 @@ def load_pairs(config, split: str) -> Pairs:
 
 
 class FirstPairs:
-    """The first `count` of some pairs, to learn from fewer than there are.
+    """The first `count` of some pairs.
 
     Raises:
-      UserError: there are not as many.
+      UserError: there are fewer.
     """
 
     def __init__(self, pairs: Pairs, count: int):
         if not 0 < count <= len(pairs):
             raise UserError(
-                f"config.data.num_pairs is {count:,}; the train split has {len(pairs):,} pairs, of which the first so "
-                "many are taken, or all with 0"
+                f"config.data.num_pairs is {count:,}; the train split has {len(pairs):,} pairs: take as many or fewer, "
+                "or all with 0"
             )
-        self._pairs, self._count = pairs, count
+        self._pairs, self._places = pairs, range(count)
         self.fingerprint = hashlib.sha256(f"the first {count} of {pairs.fingerprint}".encode()).hexdigest()
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._places)
 
     def __getitem__(self, index: int) -> tuple[str, str]:
-        return self._pairs[range(self._count)[index]]
+        return self._pairs[self._places[index]]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        """The pairs at `indices`, in their order."""
-        return read_pairs(self._pairs, [range(self._count)[i] for i in indices])
+        return read_pairs(self._pairs, [self._places[i] for i in indices])
 
 
 class FolderPairs:
-    """Text files `<split>.<language>`, plain, .gz or .xz, UTF-8, one sentence a line, side by side.
+    """Text files `<split>.<language>`, one sentence a line, line N of one with line N of the other.
 
-    They are read once; memory holds 16 bytes a pair.
+    The files are read once. Memory holds 16 bytes a pair.
+
+    Raises:
+      UserError: a file is missing, is not UTF-8, or has more lines than the other.
     """
 
     def __init__(self, config, split: str):
         folder, languages = text_folder(config.path), (config.source_language, config.target_language)
         files = [require_text(folder, f"{split}.{language}") for language in languages]
-        self._source, self._target = (_read(file, cache_root(config.cache_dir)) for file in files)
+        self._source, self._target = (_read_lines(file, cache_root(config.cache_dir)) for file in files)
         require_as_many(files[0], self._source, files[1], self._target)
         digest = hashlib.sha256()
         for lines in (self._source, self._target):
@@ -106,23 +118,22 @@ class FolderPairs:
         return self._source[index], self._target[index]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        """The pairs at `indices`, in their order."""
         return list(zip(self._source.__getitems__(indices), self._target.__getitems__(indices), strict=True))
 
 
-def _read(file: pathlib.Path, cache: pathlib.Path) -> Lines:
+def _read_lines(file: pathlib.Path, cache: pathlib.Path) -> Lines:
     with open_text(file) as stream:
         return Lines(decode_lines(stream, str(file)), cache)
 
 
 class TsvPairs:
-    """Files `<split>.tsv`, plain, .gz or .xz, UTF-8, a text a line, without a line of headings.
+    """Texts with labels, from files `<split>.tsv` without a header line. A pair is (text, label).
 
-    Where config.data.held_out is above 0, there is no valid.tsv: that share of train is the valid split. Which texts
-    those are depends on the text and config.data.seed alone, so that copies of one text are all on the same side.
+    With `config.held_out` above 0, that share of train is the valid split, and there is no valid.tsv. A text is held
+    out or not depending on the text and `config.seed` alone, so copies of a text are all on the same side.
 
     Raises:
-      UserError: there is no such file, or a line has not the columns that the first one has, or an empty label.
+      UserError: a file or column is missing, a line has another number of columns than the first, or a label is empty.
     """
 
     def __init__(self, config, split: str):
@@ -137,8 +148,8 @@ class TsvPairs:
             )
         if share and valid:
             raise UserError(
-                f"config.data.held_out is {share!r}, and there is {valid} too, which would never be read; set "
-                "--config.data.held_out=0, or move the file away"
+                f"config.data.held_out is {share!r}, so {valid} would never be read; set --config.data.held_out=0, or "
+                "move the file away"
             )
         file = require_text(folder, f"{'train' if share and split == 'valid' else split}.tsv")
         rows = _read_table(file, config.label_column, config.text_column)
@@ -154,20 +165,16 @@ class TsvPairs:
         return len(self._lines)
 
     def __getitem__(self, index: int) -> tuple[str, str]:
-        return _pair(self._lines[index])
+        [pair] = self.__getitems__([range(len(self))[index]])
+        return pair
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        """The pairs at `indices`, in their order."""
-        return [_pair(line) for line in self._lines.__getitems__(indices)]
-
-
-def _pair(line: str) -> tuple[str, str]:
-    label, text = line.split("\t")
-    return text, label
+        rows = (line.split("\t") for line in self._lines.__getitems__(indices))
+        return [(text, label) for label, text in rows]
 
 
 def _read_table(file: pathlib.Path, label_column: int, text_column: int) -> Iterator[tuple[str, str]]:
-    """(label, text) of each line."""
+    """Yields (label, text) of each line."""
     columns = 0
     with open_text(file) as stream:
         for number, line in enumerate(decode_lines(stream, str(file)), start=1):
@@ -175,8 +182,8 @@ def _read_table(file: pathlib.Path, label_column: int, text_column: int) -> Iter
             columns = columns or len(cells)
             if len(cells) != columns:
                 raise UserError(
-                    f"{file}, line {number:,}: it has {len(cells)} columns and the first line {columns}; tabs part "
-                    "columns, and stand nowhere else"
+                    f"{file}, line {number:,}: it has {len(cells)} columns and the first line {columns}; a tab must "
+                    "stand between columns and nowhere else"
                 )
             for name, column in (("label_column", label_column), ("text_column", text_column)):
                 if not 0 <= column < columns:
@@ -194,6 +201,6 @@ def _is_held_out(text: str, seed: int, share: float) -> bool:
     return int.from_bytes(digest, "little") < share * 2**64
 
 
-MADE = {"numbers": NumberPairs, "copy": SymbolPairs, "reverse": SymbolPairs}  # where num_pairs is how many
+MADE = {"numbers": NumberPairs, "copy": SymbolPairs, "reverse": SymbolPairs}  # num_pairs says how many are made
 READ = {"folder": FolderPairs, "tsv": TsvPairs, "tfds": TfdsPairs}
 TRANSLATED = ("numbers", "folder", "tfds")  # sources of two languages

@@ -1,7 +1,7 @@
-"""Lines of text files: plain, .gz or .xz, UTF-8.
+"""Lines of text files: UTF-8, plain or compressed as .gz or .xz.
 
-They are unpacked and given out as they are asked for, and no line takes more than LONGEST bytes of memory. So a small
-file that unpacks to a huge one costs no more than that one would: nothing where lines are translated window by window.
+Files are decompressed while they are read, and no line takes more than LONGEST bytes of memory. So a small file that
+decompresses to a huge one costs no more than the huge one would.
 """
 
 import array
@@ -23,8 +23,9 @@ import numpy as np
 from transformer_flax.errors import UserError
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
-DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, MemoryError)  # of a compressed file
-LONGEST = 1 << 20  # bytes of a line; what has longer ones is no text of a sentence a line
+DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, MemoryError)  # raised by damaged compressed files
+LONGEST = 1 << 20  # bytes of a line; a file with longer ones does not have one sentence a line
+BLOCK = 1 << 20  # bytes; a shorter text stays in memory
 
 
 def open_text(file: pathlib.Path) -> BinaryIO:
@@ -46,16 +47,16 @@ def text_folder(path: str) -> pathlib.Path:
 
 
 def find_text(folder: pathlib.Path, name: str) -> pathlib.Path | None:
-    """The text `name` in a folder: plain, .gz or .xz; None if there is none."""
+    """The file `name`, `name`.gz or `name`.xz of a folder; None if there is none."""
     files = [folder / f"{name}{suffix}" for suffix in OPENERS]
     return next((file for file in files if file.is_file()), None)
 
 
 def require_text(folder: pathlib.Path, name: str) -> pathlib.Path:
-    """`find_text`.
+    """`find_text`, or an error.
 
     Raises:
-      UserError: there is none; tells what there is.
+      UserError: there is no such file; lists those that there are.
     """
     file = find_text(folder, name)
     if file is None:
@@ -65,15 +66,16 @@ def require_text(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None) -> Iterator[str]:
-    """The lines of a file without their ends; none is read before it is asked for.
+    """Yields the lines of a file without their ends. Reads each when it is asked for.
 
     Args:
-      stream: of bytes. The mark that some editors put at its start is left out.
+      stream: bytes; a byte order mark at the start is skipped.
       name: of the file, for messages.
-      spoilt: told the places of lines that are not UTF-8, whose bytes are replaced by U+FFFD; None: they are refused.
+      spoilt: a list that receives the place of each line that is not UTF-8; its bad bytes become U+FFFD. With None,
+        such a line is an error.
 
     Raises:
-      UserError: a line is not UTF-8 or far too long, or a compressed file is damaged.
+      UserError: a line is not UTF-8 or too long, or a compressed file is damaged.
     """
     number = 0
     try:
@@ -96,8 +98,10 @@ def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None
 
 
 def require_characters(text: str, what: str) -> None:
-    """Raises:
-    UserError: the text holds half a character (a lone surrogate), as a str may and UTF-8 may not.
+    """Refuses half a character (a lone surrogate), which a str can hold and UTF-8 cannot.
+
+    Raises:
+      UserError: the text has one.
     """
     try:
         text.encode()
@@ -106,10 +110,10 @@ def require_characters(text: str, what: str) -> None:
 
 
 def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[str]]:
-    """The lines of two files that translate each other.
+    """Reads two files of which line N of one translates line N of the other.
 
     Raises:
-      UserError: one has more lines than the other, or cannot be read.
+      UserError: they have different numbers of lines, or cannot be read.
     """
     sides = []
     for file in (source, target):
@@ -121,10 +125,10 @@ def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[
 
 
 def require_as_many(source: pathlib.Path, sources: Sized, target: pathlib.Path, targets: Sized) -> None:
-    """Checks the lines of two files that translate each other.
+    """Checks that two files have the same number of lines.
 
     Raises:
-      UserError: one has more of them than the other.
+      UserError: one has more.
     """
     if len(sources) != len(targets):
         raise UserError(
@@ -133,32 +137,28 @@ def require_as_many(source: pathlib.Path, sources: Sized, target: pathlib.Path, 
         )
 
 
-BLOCK = 1 << 20  # bytes; a text of no more needs no file
-
-
 class Lines:
-    """Lines that are read once and kept in a file without a name, memory-mapped, which is gone when they are.
+    """Lines that are read once and then kept in an unnamed temporary file, memory-mapped.
 
-    Whatever becomes of the file that they were read from, they stay what they were. Memory holds 8 bytes a line, and
-    BLOCK bytes of a short text.
+    They do not change when the file that they were read from does. Memory holds 8 bytes a line, and the whole of a text
+    shorter than BLOCK.
 
     Args:
       lines: without their ends.
-      folder: where the file lies.
+      folder: for the temporary file.
 
     Raises:
-      UserError: the file cannot be written.
+      UserError: the temporary file cannot be written.
     """
 
-    text: bytes | mmap.mmap  # UTF-8, each line closed by a line feed
+    text: bytes | mmap.mmap  # UTF-8, each line with a line feed
 
     def __init__(self, lines: Iterable[str], folder: pathlib.Path):
-        starts = array.array("q", [0])  # grows in place, unlike anything of NumPy's
+        starts = array.array("q", [0])  # grows in place, which NumPy's arrays cannot
         blocks = _encode(lines, starts)
-        first = next(blocks)
-        second = next(blocks, None)
+        first, second = next(blocks), next(blocks, None)
         self.text = first if second is None else _store(itertools.chain([first, second], blocks), folder)
-        self._starts = np.frombuffer(starts, np.int64)  # of each line, and of one behind the last: [lines + 1]
+        self._starts = np.frombuffer(starts, np.int64)  # of each line, and the end of the last: [lines + 1]
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -168,30 +168,29 @@ class Lines:
         return self.text[self._starts[place] : self._starts[place + 1] - 1].decode()
 
     def __getitems__(self, indices: Sequence[int]) -> list[str]:
-        """The lines at `indices`, in their order: many at once come faster than one by one."""
+        """The lines at `indices`, faster than one by one."""
         places = np.asarray(indices, np.int64)
         starts, ends = self._starts[places].tolist(), (self._starts[places + 1] - 1).tolist()
         return [self.text[start:end].decode() for start, end in zip(starts, ends, strict=True)]
 
 
 def _encode(lines: Iterable[str], starts: array.array) -> Iterator[bytes]:
-    """The text in blocks, at least one; `starts` is told where each line ends and the next one starts."""
+    """Yields the text in one or more blocks, and appends the start of each next line to `starts`."""
     block = bytearray()
     end = 0
     for line in lines:
         if len(block) >= BLOCK:
             yield bytes(block)
             block.clear()
-        raw = line.encode()
+        raw = line.encode() + b"\n"
         block += raw
-        block += b"\n"
-        end += len(raw) + 1
+        end += len(raw)
         starts.append(end)
     yield bytes(block)
 
 
 def _store(blocks: Iterator[bytes], folder: pathlib.Path) -> mmap.mmap:
-    """The blocks, one after the other, in a file without a name."""
+    """Writes the blocks to an unnamed file. Errors of reading them pass unchanged."""
     size = 0
 
     @contextlib.contextmanager
@@ -213,8 +212,8 @@ def _store(blocks: Iterator[bytes], folder: pathlib.Path) -> mmap.mmap:
             size += len(block)
             with writing():
                 left = memoryview(block)
-                while left:  # a disk takes what it has room for, and refuses the rest
+                while left:  # an unbuffered write may take a part only
                     left = left[file.write(left) :]
         with writing():
-            os.fsync(file.fileno())  # over a network, that there is no room may not have been said before
+            os.fsync(file.fileno())  # some network file systems report a full disk only now
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

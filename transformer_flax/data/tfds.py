@@ -1,4 +1,4 @@
-"""Pairs of a translation set of TensorFlow Datasets (TFDS), read at random, without TensorFlow."""
+"""Translation sets of TensorFlow Datasets (TFDS): prepared once, then read at random without TensorFlow."""
 
 import difflib
 import hashlib
@@ -7,26 +7,27 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import sys
-import uuid
 from collections.abc import Sequence
 
 from transformer_flax.errors import UserError
-from transformer_flax.files import cache_root
+from transformer_flax.files import cache_root, whole_folder
 
-SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # ours: theirs
+SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our names, and those of TFDS
 ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
 CLEANING = 1  # raise it when `clean` changes
-BLOCK = 512  # pairs read ahead: one at a time would take 30 times as long
-SAMPLE = 256  # pairs that a fingerprint looks at
+BLOCK = 512  # pairs read ahead: reading them one by one takes 30 times as long
+SAMPLE = 256  # pairs that go into the fingerprint
+RETRIES = 5  # of a download, 6 s in all; TFDS's own 10 take more than 3 minutes without a network
+REMOTE = "://"  # marks a place such as gs://bucket, which is not a local directory
+INSTALL = 'pip install -e ".[wmt]"'
+WITHOUT = "These run without: configs/numbers.py, and configs/multi30k.py with a folder of text."
 
 
 def clean(text: str) -> str:
-    """One line of plain text: HTML entities undone, and a single blank for all whitespace in a row, none at the ends.
+    """Makes one line of plain text: decodes HTML entities, and turns each run of whitespace into one blank.
 
-    What was escaped twice is undone twice (`&amp;quot;` is `"`). Only what ends in a semicolon is an entity: nothing is
-    to be undone in `?a=1&copy=2`.
+    Decodes again what was escaped twice (`&amp;quot;` is `"`). An entity ends in a semicolon: `?a=1&copy=2` has none.
     """
     while "&" in text and (undone := ENTITY.sub(_character, text)) != text:
         text = undone
@@ -40,15 +41,18 @@ def _character(entity: re.Match) -> str:
 
 
 class TfdsPairs:
-    """A split of a translation set; if the set is not there yet, all of it is prepared first.
+    """A split of a translation set. Prepares the whole set first if it is not there yet.
 
-    Pairs come fast in order or in bulk (`__getitems__`), and slowly one by one in no order. May be pickled, and used on
-    both sides of a fork.
+    Reading in order or with `__getitems__` is fast, single pairs in random order are slow. Instances can be pickled and
+    forked.
+
+    Raises:
+      UserError: the set, split or language does not exist, the set cannot be prepared, or a package is missing.
     """
 
     def __init__(self, config, split: str):
         builder = prepared_builder(config)
-        from tensorflow_datasets.core.decode import DeserializeMethod  # it is there, or the line above has said so
+        from tensorflow_datasets.core.decode import DeserializeMethod  # installed, or the line above has raised
 
         self._folder = builder.data_dir
         self._languages = (config.source_language, config.target_language)
@@ -82,8 +86,7 @@ class TfdsPairs:
         return block[1][place]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        """The pairs at `indices`, in their order."""
-        # What TFDS decodes by its features takes twice the time of reading; this takes a quarter of it.
+        # Decoding by TFDS takes twice the time of reading, and this a quarter of it.
         from google.protobuf.message import DecodeError
         from tensorflow_datasets.proto import tf_example_pb2
 
@@ -103,17 +106,11 @@ class TfdsPairs:
         return pairs
 
 
-RETRIES = 5  # of a download, 6 s in all; TFDS's own 10 take more than 3 minutes to notice that there is no network
-REMOTE = "://"  # what tells gs://bucket from a directory
-INSTALL = 'pip install -e ".[wmt]"'
-WITHOUT = "These run without: configs/numbers.py, and configs/multi30k.py with a folder of text."
-
-
 def prepared_builder(config):
-    """The builder of the set that `config.data` names, after it was prepared.
+    """The TFDS builder of the set that `config.data` names, prepared and on this machine.
 
     Raises:
-      UserError: there is no such set or language, it cannot be prepared, or something that this needs is not installed.
+      UserError: there is no such set or language, it cannot be prepared, or a package is missing.
     """
     tfds = _import_tfds()
     builder = _find(tfds, config)
@@ -126,7 +123,7 @@ def prepared_builder(config):
 
 
 def _import_tfds():
-    # Where TensorFlow is needed, it is not to tell of the processor that it found.
+    # No notes of TensorFlow, where it is needed, about the processor.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
@@ -142,14 +139,16 @@ def _import_tfds():
 
 
 def _known_feature(connector, name: str):
-    """The class of that name. In place of TFDS's own function, which imports whatever a set's features.json names."""
+    """Replaces TFDS's own function, which imports whatever module a set's features.json names."""
     if name not in connector._registered_features:
-        raise UserError(f"features.json says {name!r}, which is no feature of TFDS, and code of a set is not executed")
+        raise UserError(
+            f"features.json says {name!r}, which is no feature of TFDS; the code of a set is never executed"
+        )
     return connector._registered_features[name]
 
 
 def _find(tfds, config):
-    """The set's builder, with texts in both languages."""
+    """The builder of the set, which has texts in both languages."""
     place = config.path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     try:
         if tfds.core.naming.parse_builder_name_kwargs(config.name)[0].namespace:
@@ -158,10 +157,12 @@ def _find(tfds, config):
     except UserError as error:
         raise UserError(f"{place}: {error}") from error
     except (ValueError, AssertionError) as error:  # no such set, no such config of it, no such version
-        reason = re.split(r"\.?\s*\n|\. ", str(error).rpartition('}": ')[2].strip(". "))[0]  # TFDS goes on for pages
+        reason = re.split(r"\.?\s*\n|\. ", str(error).rpartition('}": ')[2].strip(". "))[
+            0
+        ]  # without TFDS's pages of advice
         near = ", ".join(_near(tfds, config.name))
         raise UserError(f"config.data.name is {config.name!r}: {reason}; TFDS has {near}") from error
-    except Exception as error:  # of many types where the directory is not a local one
+    except Exception as error:  # of many types if the directory is remote
         raise UserError(f"{place} cannot be read: {error}") from error
     features = builder.info.features
     fields = dict(features) if isinstance(features, tfds.features.FeaturesDict) else {}
@@ -176,7 +177,7 @@ def _find(tfds, config):
 
 
 def _near(tfds, name: str) -> list[str]:
-    """Sets whose names are like `name`: its own configs if only they are wrong, or all translation sets."""
+    """Similar names: configs of the same set if only the config is wrong; else similar sets, or all that translate."""
     known = set(tfds.list_builders(with_community_datasets=False))
     sets = sorted({tfds.core.naming.camelcase_to_snakecase(each) for each in vars(tfds.translate)} & known)
     names = [f"{each}/{config}" for each in sets for config in tfds.builder_cls(each).builder_configs]
@@ -205,11 +206,11 @@ def _prepare(tfds, builder) -> None:
         )
     no_tensorflow = UserError(f"preparing {name} needs TensorFlow, reading it does not: {INSTALL}\n{WITHOUT}")
     if type(builder).__module__.startswith("tensorflow_datasets.") and importlib.util.find_spec("tensorflow") is None:
-        raise no_tensorflow  # now, not when gigabytes have come and are to be extracted
+        raise no_tensorflow  # before gigabytes are downloaded
     (tfds.enable_progress_bar if sys.stderr.isatty() else tfds.disable_progress_bar)()
     downloader.MAX_RETRIES = RETRIES  # pyrefly: ignore (a constant to it)
     try:
-        # What TFDS offers prepared on gs:// is of another format: it is not asked for.
+        # The sets that TFDS offers prepared on gs:// are of another format.
         ours = tfds.download.DownloadConfig(try_download_gcs=False)
         builder.download_and_prepare(file_format="array_record", download_config=ours)
     except (RequestException, tfds.download.DownloadError) as error:
@@ -218,7 +219,7 @@ def _prepare(tfds, builder) -> None:
         raise UserError(f"{name}: an archive is damaged or has changed; remove it and try again\n{error}") from error
     except Exception as error:
         if (builder.data_path / "dataset_info.json").exists():
-            return  # another process was first
+            return  # another process has prepared it
         if isinstance(error, ImportError) and error.name == "tensorflow":
             raise no_tensorflow from error
         raise UserError(
@@ -228,34 +229,29 @@ def _prepare(tfds, builder) -> None:
 
 
 def _copied(tfds, builder, cache_dir: str):
-    """The builder of a copy on this machine: from another one, array_record asks for every single pair."""
+    """The builder of a local copy: array_record would ask a remote place for every single pair."""
     key = hashlib.sha256((builder.data_path / "dataset_info.json").read_bytes()).hexdigest()[:32]
     folder = cache_root(cache_dir) / "tfds" / key
     if not folder.is_dir():
-        partial = folder.with_name(f"{key}.partial.{uuid.uuid4().hex}")
+        print(f"copying {builder.data_dir} to {folder}")
         try:
-            partial.mkdir(parents=True)
-            print(f"copying {builder.data_dir} to {folder}")
-            for file in builder.data_path.iterdir():
-                file.copy(partial / file.name)
-            partial.rename(folder)
-        except Exception as error:  # of many types, as the other end is not a local directory
-            if not folder.is_dir():  # if it is, another process was first: its copy is the same
-                raise UserError(f"{builder.data_dir} could not be copied to {folder} ({error})") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            with whole_folder(folder) as partial:
+                for file in builder.data_path.iterdir():
+                    file.copy(partial / file.name)
+        except Exception as error:  # of many types, as the source is remote
+            raise UserError(f"{builder.data_dir} could not be copied to {folder} ({error})") from error
     return tfds.builder_from_directory(folder)
 
 
 def _unreachable(builder, name: str, error) -> str:
-    """Which archive could not be downloaded, and what can be done about it."""
+    """The message for an archive that could not be downloaded: which one, and how to put archives there by hand."""
     from tensorflow_datasets.core.download import checksums
     from tensorflow_datasets.translate import wmt
 
     urls = [error.request.url] if getattr(error, "request", None) else []
-    reason = getattr(next(iter(error.args), None), "reason", error)  # without what requests says around it
+    reason = getattr(next(iter(error.args), None), "reason", error)  # without the words of requests around it
     message = f"{name}: {' '.join(urls) or 'an archive'} could not be reached ({reason})"
-    if isinstance(builder, wmt.WmtTranslate):  # whose archives are known before they are asked for
+    if isinstance(builder, wmt.WmtTranslate):  # all its archives are known in advance
         source, _ = builder.builder_config.language_pair
         subsets = [wmt.DATASET_MAP[subset] for part in builder.subsets.values() for subset in part]
         urls = [url for subset in subsets for url in subset.get_url(source)]

@@ -1,4 +1,4 @@
-"""Text to integers and back: byte-level pieces of words of both languages, lossless, or words; one JSON file."""
+"""Text to token ids and back, with one vocabulary for both languages, kept as one JSON file."""
 
 import collections
 import contextlib
@@ -7,7 +7,6 @@ import itertools
 import json
 import logging
 import pathlib
-import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -15,21 +14,21 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from transformer_flax.data.sources import Pairs, read_pairs
+from transformer_flax.data.sources import Pairs, iterate_pairs
 from transformer_flax.data.text_files import require_characters
 from transformer_flax.errors import UserError
-from transformer_flax.files import cache_root, read_json
+from transformer_flax.files import cache_root, read_json, write_whole
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
 LOSSLESS = ("bpe", "wordpiece")
-KINDS = (*LOSSLESS, "words")
+TOKENIZERS = (*LOSSLESS, "words")
 SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
-UNKNOWN = "<unknown>"  # of "words", which have no piece for a word that is rare
+UNKNOWN = "<unknown>"  # the piece for rare words in a vocabulary of "words"
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
-LARGEST = 1 << 26  # bytes of a file
+LARGEST = 1 << 26  # bytes of a tokenizer file, and its ids
 SAMPLE_BLOCK = 4096  # pairs of a sample read at a time
-WORD = 32  # letters that word-pieces take for a word, at most: the search for the longest piece is quadratic in it
+WORD = 32  # letters of a word for word-pieces, at most: finding the longest piece takes quadratic time
 APOSTROPHE = "['\u2019]"
 CONTRACTION = r"(?:[stmd]|re|ve|ll)(?!\p{L})"
 WORDS = "|".join(
@@ -45,57 +44,60 @@ WORDS = "|".join(
 )
 WORD_BYTES = 4 * (WORD + 2)  # with a blank and an apostrophe, in UTF-8
 PROBE = f"a {' '.join(SPECIAL_TOKENS)} \U0010ffff"  # an unassigned character, which few vocabularies have
+TRAINING = "1"  # raise it when the same text and config would give another tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Tokenizer:
-    """A shared vocabulary of pieces of words, which `train` makes or a JSON file of Hugging Face's tokenizers holds.
+    """A shared vocabulary of word pieces, trained by `train` or read from a JSON file of Hugging Face's tokenizers.
 
-    Of a LOSSLESS one that was trained here, `decode(encode(text)) == text` for every string. A space is put before the
-    text and taken off again, so that a word has the same pieces at the start of a sentence as within it. One from
-    elsewhere may lose what it likes, such as capital letters, and has the space only if it treats it in the same way.
-    The special tokens, padding and truncation that it asks for are left aside.
+    If it was trained here and is LOSSLESS, `decode(encode(text)) == text` for every string. It puts a space before a
+    text and removes it again, so that a word has the same pieces at the start of a sentence as within it.
+
+    One from elsewhere may lose what it likes, such as capital letters. It gets the space only if it treats it in the
+    same way. Its own special tokens, padding and truncation are ignored.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer):
         self._backend = backend
-        # Not saved with the file; without it, a literal "<end>" in a text would become the control token.
+        # Not saved with the file; without it, a literal "<end>" in a text would become the special token.
         self._backend.encode_special_tokens = True
         self._backend.no_padding()
         self._backend.no_truncation()
         self._space = ""
         word, two_words, spaced = (self._encode([text])[0].ids for text in ("a", "a a", " a"))
-        # With the space, a word is spelt as it is behind another one, and the space comes back to be taken off.
+        # True if a space before a word spells it as within a sentence, and can be removed from the decoded text.
         if two_words == word + spaced and self.decode(spaced) == " a":
             self._space = " "
         self.vocab_size = backend.get_vocab_size()
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, kind: str = "bpe") -> "Tokenizer":
-        """Pieces from a text, the most frequent pairs of pieces merged over and over, beginning with the 256 bytes.
+        """Trains a vocabulary. The same texts in the same order give the same file.
 
-        The same texts in the same order give the same file. The vocabulary is smaller where texts are few.
+        "bpe" starts from the 256 bytes and merges the most frequent pair of pieces again and again. It spells a word by
+        repeating these merges.
 
-        "bpe" spells a word by repeating these merges. "wordpiece" takes from left to right the longest piece that fits,
-        of a vocabulary found in the same way, where the blank before a word marks its start (Wu et al. 2016, the
-        paper's source for word-pieces). Usual word-pieces lose characters that their vocabulary lacks, very long words
-        and blanks in a row; these have all bytes, and cut long words, so they lose nothing. They also leave an elided
-        word its apostrophe (l' homme, qu' elle), which "bpe" makes a token of its own: 5 % of the tokens of a French
-        text.
+        "wordpiece" learns the vocabulary in the same way, and spells a word from left to right by the longest piece
+        that fits (Wu et al. 2016, the paper's source for word-pieces). The blank before a word marks its start. Usual
+        word-pieces lose unknown characters, very long words and repeated blanks. These have all bytes and cut long
+        words, so they lose nothing. They also leave an elided word its apostrophe (l' homme, qu' elle), which "bpe"
+        makes a token of its own: 5 % of the tokens of a French text.
 
-        "words" are for telling texts apart: runs of letters and digits, and of other signs, each a piece if it occurs
-        more than once. The others are one piece, which is learned, so that a word never seen is like one seen once; in
-        pieces, it would be made of what other rare words have taught.
+        "words" are for classification: a run of letters and digits, or of other signs, is one piece if it occurs more
+        than once. All others share the piece UNKNOWN. It is trained, so a word never seen is like one seen once.
 
         Args:
           texts: sentences of both languages.
-          vocab_size: pieces and special tokens, at most.
-          kind: one of KINDS.
+          vocab_size: pieces and special tokens, at most; fewer if there are few texts.
+          kind: one of TOKENIZERS.
 
         Raises:
           UserError: there is no such kind, or the vocabulary has no room for every byte, or for a word.
         """
-        if kind not in KINDS:
-            raise UserError(f"config.data.tokenizer is {kind!r}; it must be one of {', '.join(KINDS)}")
+        if kind not in TOKENIZERS:
+            raise UserError(f"config.data.tokenizer is {kind!r}; it must be one of {', '.join(TOKENIZERS)}")
         least = smallest_vocabulary(kind)
         if vocab_size < least:
             needed = "256 bytes" if kind in LOSSLESS else f"{UNKNOWN}, a word"
@@ -105,8 +107,13 @@ class Tokenizer:
             )
         if kind == "words":
             return cls(_whole_words(texts, vocab_size))
+        byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "bpe")
         backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-        backend.pre_tokenizer = _words() if kind == "wordpiece" else _byte_level()
+        backend.pre_tokenizer = byte_level
+        if kind == "wordpiece":
+            # No word has both letters and "<", so "<end>" in a text is never found in the vocabulary.
+            split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
+            backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, byte_level])
         backend.decoder = tokenizers.decoders.ByteLevel()
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=vocab_size,
@@ -115,10 +122,10 @@ class Tokenizer:
             show_progress=False,
         )
         backend.train_from_iterator((f" {text}" for text in texts), trainer)
-        if kind == "wordpiece":  # not by the library's trainer of word-pieces, which numbers them in no fixed order
+        if kind == "wordpiece":  # the library's own trainer of word-pieces numbers them in no fixed order
             backend.model = tokenizers.models.WordPiece(
                 backend.get_vocab(),
-                unk_token="<unknown>",  # which there is not: the library would raise, and never lose text for it
+                unk_token=UNKNOWN,  # not in the vocabulary, so the library would raise rather than lose text
                 continuing_subword_prefix="",
                 max_input_chars_per_word=WORD_BYTES,
             )
@@ -126,10 +133,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, file: pathlib.Path) -> "Tokenizer":
-        """The tokenizer of a JSON file, tried out.
+        """Reads a tokenizer from a JSON file, and tries it on a text.
 
         Raises:
-          UserError: there is none that can be used, and why.
+          UserError: the file cannot be read or used; names it and says why.
         """
         try:
             _require_small_ids(read_json(file, largest=LARGEST))
@@ -139,9 +146,7 @@ class Tokenizer:
         with _explained(f"{file} cannot be read as a tokenizer of Hugging Face's library"):
             backend = tokenizers.Tokenizer.from_file(str(file))
         try:
-            _check(backend)
-            with _explained("it fails at a text"):
-                require_bounded(backend, PROBE)
+            _require_usable(backend)
             tokenizer = cls(backend)
             tokenizer.decode(tokenizer.encode([PROBE])[0])
         except UserError as error:
@@ -152,17 +157,16 @@ class Tokenizer:
         return self._backend.to_str(pretty=True)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without begin and end; an empty text has none.
+        """The ids of each text, without begin and end symbols. An empty text has none.
 
         Raises:
-          UserError: a text is not UTF-8, or a tokenizer from elsewhere fails at it, or takes a part of it for a
-            special token.
+          UserError: a text is not UTF-8, or a tokenizer from elsewhere fails or finds a special token in it.
         """
         ids, lengths = self.encode_flat(texts)
         return [ids[end - length : end].tolist() for end, length in zip(np.cumsum(lengths), lengths, strict=True)]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The same in one array, which is faster for many texts: ids, int32 [all], and lengths, int64 [texts].
+        """As `encode`, but concatenated, which is faster for many texts: ids, int32 [all], lengths, int64 [texts].
 
         Raises:
           UserError: as `encode`.
@@ -170,7 +174,7 @@ class Tokenizer:
         try:
             encodings = self._encode([self._space + text if text else "" for text in texts])
         except TypeError:
-            for text in texts:  # looked at now alone, as millions of texts are encoded
+            for text in texts:  # only now, as millions of texts are encoded
                 require_characters(text, "a text")
             raise
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
@@ -181,7 +185,7 @@ class Tokenizer:
             text = texts[int(np.searchsorted(np.cumsum(lengths), first, side="right"))]
             raise UserError(
                 f"the tokenizer makes the special token {SPECIAL_TOKENS[ids[first]]} of a part of {text[:80]!r}; "
-                "special tokens must not stand for text, nor for what is unknown"
+                "special tokens must not stand for text, nor for unknown words"
             )
         return ids, lengths
 
@@ -190,34 +194,24 @@ class Tokenizer:
             return self._backend.encode_batch_fast(texts, add_special_tokens=False)
 
     def pieces(self, text: str) -> list[str]:
-        """The word-pieces of a text as the vocabulary spells them, bytes as letters, and the end symbol."""
+        """The pieces of a text as the vocabulary spells them, with bytes as letters, and the end symbol."""
         [ids] = self.encode([text])
         return [*(str(self._backend.id_to_token(i)) for i in ids), SPECIAL_TOKENS[END_ID]]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, special ones left out. Bytes that are not UTF-8 become U+FFFD."""
+        """The text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
         with _explained("the tokenizer fails at ids"):
             text = self._backend.decode([int(i) for i in ids if i >= NUM_SPECIAL], skip_special_tokens=False)
         return text.removeprefix(self._space)
 
 
-def _byte_level(*, use_regex: bool = True) -> tokenizers.pre_tokenizers.PreTokenizer:
-    return tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
-
-
-def _words() -> tokenizers.pre_tokenizers.PreTokenizer:
-    """Words for word-pieces. None has both letters and "<", so "<end>" in a text is never found in the vocabulary."""
-    split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
-    return tokenizers.pre_tokenizers.Sequence([split, _byte_level(use_regex=False)])
-
-
 def smallest_vocabulary(kind: str) -> int:
-    """How many pieces and special tokens a vocabulary of that kind has at least."""
-    return SMALLEST_VOCABULARY if kind in LOSSLESS else NUM_SPECIAL + 2  # <unknown>, and a word
+    """The least `vocab_size` for a kind of tokenizer."""
+    return SMALLEST_VOCABULARY if kind in LOSSLESS else NUM_SPECIAL + 2  # UNKNOWN, and a word
 
 
 def _whole_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    split = tokenizers.pre_tokenizers.Whitespace()  # "<end>" of a text is three words, and never the control token
+    split = tokenizers.pre_tokenizers.Whitespace()  # makes three words of "<end>", never the special token
     counts = collections.Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
     frequent = sorted((word for word, count in counts.items() if count > 1), key=lambda word: (-counts[word], word))
     pieces = [*SPECIAL_TOKENS, UNKNOWN, *frequent][:vocab_size]
@@ -228,7 +222,7 @@ def _whole_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
 
 
 def _require_small_ids(parts: Any) -> None:
-    """Refuses ids for which the library would ask for so much memory that the process is ended.
+    """Refuses huge ids, for which the library would ask for so much memory that the process is killed.
 
     Raises:
       ValueError: there is one.
@@ -241,8 +235,12 @@ def _require_small_ids(parts: Any) -> None:
                 raise ValueError(f"the id of {token[:40]!r} is {str(number)[:40]}")
 
 
-def _check(backend: tokenizers.Tokenizer) -> None:
-    """Refuses what no model could be trained with."""
+def _require_usable(backend: tokenizers.Tokenizer) -> None:
+    """Checks the ids and the determinism that a model needs.
+
+    Raises:
+      UserError: they are missing.
+    """
     vocabulary = backend.get_vocab()
     if [backend.id_to_token(i) for i in range(NUM_SPECIAL)] != SPECIAL_TOKENS:
         found = ", ".join(str(backend.id_to_token(i)) for i in range(NUM_SPECIAL))
@@ -258,7 +256,7 @@ def _check(backend: tokenizers.Tokenizer) -> None:
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """A context in which the library is used; what it raises, a bare Exception or a panic of Rust, is a UserError."""
+    """A context that turns an error of the library (a bare Exception, or a panic of Rust) into a UserError."""
     try:
         yield
     except BaseException as error:
@@ -275,75 +273,32 @@ def sample_texts(
     sources_only: bool = False,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[str]:
-    """Both sides of at most `max_pairs` pairs, a sample that depends on the pairs and the seed alone.
+    """Yields the texts of at most `max_pairs` pairs, a sample that depends on the pairs and the seed alone.
 
-    With `sources_only`, one side: where the others are labels, and no text.
-    `progress` is called with (pairs read, of all in the sample).
+    Args:
+      pairs: to draw from.
+      max_pairs: in the sample.
+      seed: `config.data.seed`.
+      sources_only: leave out the targets, where they are labels.
+      progress: called with (pairs read, pairs in the sample).
     """
     indices = range(len(pairs))
     if len(indices) > max_pairs:
         indices = np.sort(np.random.default_rng(seed).choice(len(pairs), max_pairs, replace=False))
-    for start in range(0, len(indices), SAMPLE_BLOCK):
-        block = np.asarray(indices[start : start + SAMPLE_BLOCK]).tolist()
-        for pair in read_pairs(pairs, block):
+    done = 0
+    for block in iterate_pairs(pairs, indices, SAMPLE_BLOCK):
+        for pair in block:
             yield from pair[:1] if sources_only else pair
-        progress(start + len(block), len(indices))
-
-
-MOST_STEPS = 100
-LONGEST = 100  # characters that a step puts in the place of others
-GROWTH = 16  # times the length of a text; the bytes of a character, spelt as letters, are at most 8
-CHAINS: dict[str, tuple[type, str, Callable[[Any, str], int]]] = {  # by their names in a tokenizer
-    "normalizer": (tokenizers.normalizers.Sequence, "normalizers", lambda chain, text: len(chain.normalize_str(text))),
-    "pre_tokenizer": (
-        tokenizers.pre_tokenizers.Sequence,
-        "pretokenizers",
-        lambda chain, text: sum(len(piece) for piece, _ in chain.pre_tokenize_str(text)),
-    ),
-    "decoder": (tokenizers.decoders.Sequence, "decoders", lambda chain, text: len(chain.decode([text]))),
-}
-
-
-def require_bounded(backend: tokenizers.Tokenizer, text: str) -> None:
-    """Tries the steps of a tokenizer, one more each time, at a text and at what these steps themselves put in.
-
-    Raises:
-      UserError: they make far more of it, or are too many to be tried.
-    """
-    for name, (kind, inner, length) in CHAINS.items():
-        part = getattr(backend, name)
-        steps = list(_steps(json.loads(part.__getstate__()), inner)) if part else []
-        if len(steps) > MOST_STEPS:
-            raise UserError(f"its {name} has {len(steps):,} steps; at most {MOST_STEPS} are taken")
-        contents = [str(step.get("content", "")) for step in steps]
-        if (longest := max(map(len, contents), default=0)) > LONGEST:
-            raise UserError(f"its {name} puts in {longest:,} characters at once; at most {LONGEST} are taken")
-        tried, chain = text + "".join(contents), kind([])
-        for count in range(1, len(steps) + 1):
-            chain.__setstate__(json.dumps({"type": "Sequence", inner: steps[:count]}).encode())
-            if (made := length(chain, tried)) > GROWTH * len(tried):
-                raise UserError(f"its {name} makes {made:,} characters of {len(tried):,}; take out what adds them")
-
-
-def _steps(part: dict[str, Any], inner: str) -> Iterator[dict[str, Any]]:
-    if part["type"] == "Sequence":
-        for step in part[inner]:
-            yield from _steps(step, inner)
-    else:
-        yield part
-
-
-TRAINING = "1"  # raise it when the same text and config would give another tokenizer
-
-logger = logging.getLogger(__name__)
+        done += len(block)
+        progress(done, len(indices))
 
 
 def find_tokenizer(pairs: Pairs, config, *, sources_only: bool = False) -> Tokenizer | None:
-    """The tokenizer that was trained before on these pairs as `config.data` says; None if there is none."""
-    key = _key(pairs, config, sources_only)
-    for file in _folder(config).glob(f"{key}.*.json"):
+    """The cached tokenizer of these pairs and `config.data`, or None. Removes one that is damaged, with a warning."""
+    key = _cache_key(pairs, config, sources_only)
+    for file in _cache_folder(config).glob(f"{key}.*.json"):
         try:
-            if file.name != _name(key, file.read_bytes()):
+            if file.name != _cache_name(key, file.read_bytes()):
                 raise UserError("it has changed since it was made")
             return Tokenizer.load(file)
         except (OSError, UserError) as error:
@@ -353,39 +308,34 @@ def find_tokenizer(pairs: Pairs, config, *, sources_only: bool = False) -> Token
 
 
 def keep_tokenizer(tokenizer: Tokenizer, pairs: Pairs, config, *, sources_only: bool = False) -> None:
-    """Makes it what `find_tokenizer` finds.
+    """Puts a tokenizer into the cache for `find_tokenizer`.
 
     Raises:
       UserError: the cache cannot be written.
     """
     content = tokenizer.to_json().encode()
-    file = _folder(config) / _name(_key(pairs, config, sources_only), content)
-    partial = file.with_name(f".{file.name}.partial.{uuid.uuid4().hex}")
+    folder = _cache_folder(config)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        partial.replace(file)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / _cache_name(_cache_key(pairs, config, sources_only), content), content)
     except OSError as error:
         raise UserError(
-            f"the tokenizer needs {len(content) / 1e6:,.1f} MB in {file.parent}, which cannot be written "
+            f"the tokenizer needs {len(content) / 1e6:,.1f} MB in {folder}, which cannot be written "
             f"({error.strerror}); make room there, or name another place with --config.data.cache_dir"
         ) from error
-    finally:
-        with contextlib.suppress(OSError):  # it is in its place, or was never there
-            partial.unlink()
 
 
-def _folder(config) -> pathlib.Path:
+def _cache_folder(config) -> pathlib.Path:
     return cache_root(config.cache_dir) / "tokenizers"
 
 
-def _key(pairs: Pairs, config, sources_only: bool) -> str:
+def _cache_key(pairs: Pairs, config, sources_only: bool) -> str:
     settings = [config.tokenizer, config.vocab_size, config.tokenizer_sample, config.seed]
     sides = ["sources"] if sources_only else []
     known = json.dumps([TRAINING, tokenizers.__version__, pairs.fingerprint, *settings, *sides])
     return hashlib.sha256(known.encode()).hexdigest()[:32]
 
 
-def _name(key: str, content: bytes) -> str:
-    """What a file of this content is called, which tells whether it is whole."""
+def _cache_name(key: str, content: bytes) -> str:
+    """The name of the file, with a checksum of its content."""
     return f"{key}.{zlib.crc32(content):08x}.json"

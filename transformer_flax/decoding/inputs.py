@@ -1,7 +1,9 @@
-"""Lines on their way into a model: ids, cut where they are too many, and batches of like length in few shapes."""
+"""Lines on their way into a model: token ids in batches of few shapes."""
 
+import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,61 +11,118 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, PAD_ID
 
+NARROWEST = 16  # widths are powers of two from here on, so that a handful of programs serves all lengths
+ROOMY = 64  # wider batches have fewer rows, so that memory stays bounded
+
 logger = logging.getLogger(__name__)
 
-NARROWEST = 16  # widths are powers of two from here, so that a handful of programs serves all lengths
-ROOMY = 64  # beyond this width there are fewer rows, so that memory stays bounded
 
-
-def encode(
-    tokenizer: Tokenizer, lines: Sequence[str], limit: int, *, refuse_long: bool, lines_before: int = 0
-) -> tuple[list[list[int]], list[int]]:
-    """The ids of each line with the end symbol, at most `limit`, and which lines were cut.
-
-    Raises:
-      UserError: `refuse_long`, and a line would be cut; it is told by its number, which counts those before too.
-    """
-    encoded = [[*ids, END_ID] for ids in tokenizer.encode(lines)]
-    long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
-    if long and refuse_long:
-        raise UserError(
-            f"line {lines_before + long[0] + 1:,} has {len(encoded[long[0]]):,} tokens and at most {limit:,} are "
-            "taken; split it, or raise max_input_length"
-        )
-    for i in long:
-        encoded[i] = [*encoded[i][: limit - 1], END_ID]
-    return encoded, long
-
-
-def warn_of_cut(cut: int, lines: int, limit: int) -> None:
-    if cut:
-        logger.warning("%d of %d lines were cut to %d tokens", cut, lines, limit)
-
-
-def batches(
-    lengths: Sequence[int], longest: int, batch_size: int, *, roomy: int = ROOMY
-) -> Iterator[tuple[list[int], int, int]]:
-    """Groups sentences of like length, long ones first: (their indices, rows, width) of few shapes.
+class Inputs:
+    """Encodes lines and batches them, window by window.
 
     Args:
-      lengths: in tokens; those without any are left out.
-      longest: that there can be.
-      batch_size: rows of up to `roomy` tokens; fewer of longer ones.
+      tokenizer: of the lines.
+      max_input_length: longer lines (in tokens, the end symbol included) are cut, with a warning that counts them.
+      batch_size: rows of a batch; fewer where lines are long.
+      window: lines that are read and sorted by length at a time.
+      refuse_long: raise an error for longer lines instead.
+
+    Raises:
+      UserError: a setting is out of range.
     """
-    pending = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
-    while pending:
-        width = NARROWEST
-        while width < lengths[pending[0]]:
-            width *= 2
-        width = min(width, longest)
-        rows = max(1, batch_size * roomy // max(width, roomy))
-        yield pending[:rows], rows, width
-        pending = pending[rows:]
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_input_length: int,
+        batch_size: int,
+        window: int,
+        refuse_long: bool = False,
+    ):
+        require_at_least(2, max_input_length=max_input_length)
+        require_at_least(1, batch_size=batch_size, window=window)
+        self.tokenizer, self.longest = tokenizer, max_input_length
+        self._batch_size, self._window, self._refuse_long = batch_size, window, refuse_long
+
+    def windows(self, lines: Iterable[str]) -> Iterator[tuple[int, list[list[int]]]]:
+        """Yields (lines before, ids of each line) of each window. Reads lines no further than that.
+
+        Raises:
+          UserError: a line is too long and `refuse_long` is set.
+        """
+        remaining = iter(lines)
+        read = cut = 0
+        try:
+            while window := list(itertools.islice(remaining, self._window)):
+                before, read = read, read + len(window)
+                encoded, shortened = self.encode(window, self.longest, lines_before=before)
+                cut += len(shortened)
+                yield before, encoded
+        finally:
+            self.warn_of_cut(cut, read)
+
+    def encode(self, lines: Sequence[str], limit: int, *, lines_before: int = 0) -> tuple[list[list[int]], list[int]]:
+        """The ids of each line, with the end symbol and at most `limit`, and the indices of the lines that were cut.
+
+        Raises:
+          UserError: a line is too long and `refuse_long` is set.
+        """
+        encoded = [[*ids, END_ID] for ids in self.tokenizer.encode(lines)]
+        long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
+        if long and self._refuse_long:
+            raise UserError(
+                f"line {lines_before + long[0] + 1:,} has {len(encoded[long[0]]):,} tokens and at most {limit:,} are "
+                "taken; split it, or raise max_input_length"
+            )
+        for i in long:
+            encoded[i] = [*encoded[i][: limit - 1], END_ID]
+        return encoded, long
+
+    def warn_of_cut(self, cut: int, lines: int) -> None:
+        if cut:
+            logger.warning("%d of %d lines were cut to %d tokens", cut, lines, self.longest)
+
+    def batches(
+        self,
+        lengths: Sequence[int],
+        progress: Callable[[int], Any],
+        *,
+        done: int = 0,
+        longest: int | None = None,
+        roomy: int = ROOMY,
+    ) -> Iterator[tuple[list[int], int, int]]:
+        """Groups lines of similar length, long ones first. Yields (their indices, rows, width), of few shapes.
+
+        Args:
+          lengths: in tokens; lines of length 0 are left out.
+          progress: called with the number of lines done after each batch.
+          done: lines done before.
+          longest: the largest width; None for that of inputs.
+          roomy: batches of up to this width have `batch_size` rows; wider ones have fewer.
+        """
+        pending = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+        while pending:
+            width = NARROWEST
+            while width < lengths[pending[0]]:
+                width *= 2
+            width = min(width, longest or self.longest)
+            rows = max(1, self._batch_size * roomy // max(width, roomy))
+            yield pending[:rows], rows, width
+            done += len(pending[:rows])
+            progress(done)
+            pending = pending[rows:]
 
 
 def fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
-    """Ids side by side in [rows, width], padding elsewhere."""
+    """Puts ids into an array, with padding: int32 [rows, width]."""
     filled = np.full((rows, width), PAD_ID, np.int32)
     for row, ids in enumerate(lines):
         filled[row, : len(ids)] = ids
     return filled
+
+
+def require_at_least(least: int, **settings: int) -> None:
+    for name, value in settings.items():
+        if value < least:
+            raise UserError(f"{name} is {value}; it must be at least {least}")

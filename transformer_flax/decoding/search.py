@@ -1,19 +1,19 @@
 """Greedy search, sampling and beam search, for any model that can take one step (section 6.1).
 
-A model is a function `step(tokens [B, K], parents [B, K], position, cache) -> (logits [B, K, V], cache)`: given the
-last token of each hypothesis, which stands at `position` (0 for the begin symbol), the logits of the next one.
-Hypothesis k continues what was hypothesis parents[:, k] a step before; keeping the cache in line with that is the
-model's affair, which knows best how. The first axis of all that is in a cache is that of the sentences, which leave the
-batch when they are done. Padding and the begin symbol are never put out. Every hypothesis is closed by the
-end symbol, at the latest where its limit forces it, so every score is that of a complete sentence; the end symbol
-counts in |Y|.
+A model is a function `step(tokens [B, K], parents [B, K], position, cache) -> (logits [B, K, V], cache)`. It is given
+the last token of each hypothesis, which stands at `position` (0 for the begin symbol), and returns the logits of the
+next token. Hypothesis k continues hypothesis parents[:, k] of the step before; the step reorders its cache accordingly.
+The first axis of everything in a cache is that of the sentences, which leave the batch when they are done.
 
-Letters of shapes: B batch, K hypotheses of a sentence, N best of them, L longest output, V vocabulary.
+No output contains padding or the begin symbol. Every hypothesis ends with the end symbol, which its length limit forces
+at the latest, so every score is that of a complete sentence. |Y| counts the end symbol.
+
+Shapes: B batch, K hypotheses of a sentence, N best of them, L longest output, V vocabulary.
 """
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,15 @@ import jax.numpy as jnp
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
+LENGTH_PENALTIES = ("gnmt", "length", "none")
+SMALLEST = 16  # rows of a batch that does not shrink: with fewer, a step is hardly faster
+
 Step = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class LengthPenalty:
-    """What log P(Y|X) is divided by for the score of a hypothesis, so that short ones do not win for being short.
+    """The divisor of log P(Y|X) in the score of a hypothesis, so that short ones do not win for being short.
 
     "gnmt": ((5 + |Y|) / 6)^alpha (Wu et al., 2016, equation 14; the paper's); "length": |Y|^alpha; "none": 1.
     """
@@ -35,11 +38,11 @@ class LengthPenalty:
     alpha: float
 
     def __post_init__(self):
-        if self.kind not in KINDS:
-            raise UserError(f"the length penalty is {self.kind!r}; it must be one of {', '.join(KINDS)}")
+        if self.kind not in LENGTH_PENALTIES:
+            raise UserError(f"the length penalty is {self.kind!r}; it must be one of {', '.join(LENGTH_PENALTIES)}")
 
     def __call__(self, length: Any) -> Any:
-        """Of |Y|, which is at least 1 and counts the end symbol."""
+        """The penalty of |Y|, which is at least 1."""
         if self.kind == "gnmt":
             return ((5 + length) / 6) ** self.alpha
         return (1.0 * length) ** self.alpha if self.kind == "length" else 1.0
@@ -47,7 +50,7 @@ class LengthPenalty:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn: from softmax(logits / temperature), cut to the likeliest and made to sum to 1 again."""
+    """Draws tokens from softmax(logits / temperature), restricted to the likeliest and normalised again."""
 
     temperature: float = 1.0  # 0 is greedy search
     top_k: int = 0  # only the k likeliest tokens; 0: all
@@ -66,15 +69,15 @@ class Sampling:
 
 
 class Bounds(NamedTuple):
-    """What the outputs of each sentence may be; all lengths count the end symbol."""
+    """Limits of the outputs of each sentence. All lengths count the end symbol."""
 
-    shortest: jax.Array  # int32 [B]; gives way to `longest`
+    shortest: jax.Array  # int32 [B]; `longest` takes precedence
     longest: jax.Array  # int32 [B], from 1 to L, and above the length of the prefix
     prefix: jax.Array  # int32 [B, L], tokens that the output begins with, then padding
 
     @classmethod
     def of(cls, longest: jax.Array, max_length: int, *, shortest: Any = 1, prefix: jax.Array | None = None) -> "Bounds":
-        """With no prefix and no shortest length unless they are given; prefix [B, P] for any P <= L."""
+        """Bounds for outputs of up to `max_length`, L; a prefix is [B, P] for any P <= L."""
         free = jnp.full((longest.shape[0], max_length), PAD_ID, jnp.int32)
         return cls(
             shortest=jnp.broadcast_to(shortest, longest.shape).astype(jnp.int32),
@@ -84,38 +87,77 @@ class Bounds(NamedTuple):
 
 
 class Hypotheses(NamedTuple):
-    """Best first; unused places have a score of -inf."""
+    """Hypotheses of each sentence, best first. Unused places have a score of -inf."""
 
     tokens: jax.Array  # int32 [B, N, L], the end symbol included, then padding
     log_probs: jax.Array  # float32 [B, N], log P(Y|X)
     scores: jax.Array  # float32 [B, N], log P(Y|X) / length penalty of |Y|
 
     def best(self, n: int) -> "Hypotheses":
-        """The n best of these, in order; of equals the first."""
+        """The n best, in order; ties keep their order."""
         order = jax.lax.top_k(self.scores, n)[1]
         return jax.tree.map(lambda leaf: follow(leaf, order), self)
 
 
 def follow(leaf: jax.Array, parents: jax.Array) -> jax.Array:
-    """What hypotheses take over from their parents: leaf [B, K, ...] and indices [B, K'] -> [B, K', ...]."""
+    """Gives hypotheses what belongs to their parents: leaf [B, K, ...] and indices [B, K'] -> [B, K', ...]."""
     return jax.vmap(lambda x, i: x[i])(leaf, parents)
 
 
 def ensemble(steps: Sequence[Step]) -> Step:
-    """One model out of several, whose probabilities are averaged; its cache is the tuple of theirs."""
+    """Makes one model of several by averaging their probabilities; its cache is the tuple of theirs."""
 
     def step(tokens, parents, position, caches):
         results = [one(tokens, parents, position, cache) for one, cache in zip(steps, caches, strict=True)]
         logits, caches = zip(*results, strict=True)
-        return logits[0] if len(logits) == 1 else log_mean_probability(logits), caches
+        return combine(logits), caches
 
     return step
 
 
+def combine(logits: Sequence[Any]) -> jax.Array:
+    """The logits of an ensemble [..., V]: those of a single model, or the log of the mean probability of several."""
+    return logits[0] if len(logits) == 1 else log_mean_probability(logits)
+
+
 def log_mean_probability(logits: Sequence[jax.Array]) -> jax.Array:
-    """The logarithm of the mean of softmax(logits) [..., V] over several models."""
+    """The log of the mean of softmax(logits) [..., V] over several models, in float32."""
     log_probs = jnp.stack([jax.nn.log_softmax(x.astype(jnp.float32)) for x in logits])
     return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits))
+
+
+def extend_until_done(
+    extend: Callable[[jax.Array, Any], Any], rows: Any, max_length: int, position: jax.Array | int = 0
+) -> Any:
+    """Extends the outputs of all sentences position by position until each is done, and returns `result` of all.
+
+    Outputs have very different lengths. Once half of the sentences are done, the others continue in a batch of half the
+    size, and so on down to SMALLEST rows. Each size is a loop of its own, all in one program, so nothing waits for the
+    host.
+
+    Args:
+      extend: `(position, rows) -> rows`; must not change the `result` of a sentence that is done.
+      rows: a tree with the fields `done`, bool [B], and `result`; the first axis of each leaf is that of the sentences.
+      max_length: number of positions.
+      position: the first one.
+    """
+    size = rows.done.shape[0]
+    smaller = size // 2 if size >= 2 * SMALLEST else 0
+
+    def unfinished(carry):
+        position, rows = carry
+        return (position < max_length) & (jnp.sum(~rows.done) > smaller)
+
+    def extend_all(carry):
+        position, rows = carry
+        return position + 1, extend(position, rows)
+
+    position, rows = jax.lax.while_loop(unfinished, extend_all, (jnp.int32(position), rows))
+    if not smaller:
+        return rows.result
+    left = jnp.argsort(rows.done)[:smaller]  # those that are not done come first
+    results = extend_until_done(extend, jax.tree.map(lambda leaf: leaf[left], rows), max_length, position)
+    return jax.tree.map(lambda all_rows, some: all_rows.at[left].set(some), rows.result, results)
 
 
 def _next_log_probs(step: Step, tokens, parents, position, cache, bounds: Bounds):
@@ -123,7 +165,7 @@ def _next_log_probs(step: Step, tokens, parents, position, cache, bounds: Bounds
     logits, cache = step(tokens, parents, position, cache)
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     ids = jnp.arange(log_probs.shape[-1])
-    length = position + 1  # of an output that would end here
+    length = position + 1  # of an output that ends here
     allowed = (ids != PAD_ID) & (ids != BEGIN_ID) & ((ids != END_ID) | (length >= bounds.shortest)[:, None])
     allowed = jnp.where((length >= bounds.longest)[:, None], ids == END_ID, allowed)
     forced = bounds.prefix[:, position][:, None]
@@ -142,7 +184,7 @@ class _Samples(NamedTuple):
 
 
 def greedy_search(step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty) -> Hypotheses:
-    """The likeliest next token, again and again; N = 1, as are the hypotheses of the cache."""
+    """Takes the likeliest next token again and again. N = 1, and the cache is for one hypothesis too."""
     keys = jax.random.split(jax.random.key(0), bounds.longest.shape)  # unused at temperature 0
     return sample(step, cache, bounds, penalty, keys[:, None], Sampling(temperature=0))
 
@@ -155,9 +197,9 @@ def sample(
     Args:
       step: the model.
       cache: its state before the first step.
-      bounds: what the outputs may be.
-      penalty: of the length, in the scores.
-      keys: [B, N], one for each sample; a sample depends on its own alone.
+      bounds: of the outputs.
+      penalty: for the scores.
+      keys: [B, N], one for each sample; a sample depends on its own key alone.
       sampling: how to draw. The scores are those of the model, whatever the temperature.
     """
     max_length = bounds.prefix.shape[1]
@@ -165,14 +207,14 @@ def sample(
     def extend(position, samples: _Samples) -> _Samples:
         itself = jnp.broadcast_to(jnp.arange(keys.shape[1]), samples.last.shape)
         log_probs, cache = _next_log_probs(step, samples.last, itself, position, samples.cache, samples.bounds)
-        best = _draw(log_probs, samples.keys, position, sampling)
-        chosen = jnp.take_along_axis(log_probs, best[:, :, None], axis=-1)[:, :, 0]
+        drawn = _draw(log_probs, samples.keys, position, sampling)
+        chosen = jnp.take_along_axis(log_probs, drawn[:, :, None], axis=-1)[:, :, 0]
         tokens, total = samples.result
         total = total + jnp.where(samples.ended, 0, chosen)
-        tokens = tokens.at[:, :, position].set(jnp.where(samples.ended, PAD_ID, best))
-        ended = samples.ended | (best == END_ID)
+        tokens = tokens.at[:, :, position].set(jnp.where(samples.ended, PAD_ID, drawn))
+        ended = samples.ended | (drawn == END_ID)
         return samples._replace(
-            last=best, ended=ended, result=(tokens, total), done=jnp.all(ended, axis=1), cache=cache
+            last=drawn, ended=ended, result=(tokens, total), done=jnp.all(ended, axis=1), cache=cache
         )
 
     first = _Samples(
@@ -190,10 +232,10 @@ def sample(
 
 
 def _draw(log_probs, keys, position, sampling: Sampling):
-    """One token of each distribution [B, N, V] -> int32 [B, N].
+    """Draws one token from each distribution [B, N, V] -> int32 [B, N].
 
-    The Gumbel-max trick: argmax(x + g) is a draw from softmax(x) where g is Gumbel noise; with x / T and a factor of T,
-    which changes no argmax, temperature 0 is greedy search itself.
+    The Gumbel-max trick: argmax(x + g) is a draw from softmax(x) where g is Gumbel noise. Here x is log P / T, and all
+    is multiplied by T, which changes no argmax. So temperature 0 is greedy search itself.
     """
     logits = log_probs
     if sampling.temperature > 0:
@@ -202,7 +244,7 @@ def _draw(log_probs, keys, position, sampling: Sampling):
         keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, position)))(keys)
         noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:])))(keys)
         logits = logits + sampling.temperature * noise
-    # The first of the largest, as argmax gives it; XLA's own argmax is many times slower than its max on a CPU.
+    # The first of the largest, as argmax: on a CPU, XLA's argmax is many times slower than its max.
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
     return jnp.min(jnp.where(logits == jnp.max(logits, axis=-1, keepdims=True), ids, ids[-1]), axis=-1)
 
@@ -233,19 +275,21 @@ class _Beam(NamedTuple):
 def beam_search(
     step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty, *, beam_size: int, nbest: int = 1
 ) -> Hypotheses:
-    """The N best of what a beam of K hypotheses comes upon.
+    """Finds the N best outputs that a beam of K hypotheses comes upon. With K = 1 this is greedy search.
 
-    At each position, of all continuations of the unfinished hypotheses the K best are kept; those among them that end
-    the sentence are finished, the others live on. A sentence is done when none lives, or when none that lives can still
-    come among its N best, even if all its further tokens were certain (log P only falls, so log P over the largest
-    penalty ahead bounds its final score). It is not done for having K finished ones: beside one good hypothesis, the
-    others of a beam are bad ones, which end early. With K = 1 this is greedy search.
+    At each position, keeps the K best of all continuations of the unfinished hypotheses. Those that end the sentence
+    are finished, the others live on.
+
+    A sentence is done when no hypothesis lives, or when none that lives can still come among its N best, even if all
+    its further tokens were certain. Since log P only falls, log P over the largest penalty ahead bounds its final
+    score. Having K finished hypotheses does not end a search: beside one good hypothesis, the others of a beam are bad
+    ones, which end early.
 
     Args:
       step: the model.
       cache: its state before the first step.
-      bounds: what the outputs may be.
-      penalty: of the length.
+      bounds: of the outputs.
+      penalty: for the scores.
       beam_size: K.
       nbest: N, at most K.
     """
@@ -264,10 +308,10 @@ def beam_search(
         finished = pool.best(nbest)
 
         log_probs = jnp.where(ends, -jnp.inf, log_probs)
-        # Of the penalties still ahead, the one that is kindest to a negative log P: the largest.
-        kindest = jnp.maximum(penalty(beam.bounds.longest), penalty(position + 2))
-        # What is hopeless stays so, and its N best with it: a sentence does not change while others go on.
-        hopeless = jnp.max(log_probs, axis=1) / kindest <= finished.scores[:, -1]
+        # log P is negative, so the largest penalty ahead gives the best score. Penalties are monotonic in the length.
+        largest = jnp.maximum(penalty(beam.bounds.longest), penalty(position + 2))
+        # Once this holds it holds forever, so the N best do not change while other sentences continue.
+        hopeless = jnp.max(log_probs, axis=1) / largest <= finished.scores[:, -1]
         return beam._replace(
             last=token,
             parents=parents,
@@ -289,7 +333,7 @@ def beam_search(
         last=jnp.full((batch, beam_size), BEGIN_ID, jnp.int32),
         parents=hypothesis,
         tokens=empty(beam_size),
-        # All hypotheses begin alike: only the first counts, lest K copies of it fill the beam.
+        # All hypotheses begin alike, so only the first counts: K copies of it would fill the beam.
         log_probs=jnp.where(hypothesis == 0, 0.0, unused(beam_size)),
         result=Hypotheses(empty(nbest), unused(nbest), unused(nbest)),
         bounds=bounds,
@@ -297,59 +341,3 @@ def beam_search(
         cache=cache,
     )
     return extend_until_done(extend, first, max_length)
-
-
-KINDS = ("gnmt", "length", "none")
-
-
-SMALLEST = 16  # rows: with fewer, a step is hardly faster
-
-
-class Rows(Protocol):
-    """The state of a batch of sentences, a tree: the first axis of each leaf is theirs."""
-
-    @property
-    def done(self) -> jax.Array:
-        """bool [B]"""
-
-    @property
-    def result(self) -> Any:
-        """What is wanted of it in the end."""
-
-
-R = TypeVar("R", bound=Rows)
-
-
-def extend_until_done(extend: Callable[[jax.Array, R], R], rows: R, max_length: int) -> Any:
-    """Extends the outputs of all sentences position by position until each is done -> the `result` of all.
-
-    The outputs of a batch are of many lengths. Once half of its sentences are done, the others go on in a batch of
-    half the size, and so on down to `SMALLEST`. Each size is a loop of its own, and all are one program, so that
-    nothing waits for the host.
-
-    Args:
-      extend: `(position, rows) -> rows`; a sentence that is done must not change by it.
-      rows: before the first position, 0.
-      max_length: positions there are.
-    """
-    return _extend(extend, jnp.int32(0), rows, max_length)
-
-
-def _extend(extend, position: jax.Array, rows: Any, max_length: int) -> Any:
-    size = rows.done.shape[0]
-    smaller = size // 2 if size >= 2 * SMALLEST else 0
-
-    def go_on(carry):
-        position, rows = carry
-        return (position < max_length) & (jnp.sum(~rows.done) > smaller)
-
-    def extend_all(carry):
-        position, rows = carry
-        return position + 1, extend(position, rows)
-
-    position, rows = jax.lax.while_loop(go_on, extend_all, (position, rows))
-    if not smaller:
-        return rows.result
-    left = jnp.argsort(rows.done)[:smaller]  # those that are not done come first
-    results = _extend(extend, position, jax.tree.map(lambda leaf: leaf[left], rows), max_length)
-    return jax.tree.map(lambda all_of_them, some: all_of_them.at[left].set(some), rows.result, results)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.inputs import NARROWEST, batches, encode, fill, warn_of_cut
+from transformer_flax.decoding.inputs import NARROWEST, Inputs, fill, require_at_least
 from transformer_flax.decoding.search import (
     Bounds,
     Hypotheses,
@@ -20,9 +20,9 @@ from transformer_flax.decoding.search import (
     Sampling,
     Step,
     beam_search,
+    combine,
     ensemble,
     greedy_search,
-    log_mean_probability,
     sample,
 )
 from transformer_flax.errors import UserError
@@ -30,40 +30,40 @@ from transformer_flax.special_tokens import PAD_ID
 
 
 def _ignore(done: int) -> None:
-    """Progress that nobody watches."""
+    """A progress callback that does nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
     """One hypothesis for a line."""
 
-    text: str  # a single line, whatever the model put out
-    score: float  # log_prob over the length penalty: what hypotheses are ranked by
-    log_prob: float  # log P(Y|X), natural, the end symbol included
+    text: str  # always a single line
+    score: float  # log_prob / length penalty; hypotheses are ranked by it
+    log_prob: float  # natural log P(Y|X), the end symbol included
     tokens: tuple[int, ...]  # the end symbol included
 
 
 class Translator:
-    """Translates and scores text with one trained model, or with several that share a tokenizer, as an ensemble.
+    """Translates and scores text with a trained model, or with an ensemble of several that share a tokenizer.
 
-    What a line becomes does not depend on the others, on their order or on the size of the batches (but a sample's
-    randomness is that of its line's number).
+    The result for a line does not depend on the other lines, their order or the batch size. Samples depend on the
+    number of their line too.
 
     Args:
       models: Linen modules with the methods `begin(source, hypotheses, length)`, `step(tokens, parents, position)` and
         `__call__(source, target)`.
-      params: those of each model; may be replaced at any time, compiled programs stay. None until they are there.
+      params: of each model. May be replaced at any time without recompiling; None until they are known.
       tokenizer: of both languages.
       beam_size: K; 1 is greedy search.
-      length_penalty, alpha: of the score, see `LengthPenalty`.
-      min_length: shortest output in tokens, the end symbol included.
-      max_extra_length: an output has at most as many tokens as its input and so many more.
-      max_input_length: longer inputs (in tokens, the end symbol included) are cut, and counted in a warning.
-      batch_size: sentences at a time; fewer where they are long.
-      window: lines that are read, sorted by length and translated before the first of them is put out.
-      nbest: hypotheses given for each line, at most `beam_size`; with `sampling`, the number of samples.
-      sampling: draw at random in place of a beam.
-      refuse_long: refuse inputs longer than `max_input_length`.
+      length_penalty, alpha: see `LengthPenalty`.
+      min_length: tokens of the shortest output, the end symbol included.
+      max_extra_length: tokens that an output may have more than its input.
+      nbest: hypotheses for each line, at most `beam_size`; with `sampling`, the number of samples.
+      sampling: draw samples instead of searching with a beam.
+      inputs: max_input_length, batch_size, window and refuse_long, as of `Inputs`.
+
+    Raises:
+      UserError: a setting is out of range.
     """
 
     def __init__(
@@ -77,134 +77,105 @@ class Translator:
         alpha: float,
         min_length: int,
         max_extra_length: int,
-        max_input_length: int,
-        batch_size: int,
-        window: int,
         nbest: int = 1,
         sampling: Sampling | None = None,
-        refuse_long: bool = False,
+        **inputs: Any,
     ):
-        for name, value, least in (
-            ("beam_size", beam_size, 1),
-            ("min_length", min_length, 0),
-            ("max_extra_length", max_extra_length, 0),
-            ("max_input_length", max_input_length, 2),
-            ("batch_size", batch_size, 1),
-            ("window", window, 1),
-            ("nbest", nbest, 1),
-        ):
-            if value < least:
-                raise UserError(f"{name} is {value}; it must be at least {least}")
+        require_at_least(0, min_length=min_length, max_extra_length=max_extra_length)
+        require_at_least(1, beam_size=beam_size, nbest=nbest)
         if not math.isfinite(alpha):
             raise UserError(f"alpha is {alpha}; it must be finite")
         if sampling is None and nbest > beam_size:
-            raise UserError(
-                f"nbest is {nbest} and beam_size {beam_size}: a beam holds no more hypotheses than its size"
-            )
+            raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam of that size holds no more hypotheses")
         self.models, self.params, self.tokenizer = list(models), params, tokenizer
         self.compilations = 0
+        self._inputs = Inputs(tokenizer, **inputs)
+        self._longest_output = self._inputs.longest + max_extra_length
         self._beam_size, self._nbest, self._sampling = beam_size, nbest, sampling
         self._penalty = LengthPenalty(length_penalty, alpha)
         self._min_length, self._max_extra_length = min_length, max_extra_length
-        self._max_input_length, self._refuse_long = max_input_length, refuse_long
-        self._batch_size, self._window = batch_size, window
         self._search = jax.jit(self._search_batch)
         self._score = jax.jit(self._score_batch)
 
     def translate(
         self, lines: Iterable[str], *, prefixes: Iterable[str] | str = "", progress: Callable[[int], Any] = _ignore
     ) -> list[str]:
-        """The best translation of each line, in order; of an empty line, an empty one. Arguments as of `search`."""
+        """The best translation of each line; an empty line for an empty one. Takes the arguments of `search`."""
         return [best.text for best, *_ in self.search(lines, prefixes=prefixes, progress=progress)]
 
     def search(
         self, lines: Iterable[str], *, prefixes: Iterable[str] | str = "", progress: Callable[[int], Any] = _ignore
     ) -> Iterator[list[Translation]]:
-        """The `nbest` translations of each line, best first, window by window.
+        """Yields the `nbest` translations of each line, best first.
 
         Args:
-          lines: sentences; read no further than the window that is being translated.
-          prefixes: what each output must begin with, one for all or one for each; empty for nothing.
-          progress: called with the number of lines done so far.
+          lines: sentences, read window by window.
+          prefixes: what each output must begin with: one for all lines, or one for each.
+          progress: called with the number of lines done.
 
         Raises:
-          UserError: an input is too long and `refuse_long` is set, or a prefix has no room in its output.
+          UserError: an input is too long and `refuse_long` is set, a prefix is too long for its output, or there are
+            not as many prefixes as lines.
         """
-        if isinstance(prefixes, str):
-            prefixes = itertools.repeat(prefixes)
-        inputs, starts = iter(lines), iter(prefixes)
-        read = cut = 0
-        try:
-            while window := list(itertools.islice(inputs, self._window)):
-                begins = list(itertools.islice(starts, len(window)))
-                before, read = read, read + len(window)
-                if len(begins) < len(window):
-                    raise UserError(f"there are only {before + len(begins):,} prefixes: each line needs one")
-                sources, shortened = self._encode(
-                    [line if line.strip() else "" for line in window], lines_before=before
-                )
-                cut += len(shortened)
-                yield from self._search_window(sources, self.tokenizer.encode(begins), before, progress)
-        finally:
-            warn_of_cut(cut, read, self._max_input_length)
+        starts = itertools.repeat(prefixes) if isinstance(prefixes, str) else iter(prefixes)
+        read = 0
+        for before, sources in self._inputs.windows(line if line.strip() else "" for line in lines):
+            read = before + len(sources)
+            begins = list(itertools.islice(starts, len(sources)))
+            if len(begins) < len(sources):
+                raise UserError(f"there are only {before + len(begins):,} prefixes: each line needs one")
+            yield from self._search_window(sources, self.tokenizer.encode(begins), before, progress)
         if not isinstance(starts, itertools.repeat) and next(starts, None) is not None:
             raise UserError(f"there are more prefixes than the {read:,} lines: each line needs one")
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, progress: Callable[[int], Any] = _ignore
     ) -> list[list[float]]:
-        """log P of each token of given targets, the end symbol included, in one teacher-forced pass.
+        """Computes log P of each token of given targets, the end symbol included, in one teacher-forced pass.
 
         Args:
           sources: sentences.
-          targets: as many, a translation of each. One longer than any output may be is cut or refused, as inputs are;
-            what is left of it has no end symbol.
-          progress: called with the number of lines done so far.
+          targets: a translation of each. One longer than any output may be is cut or refused, as inputs are; a cut one
+            has no end symbol.
+          progress: called with the number of lines done.
+
+        Raises:
+          UserError: there are not as many targets as sources, or a line is too long and `refuse_long` is set.
         """
         if len(sources) != len(targets):
             raise UserError(f"there are {len(sources):,} sources and {len(targets):,} targets: each needs the other")
-        longest = self._max_input_length + self._max_extra_length  # of an output
-        inputs, cut_inputs = self._encode(sources)
-        outputs, cut_outputs = self._encode(targets, limit=longest)
+        inputs, cut_inputs = self._inputs.encode(sources, self._inputs.longest)
+        outputs, cut_outputs = self._inputs.encode(targets, self._longest_output)
         for i in cut_outputs:
             outputs[i].pop()
-        warn_of_cut(len({*cut_inputs, *cut_outputs}), len(sources), self._max_input_length)
+        self._inputs.warn_of_cut(len({*cut_inputs, *cut_outputs}), len(sources))
         pairs = list(zip(inputs, outputs, strict=True))
         scores: list[list[float]] = [[] for _ in pairs]
-        done = 0
-        # Logits [rows, width, V] are what fills the memory here, so there are as few rows as tokens allow.
+        # The logits [rows, width, V] need the memory, so wide batches have few rows here.
+        limits = {"longest": self._longest_output, "roomy": NARROWEST}
         lengths = [max(map(len, pair)) for pair in pairs]
-        for chosen, rows, width in batches(lengths, longest, self._batch_size, roomy=NARROWEST):
+        for chosen, rows, width in self._inputs.batches(lengths, progress, **limits):
             source, target = (fill([pairs[i][side] for i in chosen], rows, width) for side in (0, 1))
             for i, log_probs in zip(chosen, np.asarray(self._score(self.params, source, target)), strict=False):
                 scores[i] = log_probs[: len(pairs[i][1])].tolist()
-            done += len(chosen)
-            progress(done)
         return scores
 
-    def _encode(
-        self, lines: Sequence[str], *, limit: int | None = None, lines_before: int = 0
-    ) -> tuple[list[list[int]], list[int]]:
-        limit = limit or self._max_input_length
-        return encode(self.tokenizer, lines, limit, refuse_long=self._refuse_long, lines_before=lines_before)
-
     def _search_window(self, sources, prefixes, lines_before: int, progress) -> list[list[Translation]]:
-        roomiest = self._max_input_length + self._max_extra_length
         for i, prefix in enumerate(prefixes):
-            if len(prefix) >= roomiest:
+            if len(prefix) >= self._longest_output:
                 raise UserError(
                     f"the prefix of line {lines_before + i + 1:,} has {len(prefix):,} tokens; outputs have at most "
-                    f"{roomiest:,}, the end symbol included"
+                    f"{self._longest_output:,}, the end symbol included"
                 )
         found = [[Translation("", 0.0, 0.0, ())] for _ in sources]
-        # Wide enough for the prefix too. An empty line (its end symbol alone) is none for the model.
+        # Wide enough for the prefix too. Empty lines, which are the end symbol alone, are not given to the model.
         widths = [
             max(len(source), len(prefix) + 1 - self._max_extra_length) if len(source) > 1 else 0
             for source, prefix in zip(sources, prefixes, strict=True)
         ]
         done = lines_before + widths.count(0)
         progress(done)
-        for chosen, rows, width in batches(widths, self._max_input_length, self._batch_size):
+        for chosen, rows, width in self._inputs.batches(widths, progress, done=done):
             source = fill([sources[i] for i in chosen], rows, width)
             prefix = fill([prefixes[i] for i in chosen], rows, width + self._max_extra_length)
             numbers = np.zeros(rows, np.uint32)
@@ -212,12 +183,10 @@ class Translator:
             hypotheses = jax.device_get(self._search(self.params, source, prefix, numbers))
             for row, i in enumerate(chosen):
                 found[i] = self._decode(jax.tree.map(lambda leaf, row=row: leaf[row], hypotheses))
-            done += len(chosen)
-            progress(done)
         return found
 
     def _decode(self, hypotheses: Hypotheses) -> list[Translation]:
-        """Of one sentence; places that no hypothesis came to are left out."""
+        """The hypotheses of one sentence as text, without unused places."""
         translations = []
         for tokens, log_prob, score in zip(*hypotheses, strict=True):
             if score > -np.inf:
@@ -229,20 +198,17 @@ class Translator:
         return translations
 
     def _search_batch(self, params, source, prefix, numbers) -> Hypotheses:
-        self.compilations += 1  # runs while tracing only, which is once for every shape
+        self.compilations += 1  # executed only while tracing, once for each shape
         max_length = prefix.shape[1]
         lengths = jnp.sum(source != PAD_ID, axis=1)
         wanted = jnp.maximum(lengths + self._max_extra_length, jnp.sum(prefix != PAD_ID, axis=1) + 1)
         bounds = Bounds.of(jnp.where(lengths > 0, wanted, 1), max_length, shortest=self._min_length, prefix=prefix)
         hypotheses = self._beam_size if self._sampling is None else self._nbest
-        steps, caches = zip(
-            *(
-                as_step(model, one_params, source, hypotheses, max_length)
-                for model, one_params in zip(self.models, params, strict=True)
-            ),
-            strict=True,
-        )
-        step = ensemble(steps)
+        begun = [
+            as_step(model, one_params, source, hypotheses, max_length)
+            for model, one_params in zip(self.models, params, strict=True)
+        ]
+        step, caches = ensemble([step for step, _ in begun]), tuple(cache for _, cache in begun)
         if self._sampling is not None:
             fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
             keys = jax.vmap(fold_in, in_axes=(0, None))(
@@ -255,16 +221,16 @@ class Translator:
 
     def _score_batch(self, params, source, target) -> jax.Array:
         self.compilations += 1
-        logits: list[Any] = [
+        logits = [
             model.apply({"params": one_params}, source, target)
             for model, one_params in zip(self.models, params, strict=True)
         ]
-        log_probs = jax.nn.log_softmax(logits[0] if len(logits) == 1 else log_mean_probability(logits))
+        log_probs = jax.nn.log_softmax(combine(logits))
         return jnp.take_along_axis(log_probs, target[:, :, None], axis=-1)[:, :, 0]
 
 
 def as_step(model: nn.Module, params: Any, source: jax.Array, hypotheses: int, max_length: int) -> tuple[Step, Any]:
-    """A model as the search sees it, for source [B, S]: its step, and its cache before the first."""
+    """Adapts a model to the search: encodes source [B, S], and returns the step function and the initial cache."""
     _, first = model.apply(
         {"params": params}, source, hypotheses, max_length, method="begin", mutable=["memory", "cache"]
     )

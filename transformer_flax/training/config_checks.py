@@ -11,8 +11,8 @@ from ml_collections import ConfigDict
 from transformer_flax.data.batches import BATCHING
 from transformer_flax.data.sources import TRANSLATED
 from transformer_flax.data.tokenizer import (
-    KINDS,
     LOSSLESS,
+    TOKENIZERS,
     Tokenizer,
     smallest_vocabulary,
 )
@@ -140,7 +140,7 @@ def check_text(config: ConfigDict) -> None:
     require("data.tokenizer_sample", lambda value: value >= 1, "at least 1")
     for name in ("seed", "data.seed"):
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
-    require("data.tokenizer", lambda value: value in KINDS, f"one of {', '.join(KINDS)}")
+    require("data.tokenizer", lambda value: value in TOKENIZERS, f"one of {', '.join(TOKENIZERS)}")
     if given_tokenizer(config) is None:
         least = smallest_vocabulary(config.data.tokenizer)
         require("data.vocab_size", lambda value: value >= least, f"at least {least}")

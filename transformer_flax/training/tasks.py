@@ -6,9 +6,8 @@ from typing import Any, NamedTuple, Protocol
 import flax.linen as nn
 from ml_collections import ConfigDict
 
-from transformer_flax.decoding.bleu import score
-from transformer_flax.decoding.f1 import compare
-from transformer_flax.decoding.predictor import SETTINGS, Labeller
+from transformer_flax.decoding.predictor import SETTINGS, Predictor
+from transformer_flax.decoding.scoring import score, score_labels
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.training.loss import LossFn, classification_loss, translation_loss
 from transformer_flax.training.setup import Data
@@ -76,20 +75,20 @@ class Classification:
         assert data.classes
         self.loss_fn = classification_loss(model, config.label_smoothing)
         settings = {name: config.decode[name] for name in SETTINGS}
-        self._labeller = Labeller([model], None, data.tokenizer, data.classes.names, **settings)
+        self._predictor = Predictor([model], None, data.tokenizer, data.classes.names, **settings)
 
     @property
     def compilations(self) -> int:
-        return self._labeller.compilations
+        return self._predictor.compilations
 
     def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
-        self._labeller.params = [params]
-        labels = self._labeller.label(sources, progress=progress)
-        self._labeller.params = None
+        self._predictor.params = [params]
+        labels = self._predictor.predict(sources, progress=progress)
+        self._predictor.params = None
         return labels
 
     def measure(self, outputs: Sequence[str], references: Sequence[str]) -> Scores:
-        return Scores({"macro_f1": compare(outputs, references, self._labeller.classes).macro_f1}, {})
+        return Scores({"macro_f1": score_labels(outputs, references, self._predictor.classes).macro_f1}, {})
 
 
 def make_task(config: ConfigDict, model: nn.Module, data: Data) -> Task:

@@ -1,0 +1,174 @@
+"""Pairs that are made and not read: number words in two languages, and lines of letters to copy or to reverse.
+
+Number words are a real pair of languages that needs no download. twenty-one is einundzwanzig: the order changes, so
+copying word by word fails. Lines of letters need no knowledge, so they show what a model makes of the length alone.
+"""
+
+import hashlib
+import importlib.metadata
+import string
+from collections.abc import Callable, Container, Iterable
+from typing import TypeVar
+
+import numpy as np
+from num2words import num2words
+
+from transformer_flax.errors import UserError
+
+HELD_OUT = 1_000  # numbers or lines in each of valid and test, all different
+SHORTEST_HELD_OUT = 4  # digits or symbols: train needs the few items that are shorter
+ALWAYS_TRAINED = 1_000  # numbers below it are all in train
+MOST_NUMBERS = 100_000  # in train
+MOST_DIGITS = 18  # 64 bits do not hold all numbers of 19
+MOST_SYMBOLS = 10_000
+SYMBOLS = np.array(list(string.ascii_lowercase))
+
+Item = TypeVar("Item")
+
+
+def split_numbers(
+    split: str, num_pairs: int, seed: int, *, longest_trained: int = 6, longest_tested: int = 6
+) -> np.ndarray:
+    """Draws the numbers of a split. All numbers of digits are equally likely, and no number is in two splits.
+
+    train has all numbers below ALWAYS_TRAINED, then draws until there are `num_pairs`. valid and test have HELD_OUT
+    numbers each, of SHORTEST_HELD_OUT digits or more. None has more digits than `longest_trained`. If `longest_tested`
+    is larger, all of test have more.
+    """
+    rng = np.random.default_rng(seed)
+
+    def held_out(count: int, shortest: int, longest: int) -> np.ndarray:
+        return np.array(_draw_distinct(lambda: _draw_numbers(rng, HELD_OUT, shortest, longest).tolist(), count))
+
+    valid, test = np.split(held_out(2 * HELD_OUT, SHORTEST_HELD_OUT, longest_trained), 2)
+    if split == "valid":
+        return valid
+    if split == "test":
+        return held_out(HELD_OUT, longest_trained + 1, longest_tested) if longest_tested > longest_trained else test
+    draws = _draw_numbers(rng, 2 * num_pairs, 1, longest_trained)
+    draws = draws[~np.isin(draws, [valid, test])]
+    return np.concatenate([np.arange(ALWAYS_TRAINED), draws])[:num_pairs]
+
+
+def draw_lines(split: str, *, num_pairs: int, longest_trained: int, longest_tested: int, seed: int) -> list[str]:
+    """Draws the sources of a split, such as "q e h". All lengths are equally likely, and no line is in two splits.
+
+    train has `num_pairs` lines of at most `longest_trained` symbols; a line may come twice. valid and test have
+    HELD_OUT lines each, of SHORTEST_HELD_OUT symbols or more, and no more than train. If `longest_tested` is larger,
+    all of test have more than train, up to that; train and valid stay the same.
+    """
+    for_valid, for_test, for_train = (np.random.default_rng((seed, part)) for part in range(3))
+    shortest = longest_trained + 1 if longest_tested > longest_trained else SHORTEST_HELD_OUT
+    valid = _draw_distinct(lambda: _draw_lines(for_valid, HELD_OUT, SHORTEST_HELD_OUT, longest_trained), HELD_OUT)
+    test = _draw_distinct(lambda: _draw_lines(for_test, HELD_OUT, shortest, longest_tested), HELD_OUT, {*valid})
+    if split != "train":
+        return valid if split == "valid" else test
+    held_out = {*valid, *test}
+    train: list[str] = []
+    while len(train) < num_pairs:
+        train += [line for line in _draw_lines(for_train, num_pairs, 1, longest_trained) if line not in held_out]
+    return train[:num_pairs]
+
+
+def _draw_distinct(draw: Callable[[], Iterable[Item]], count: int, others: Container[Item] = ()) -> list[Item]:
+    """Draws again and again until there are `count` different items that are not among `others`, in that order."""
+    found: dict[Item, None] = {}
+    while len(found) < count:
+        found |= dict.fromkeys(item for item in draw() if item not in others)
+    return list(found)[:count]
+
+
+def _draw_numbers(rng: np.random.Generator, size: int, shortest: int, longest: int) -> np.ndarray:
+    digits = rng.integers(shortest, longest, size, endpoint=True)
+    return rng.integers(np.where(digits == 1, 0, 10 ** (digits - 1)), 10**digits)
+
+
+def _draw_lines(rng: np.random.Generator, size: int, shortest: int, longest: int) -> list[str]:
+    lengths = rng.integers(shortest, longest, size, endpoint=True)
+    letters = SYMBOLS[rng.integers(len(SYMBOLS), size=lengths.sum())]
+    return [" ".join(line) for line in np.split(letters, np.cumsum(lengths)[:-1])]
+
+
+class NumberPairs:
+    """Number words in both languages, spelt when they are asked for.
+
+    Raises:
+      UserError: `config.num_pairs`, a length or a language is out of range.
+    """
+
+    def __init__(self, config, split: str):
+        if not ALWAYS_TRAINED <= config.num_pairs <= MOST_NUMBERS:
+            raise UserError(
+                f"config.data.num_pairs is {config.num_pairs}; source 'numbers' has from {ALWAYS_TRAINED:,} to "
+                f"{MOST_NUMBERS:,} training pairs"
+            )
+        _require_lengths(config, MOST_DIGITS, "digits")
+        self.languages = (config.source_language, config.target_language)
+        for language in self.languages:
+            _spell(0, language)
+        self.numbers = split_numbers(
+            split,
+            config.num_pairs,
+            config.seed,
+            longest_trained=config.longest_trained,
+            longest_tested=config.longest_tested,
+        )
+        version = importlib.metadata.version("num2words")
+        described = f"numbers {split} {self.languages} {version}".encode() + self.numbers.astype("<i8").tobytes()
+        self.fingerprint = hashlib.sha256(described).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        source_language, target_language = self.languages
+        number = int(self.numbers[index])
+        return _spell(number, source_language), _spell(number, target_language)
+
+
+def _spell(number: int, language: str) -> str:
+    try:
+        return num2words(number, lang=language)
+    except NotImplementedError as error:  # num2words lacks the language
+        raise UserError(f"num2words cannot count in {language!r}; it can in 'en', 'de', 'fr' and others") from error
+
+
+class SymbolPairs:
+    """Lines of letters with themselves (source "copy") or read backwards (source "reverse").
+
+    Raises:
+      UserError: `config.num_pairs` or a length is out of range.
+    """
+
+    def __init__(self, config, split: str):
+        if config.num_pairs < 1:
+            raise UserError(
+                f"config.data.num_pairs is {config.num_pairs}; source {config.source!r} makes as many training pairs, "
+                "so it must be at least 1"
+            )
+        _require_lengths(config, MOST_SYMBOLS, "symbols")
+        self._backwards = config.source == "reverse"
+        self.lines = draw_lines(
+            split,
+            num_pairs=config.num_pairs,
+            longest_trained=config.longest_trained,
+            longest_tested=config.longest_tested,
+            seed=config.seed,
+        )
+        self.fingerprint = hashlib.sha256("\n".join([config.source, split, *self.lines]).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        line = self.lines[index]
+        return line, line[::-1] if self._backwards else line
+
+
+def _require_lengths(config, longest: int, unit: str) -> None:
+    if not SHORTEST_HELD_OUT <= config.longest_trained <= config.longest_tested <= longest:
+        raise UserError(
+            f"config.data.longest_trained is {config.longest_trained} and longest_tested {config.longest_tested}; "
+            f"source {config.source!r} needs {SHORTEST_HELD_OUT} <= longest_trained <= longest_tested <= {longest:,} "
+            f"{unit}"
+        )

@@ -1,0 +1,190 @@
+"""The one definition of every score: BLEU, chrF and exact matches of translations, accuracy and F1 of labels."""
+
+import dataclasses
+import importlib.metadata
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import sacrebleu
+
+from transformer_flax.errors import UserError
+
+LENGTH_RATIOS = 0.9, 1.1  # `full_scores` warns of ratios outside
+TOKENISED_SHARE = 0.1  # `full_scores` warns if more of the lines have the marks of a tokenizer
+
+# Marks of a tokenizer: a blank before a full stop or comma; the joints of BPE, SentencePiece and compounds; escapes of
+# Moses.
+_MARKS = re.compile(r"\s[.,](?!\S)|@@(?!\S)|▁|@-@|##AT##|&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
+
+
+@dataclasses.dataclass(frozen=True)
+class TranslationScores:
+    """Scores of translations with one reference each."""
+
+    bleu: float  # 0 to 100, cased, sacreBLEU's 13a tokenisation
+    exact_match: float  # share of translations equal to their reference, 0 to 1
+    signature: str  # how `bleu` was measured
+    length_ratio: float  # tokens of the translations over those of the references, as `bleu` counts them
+
+
+@dataclasses.dataclass(frozen=True)
+class FullScores(TranslationScores):
+    """All scores of a report."""
+
+    chrf: float  # 0 to 100, F2 of character n-grams
+    chrf_signature: str
+    tokenised_bleu: float  # 0 to 100, the measure of the paper's table 2
+    tokenised_signature: str
+    warnings: tuple[str, ...]  # reasons to distrust the scores, a sentence each
+
+
+def score(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
+    """Corpus BLEU and exact matches of detokenised text, fast enough for every evaluation during training.
+
+    Raises:
+      UserError: there are no lines, or not as many translations as references.
+    """
+    if not translations or len(translations) != len(references):
+        raise UserError(
+            f"there are {len(translations)} translations and {len(references)} references; "
+            "give as many of one as of the other, and at least one"
+        )
+    # `force` does not change the score. It silences sacreBLEU's warnings of tokenised text: `full_scores` has its own.
+    metric = sacrebleu.BLEU(tokenize="13a", force=True)
+    bleu = metric.corpus_score(list(translations), [list(references)])
+    matches = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))
+    return TranslationScores(bleu.score, matches / len(references), str(metric.get_signature()), bleu.ratio)
+
+
+def full_scores(translations: Sequence[str], references: Sequence[str], language: str) -> FullScores:
+    """All scores of detokenised text, with warnings.
+
+    Args:
+      translations: one a line.
+      references: as many.
+      language: of both, a code such as "de". Moses knows the abbreviations of some languages, and uses the English ones
+        for others.
+
+    Raises:
+      UserError: there are no lines, or not as many translations as references.
+    """
+    scores = score(translations, references)
+    chrf = sacrebleu.CHRF()
+    tokenised = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)  # as multi-bleu.perl counts
+    split = "|compounds:##AT##" if language == "de" else ""
+    how = f"tok:moses-{language}{split}|punct:ascii|sacremoses:{importlib.metadata.version('sacremoses')}"
+    ours, theirs = (table2_tokens(lines, language) for lines in (translations, references))
+    return FullScores(
+        **vars(scores),
+        chrf=chrf.corpus_score(list(translations), [list(references)]).score,
+        chrf_signature=str(chrf.get_signature()),
+        tokenised_bleu=tokenised.corpus_score(ours, [theirs]).score,
+        tokenised_signature=str(tokenised.get_signature()).replace("tok:none", how),
+        warnings=tuple(_warnings(translations, references, scores)),
+    )
+
+
+def table2_tokens(lines: Sequence[str], language: str) -> list[str]:
+    """Tokenises as for the BLEU of the paper's table 2 (the authors' get_ende_bleu.sh), with blanks between tokens.
+
+    Replaces Unicode punctuation by ASCII (but not the low quote of German), runs Moses' tokenizer, and splits German
+    compounds at their hyphens. The script does so to translations only, as its references are tokenised already.
+    """
+    import sacremoses  # takes 0.3 s, and training needs only `score`
+
+    punctuation, moses = sacremoses.MosesPunctNormalizer(language), sacremoses.MosesTokenizer(language)
+    tokens: list[Any] = [moses.tokenize(punctuation.replace_unicode_punct(line), return_str=True) for line in lines]
+    if language == "de":
+        # On bytes, as Perl does in the script: "a-b-c" is split once, because the match consumes b, and "a-ü-c" twice,
+        # because ü has a byte for either match.
+        tokens = [re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", line.encode()).decode() for line in tokens]
+    return tokens
+
+
+def _warnings(translations: Sequence[str], references: Sequence[str], scores: TranslationScores) -> Iterator[str]:
+    if scores.bleu < 1 and scores.exact_match > 0.5:
+        yield "BLEU counts four words in a row, which these lines hardly have: read the exact matches instead"
+    low, high = LENGTH_RATIOS
+    ratio = (
+        f"the translations have {scores.length_ratio:.3f} times the tokens of the references, outside {low} to {high}"
+    )
+    if scores.length_ratio < low:
+        empty = sum(not line.strip() for line in translations)
+        yield (
+            f"{ratio}: {empty} of {len(translations)} are empty, others may be cut (config.decode.max_extra_length) or "
+            "end early (too little training, or a small config.decode.alpha)"
+        )
+    if scores.length_ratio > high:
+        yield f"{ratio}: look for repetitions (too little training, or a large config.decode.alpha)"
+    for name, lines, other, opposites in (
+        ("translations", translations, "references", references),
+        ("references", references, "translations", translations),
+    ):
+        pairs = zip(lines, opposites, strict=True)
+        marked = [line for line, opposite in pairs if _MARKS.search(line) and not _MARKS.search(opposite)]
+        if len(marked) > TOKENISED_SHARE * len(lines):
+            yield (
+                f"{len(marked)} of {len(lines)} {name} look tokenised where the {other} do not, such as "
+                f"{marked[0][:100]!r}: detokenise them, as all scores are of plain text"
+            )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ClassScores:
+    """Scores of labels; 0 / 0 counts as 0. Shapes: C classes."""
+
+    classes: tuple[str, ...]
+    confusion: np.ndarray  # int64 [C, C]: texts of a class (row) that were given a class (column)
+
+    @property
+    def accuracy(self) -> float:
+        """Share of labels that are right."""
+        return _ratio(np.trace(self.confusion), self.confusion.sum()).item()
+
+    @property
+    def precision(self) -> np.ndarray:
+        """Share of the labels of each class that are right: [C]."""
+        return _ratio(np.diag(self.confusion), self.confusion.sum(axis=0))
+
+    @property
+    def recall(self) -> np.ndarray:
+        """Share of the texts of each class that were given it: [C]."""
+        return _ratio(np.diag(self.confusion), self.support)
+
+    @property
+    def f1(self) -> np.ndarray:
+        """Harmonic mean of precision and recall: [C]."""
+        return _ratio(2 * np.diag(self.confusion), self.support + self.confusion.sum(axis=0))
+
+    @property
+    def support(self) -> np.ndarray:
+        """Number of texts of each class: [C]."""
+        return self.confusion.sum(axis=1)
+
+    @property
+    def macro_f1(self) -> float:
+        """Unweighted mean of F1 over the classes that occur, as references or as labels."""
+        occurs = self.support + self.confusion.sum(axis=0) > 0
+        return self.f1[occurs].mean().item() if occurs.any() else 0.0
+
+
+def score_labels(labels: Sequence[str], references: Sequence[str], classes: Sequence[str]) -> ClassScores:
+    """Scores labels against the right ones.
+
+    Raises:
+      UserError: a reference is not one of the classes.
+    """
+    numbers = {name: number for number, name in enumerate(classes)}
+    for name in references:
+        if name not in numbers:
+            raise UserError(f"{name!r} is none of the classes that the model knows, which are {', '.join(classes)}")
+    confusion = np.zeros((len(classes), len(classes)), np.int64)
+    for label, reference in zip(labels, references, strict=True):
+        confusion[numbers[reference], numbers[label]] += 1
+    return ClassScores(tuple(classes), confusion)
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.zeros(np.shape(whole)), where=np.asarray(whole) > 0)
