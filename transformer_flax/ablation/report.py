@@ -1,22 +1,37 @@
-"""The report of a sweep: what each row of table 3 changes, with error bars, beside what the paper measured."""
+"""The report of a sweep: the effect of each variant with its interval, beside the paper's, as Markdown and HTML."""
 
+import base64
+import html
 import json
 import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from transformer_flax.ablation import beyond, figures, table3
-from transformer_flax.ablation.comparison import SIGNIFICANT, Agreement, Comparison, agreement, compare
-from transformer_flax.ablation.html import page
-from transformer_flax.ablation.measures import ACCURACY, BLEU, Measure
+import markdown_it
+import numpy as np
+
+from transformer_flax.ablation import figures, table3
+from transformer_flax.ablation.comparison import (
+    ACCURACY,
+    BLEU,
+    SIGNIFICANT,
+    Agreement,
+    Comparison,
+    Effect,
+    Entry,
+    Measure,
+    agreement,
+    compare,
+)
 from transformer_flax.ablation.results import Result
-from transformer_flax.ablation.tables import as_text, effects_table, levels_table, table
+from transformer_flax.ablation.statistics import Estimate
 from transformer_flax.console import counted
-from transformer_flax.errors import UserError
 from transformer_flax.training.run_directory import write_whole
 
-PICTURES = {  # by the name that `figures.draw` gives them
+TEMPLATE = pathlib.Path(__file__).with_name("report.html")
+NONE = "—"  # an empty cell
+PICTURES = {  # captions by the names of `figures.draw`
     "differences": "Difference of each variant from base",
     "agreement": "Agreement with the paper over the steps",
     "scores": "Perplexity against score",
@@ -35,23 +50,20 @@ ABOUT_AGREEMENT = (
 def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path:
     """Writes `report.md` with its pictures, and `index.html`, which needs no other file.
 
-    The same results give the same files, whatever their order.
+    The same results give the same files, in any order.
 
     Args:
-      results: of all runs, finished or failed; of several of one run the last counts.
-      base: what was swept: "name", "config" (its base config, flat), and its "sessions", each with its "command",
-        "versions", "hardware" and "commit".
-      folder: made if it is not there; pictures of a former report that have no data any more are removed, and files
-        that are links are replaced.
+      results: of all runs, finished or failed; of several of a run the last counts.
+      base: the head of the results: "name", "config" (flat), and "sessions", each with its "command", "versions",
+        "hardware" and "commit".
+      folder: created if necessary; pictures of an earlier report that have no data now are removed.
 
     Returns:
       The path of `report.md`.
 
     Raises:
-      UserError: there are no results, or the folder is a link.
+      UserError: there are no results.
     """
-    if folder.is_symlink():
-        raise UserError(f"{folder} is a link, and a report is not written behind one; put the folder itself there")
     comparison = compare(results, base["config"])
     pictures = figures.draw(comparison)
     title = f"Table 3 on {base['name']}" if comparison.is_of_table3 else f"A sweep on {base['name']}"
@@ -62,10 +74,21 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
             write_whole(folder / f"{name}.png", pictures[name].png)
         else:
             (folder / f"{name}.png").unlink(missing_ok=True)
-    images = {f"{name}.png": picture.svg for name, picture in pictures.items()}
-    write_whole(folder / "index.html", page(title, markdown, images))
+    svgs = {f"{name}.png": picture.svg for name, picture in pictures.items()}
+    write_whole(folder / "index.html", _page(title, markdown, svgs))
     write_whole(folder / "report.md", markdown)
     return folder / "report.md"
+
+
+def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
+    """Renders Markdown as a page without scripts of its own, with an SVG in place of each image of that name."""
+    renderer = markdown_it.MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = renderer.parse(markdown)
+    for child in [child for token in tokens for child in token.children or [] if child.type == "image"]:
+        svg = base64.b64encode(svgs[str(child.attrs["src"])]).decode()
+        child.attrs["src"] = f"data:image/svg+xml;base64,{svg}"
+    body = renderer.renderer.render(tokens, renderer.options, {})
+    return TEMPLATE.read_text("utf-8").replace("{{TITLE}}", html.escape(title)).replace("{{BODY}}", body)
 
 
 def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collection[str]) -> list[str]:
@@ -101,7 +124,7 @@ def _summary(comparison: Comparison) -> list[str]:
         return ["No run has finished."]
     seeds = "one seed" if counts == [1] else f"{' to '.join(str(n) for n in sorted({counts[0], counts[-1]}))} seeds"
     of = [f"{counted(len(comparison.rows), 'row')} of the paper's table 3"] if comparison.rows else []
-    others = sum(entry.variant not in beyond.ROWS for entry in comparison.own)
+    others = sum(entry.variant not in table3.BEYOND for entry in comparison.own)
     rows = len(comparison.own) - others
     of += [f"{counted(rows, 'row')} beyond table 3"] if rows else []
     of += [f"{counted(others, 'variant')} of other fields"] if others else []
@@ -122,7 +145,7 @@ def _summary(comparison: Comparison) -> list[str]:
 
 
 def _in_two_sentences(comparison: Comparison) -> list[str]:
-    """What agrees with the paper in perplexity, what does not, and how sure that is, for a newcomer."""
+    """For newcomers: which perplexities agree with the paper, which do not, and how certain that is."""
     measure = comparison.measures[0]
     entries = [entry for entry in comparison.rows if entry.effects and entry.effects[measure].paper]
     if len(entries) < 2:
@@ -231,7 +254,7 @@ def _about_curves(config: Mapping[str, Any], *, with_gain: bool) -> str:
 
 
 def _methods(comparison: Comparison) -> str:
-    """For whoever wants to know what a number here means, and what it does not."""
+    """Explains the numbers of the report."""
     lines = [
         "An effect is a variant's mean over seeds less that of base.",
         "Perplexity is compared by its logarithm, the loss in nats a piece: 0.01 is about 1 % of perplexity. A "
@@ -296,3 +319,93 @@ def _made(session: Mapping[str, Any]) -> str:
 def _code(text: str) -> str:
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
+
+
+def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:
+    """A table of the effect of each variant in both measures; rows of table 3 have the paper's beside them."""
+    papers = any(entry.row for entry in entries)
+    head = ["row" if papers else "variant"]
+    for measure in comparison.measures:
+        head += [f"{measure.name}, {measure.unit}"]
+        head += [f"paper's {measure.paper_name}"] if papers else []
+        head += ["p (corrected)"]
+    rows = []
+    for entry in entries:
+        if entry is comparison.base:
+            continue
+        row = [as_text(entry.variant)]
+        for measure in comparison.measures:
+            effect = entry.effects[measure]
+            row += [_difference(effect, measure.digits)]
+            row += [_papers(effect, measure)] if papers else []
+            row += [_ps(effect)]
+        rows.append([*row, _changes(entry)])
+    return table([*head, "changes"], rows, words=(0, len(head)))
+
+
+def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
+    """A table of the scores and costs of each variant; rows of table 3 have the paper's beside them."""
+    papers = any(entry.row for entry in entries)
+    perplexity, score = comparison.measures
+    beside = ["perplexity", "BLEU", "parameters"]
+    head = [perplexity.level_name, score.level_name, "parameters, millions"]
+    if papers:
+        head = [name for pair in zip(head, [f"paper's {name}" for name in beside], strict=True) for name in pair]
+    rows = []
+    for entry in entries:
+        run = entry.runs[0]
+        row = [_level(perplexity, entry.means[perplexity], 3), _level(score, entry.means[score], score.digits)]
+        row += [f"{run.parameters / 1e6:.3g}"]
+        if entry.row:
+            published = [f"{entry.row.perplexity:.2f}", f"{entry.row.bleu:.1f}", str(entry.row.parameters or "")]
+            row = [cell for pair in zip(row, published, strict=True) for cell in pair]
+        row += [str(len(entry.runs)), f"{run.steps:,}", f"{np.mean([each.seconds for each in entry.runs]) / 60:.1f}"]
+        rows.append([as_text(entry.variant), *row, _flops(run.flops)])
+    return table(["row" if papers else "variant", *head, "seeds", "steps", "minutes", "FLOPs"], rows)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[int] = (0,)) -> str:
+    """A table in Markdown; the columns of `words` are aligned to the left, all others to the right."""
+    align = ["---" if column in words else "---:" for column in range(len(head))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, align, *rows))
+
+
+def as_text(text: str) -> str:
+    """Escapes Markdown and HTML, on one line."""
+    return re.sub(r"([\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))
+
+
+def _difference(effect: Effect, digits: int) -> str:
+    text = f"{effect.ours.value:+z.{digits}f}"
+    if effect.ours.interval:
+        text += f" ± {effect.ours.interval[1] - effect.ours.value:.{digits}f}"
+    return f"**{text}**" if effect.significant else text
+
+
+def _ps(effect: Effect) -> str:
+    return NONE if effect.ours.p is None else f"{effect.ours.p:.2g} ({effect.p:.2g})"
+
+
+def _papers(effect: Effect, measure: Measure) -> str:
+    if effect.paper is None:
+        return NONE
+    mark = {True: " ✓", False: " ✗", None: ""}[effect.has_papers_sign]
+    return f"{effect.paper:+z.{measure.paper_digits}f}{mark}"
+
+
+def _level(measure: Measure, mean: Estimate, digits: int) -> str:
+    text = f"{measure.level(mean.value):.{digits}f}"
+    if mean.interval is None:
+        return text
+    low, high = map(measure.level, mean.interval)
+    return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _flops(flops: float) -> str:
+    return f"{flops:.2e}".replace("e+", "e") if flops else NONE
+
+
+def _changes(entry: Entry) -> str:
+    """The changed fields without their sections; those of `eval`, which change no model, are left out."""
+    changes = {field: value for field, value in entry.runs[0].changes.items() if not field.startswith("eval.")}
+    return as_text(", ".join(f"{field.split('.')[-1]} {value}" for field, value in changes.items()))
