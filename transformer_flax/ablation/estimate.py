@@ -47,7 +47,7 @@ class Estimator:
     """
 
     def __init__(self, trials: Sequence[Trial], results: Sequence[Result], rate: float | None = None):
-        assumed = {(trial.variant.name, trial.seed): assumed_flops(trial.variant) for trial in trials}
+        assumed = {trial.key: assumed_flops(trial.variant) for trial in trials}
         known = [result for result in results if result.finished and result.key in assumed]
         expected = sum(assumed[result.key] for result in known)
         self.measured = len(known)
@@ -95,7 +95,7 @@ def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> Non
         require_same_base(head["config"], flatten(recipe.base.to_dict()), file)
         require_same_variants(results, {trial.variant.name: trial.variant.changes for trial in trials}, file)
     known = {result.key: result for result in results if result.finished}
-    found = {trial: known.get((trial.variant.name, trial.seed)) or trial.result() for trial in trials}
+    found = {trial: known.get(trial.key) or trial.result() for trial in trials}
     finished = [result for result in found.values() if result]
     estimator = Estimator(trials, finished)
     if estimator.measured:

@@ -54,6 +54,11 @@ class Trial:
         return f"{self.variant.name} seed {self.seed}"
 
     @property
+    def key(self) -> tuple[str, int]:
+        """As of its result."""
+        return self.variant.name, self.seed
+
+    @property
     def steps(self) -> int:
         return self.variant.config.steps
 

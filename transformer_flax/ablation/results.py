@@ -125,13 +125,18 @@ class Journal:
     def __init__(self, file: pathlib.Path, head: dict[str, Any]):
         self._file, self._session = file, _session(head)
         if file.exists():
-            self.head, self.results = read(file)
+            self.head, results = read(file)
             require_same_base(self.head["config"], head["config"], file)
             content = file.read_bytes()
             write_whole(file, content[: content.rindex(b"\n") + 1])
         else:
-            self.head, self.results = head | {"sessions": [self._session]}, []
+            self.head, results = head | {"sessions": [self._session]}, []
             write_whole(file, _line(head))
+        self._results = {result.key: result for result in results}
+
+    @property
+    def results(self) -> list[Result]:
+        return list(self._results.values())
 
     def begin(self) -> None:
         """Notes this session, unless one like it is noted."""
@@ -142,11 +147,11 @@ class Journal:
     def append(self, result: Result) -> None:
         """Adds a result, which replaces an earlier one of the same run."""
         self._append(dataclasses.asdict(result))
-        self.results = [other for other in self.results if other.key != result.key] + [result]
+        self._results[result.key] = result
 
-    def find(self, variant: str, seed: int) -> Result | None:
-        """The result of a run, if it has ended."""
-        return next((result for result in self.results if result.key == (variant, seed)), None)
+    def find(self, key: tuple[str, int]) -> Result | None:
+        """The result of a variant with a seed, if the run has ended."""
+        return self._results.get(key)
 
     def _append(self, content: dict[str, Any]) -> None:
         data = _line(content)

@@ -146,7 +146,7 @@ class _Sweep:
 
     def _skip_finished(self, trial: Trial) -> bool:
         """Whether a trial has finished; adds its result if a sweep was killed before it did so."""
-        known = self._journal.find(trial.variant.name, trial.seed)
+        known = self._journal.find(trial.key)
         result = known if known is not None and known.finished else trial.result()
         if result is None:
             return False
@@ -219,7 +219,7 @@ class _Sweep:
             variants.setdefault(trial.variant.name, []).append(trial)
         rows = []
         for name, trials in variants.items():
-            results = [result for trial in trials if (result := self._journal.find(name, trial.seed))]
+            results = [result for trial in trials if (result := self._journal.find(trial.key))]
             finished = [result for result in results if result.finished]
             counts = f"{len(finished)} of {len(trials)}"
             if finished:
