@@ -3,6 +3,7 @@
 run_0.1.json has what that version translated with it, and the log-probabilities of the tokens.
 """
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -12,8 +13,8 @@ import pytest
 
 import transformer_flax
 from tests.training.small import final_state
-from transformer_flax.ablation.results import RESULTS, read, require_same_base
-from transformer_flax.training.fields import flatten
+from transformer_flax.ablation import report
+from transformer_flax.ablation.results import RESULTS, Journal, make_head, read
 from transformer_flax.training.loop import train
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -65,10 +66,23 @@ def test_a_run_of_version_0_1_is_restored_translates_and_is_trained_on(old, tmp_
     assert [field in said for field in added] == [lacking] * 4
 
 
-def test_a_sweep_from_before_some_fields_can_be_gone_on_with():
+def test_a_sweep_from_before_some_fields_is_resumed_and_reported_on(tmp_path):
     from configs import table3_small  # found only now
 
-    file = ROOT / "docs/table3/numbers" / RESULTS
-    head, _ = read(file)
-    assert "model.kind" not in head["config"]
-    require_same_base(head["config"], flatten(table3_small.get_config().to_dict()) | {"eval.final_average": 1}, file)
+    file = pathlib.Path(shutil.copy(ROOT / "docs/table3/numbers" / RESULTS, tmp_path))
+    before, known = read(file)
+    assert "model.kind" not in before["config"]
+    written = file.read_bytes()
+    base = table3_small.get_config()
+    base.eval.final_average = 1
+    journal = Journal(file, make_head(base, "python -m transformer_flax.sweep", "another machine"))
+    journal.begin()
+    more = dataclasses.replace(known[0], seed=1 + max(result.seed for result in known))
+    journal.append(more)
+    head, results = read(file)
+    assert file.read_bytes().startswith(written)
+    assert results == [*known, more]
+    assert head["sessions"][:-1] == before["sessions"]
+    assert head["sessions"][-1]["hardware"] == "another machine"
+    text = report.write(results, head, tmp_path / "report").read_text()
+    assert f"{len(results)} finished runs: 20 rows of the paper's table 3" in text

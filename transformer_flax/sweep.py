@@ -1,4 +1,4 @@
-"""Trains rows of table 3, or variants of one's own, with several seeds: python -m transformer_flax.sweep --rows=A,C-N2.
+"""Trains rows of table 3, or variants of your own, with several seeds: python -m transformer_flax.sweep --rows=A,C-N2.
 
 Each run is a process of transformer_flax.train. It writes to <workdir>/<variant>/seed<k>, with its log beside.
 Results are written to <workdir>/results.jsonl. The same command resumes a sweep, and retries the runs that failed.
@@ -7,7 +7,7 @@ Results are written to <workdir>/results.jsonl. The same command resumes a sweep
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any
 
 from absl import flags
@@ -17,7 +17,7 @@ from transformer_flax import cli
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
-    from transformer_flax.ablation.jobs import Recipe, Run
+    from transformer_flax.ablation.jobs import Recipe
     from transformer_flax.ablation.launch import Launcher
 
 ARGUMENTS = sys.argv[1:]
@@ -26,13 +26,13 @@ CONFIG = cli.define_config("numbers.py")
 ROWS = flags.DEFINE_string(
     "rows",
     None,
-    "rows of table 3, such as A,C-N2,base: names, letters of groups, or all; or beyond it: rotary,pre-norm, or beyond "
-    "for all; they are scaled to the sizes of --config; "
-    "default: all, or base beside --grid or --variants",
+    "rows of table 3: names and letters of groups, such as A,C-N2,base, or all; rows beyond it: names, such as "
+    "rotary,pre-norm, or beyond for all; rows are scaled to the sizes of --config; "
+    "default: all, or base if there is --grid or --variants",
 )
-SEEDS = flags.DEFINE_integer("seeds", 1, "how often each is trained, with config.seed 0, 1, ...", 1)
+SEEDS = flags.DEFINE_integer("seeds", 1, "number of times each is trained, with config.seed 0, 1, ...", 1)
 GRID = flags.DEFINE_multi_string(
-    "grid", [], "a field and its values, model.dropout=0.0,0.1,0.2; given several times, they are crossed"
+    "grid", [], "a field and its values, such as model.dropout=0.0,0.1,0.2; several are crossed"
 )
 VARIANTS = flags.DEFINE_string(
     "variants",
@@ -40,25 +40,27 @@ VARIANTS = flags.DEFINE_string(
     "a TOML file of variants of your own, a line each: wide = {model.d_ff = 512}, or with a row to start from: "
     'few = {row = "C-N2", model.num_heads = 2}',
 )
-MANY = flags.DEFINE_bool("many", False, "more than 1,000 runs are meant")
-WORKDIR = flags.DEFINE_string("workdir", None, "where the sweep lies, and goes on; default runs/sweep-<config.name>")
+MANY = flags.DEFINE_bool("many", False, "allow more than 1,000 runs")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "the sweep's directory, new or to be resumed; default: runs/sweep-<config.name>"
+)
 JOBS = flags.DEFINE_integer(
     "jobs",
     None,
-    "runs at a time; default: 1 on this machine, 256 in Slurm. On this machine its GPUs are shared out among them, or "
-    "its cores where there are none",
+    "runs at a time; default: 1 on this machine, 256 in Slurm. Runs on this machine divide its GPUs, or its cores if "
+    "there are none",
     1,
 )
 VECTORIZE = flags.DEFINE_bool("vectorize_seeds", False, "train all seeds of a variant together, in one program")
 LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local", "slurm"], "train on this machine, or as jobs of Slurm")
-PARTITION = flags.DEFINE_string("partition", None, "of Slurm; default: the cluster's")
+PARTITION = flags.DEFINE_string("partition", None, "Slurm partition; default: the cluster's")
 TIME_LIMIT = flags.DEFINE_integer(
-    "time_limit", None, "minutes of a Slurm job; a run that needs more is queued again; default 1440", 3
+    "time_limit", None, "minutes of a Slurm job; a run that needs more is requeued; default: 1440", 3
 )
-DEVICES = flags.DEFINE_integer("devices", None, "GPUs of a Slurm job; default 0", 0)
+DEVICES = flags.DEFINE_integer("devices", None, "GPUs of a Slurm job; default: 0", 0)
 SBATCH = flags.DEFINE_multi_string("sbatch", [], "another option of Slurm's sbatch, such as account=lab")
-DRY_RUN = flags.DEFINE_bool("dry_run", False, "show the runs, what they cost and their commands, and train nothing")
-REPORT_ONLY = flags.DEFINE_bool("report_only", False, "make the report of --workdir anew, and train nothing")
+DRY_RUN = flags.DEFINE_bool("dry_run", False, "show the runs with their expected cost and commands, train nothing")
+REPORT_ONLY = flags.DEFINE_bool("report_only", False, "write the report of --workdir again, train nothing")
 
 
 def main() -> None:
@@ -75,10 +77,11 @@ def main() -> None:
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for its runs
 
-    from transformer_flax.ablation import variants
+    from transformer_flax.ablation.estimate import show_plan
     from transformer_flax.ablation.jobs import Recipe
-    from transformer_flax.ablation.results import hardware, head
+    from transformer_flax.ablation.results import hardware, make_head
     from transformer_flax.ablation.sweep import sweep
+    from transformer_flax.ablation.variants import make_variants
     from transformer_flax.training.config_checks import require_run
     from transformer_flax.training.fields import complete
     from transformer_flax.training.seeds import check_seeds
@@ -89,7 +92,7 @@ def main() -> None:
     base.update_from_flattened_dict(overrides)
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
-    variants = variants.make_variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value, many=MANY.value)
+    variants = make_variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value, many=MANY.value)
     if VECTORIZE.value:
         for variant in variants:
             check_seeds(variant.config, range(SEEDS.value))
@@ -99,24 +102,24 @@ def main() -> None:
         overrides=overrides,
         workdir=workdir,
     )
-    runs = recipe.runs(variants, SEEDS.value)
+    trials = recipe.trials(variants, SEEDS.value)
     if DRY_RUN.value:
-        _list(runs, recipe)
+        show_plan(trials, recipe, together=VECTORIZE.value)
         return
     command = shlex.join(["python", "-m", "transformer_flax.sweep", *map(_short, ARGUMENTS)])
     machine = hardware() if LAUNCHER.value == "local" else f"Slurm, partition {PARTITION.value or 'by default'}"
-    sweep(runs, recipe, head(base, command, machine), _launcher(recipe), together=VECTORIZE.value)
+    sweep(trials, recipe, make_head(base, command, machine), _launcher(recipe), together=VECTORIZE.value)
 
 
 def _launcher(recipe: "Recipe") -> "Callable[[IO], Launcher]":
-    """What trains the jobs, as the flags say."""
+    """The launcher that the flags ask for, once it is given the lock file."""
     from transformer_flax.ablation.launch import Local, slots
     from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_slurm
 
     if LAUNCHER.value == "local":
         for name in ("partition", "time_limit", "devices", "sbatch"):
             if flags.FLAGS[name].present:
-                raise UserError(f"--{name} is for --launcher=slurm, which is not given")
+                raise UserError(f"--{name} needs --launcher=slurm")
         machine = slots(JOBS.value or 1, recipe.base.parallel.num_devices)
         return lambda inherited: Local(machine, recipe.command, inherited)
     require_slurm()
@@ -136,77 +139,24 @@ def _launcher(recipe: "Recipe") -> "Callable[[IO], Launcher]":
 
 
 def _overrides() -> dict[str, Any]:
-    """The flat fields that are not as --config has them: those of the command line, and those that table 3 asks for."""
+    """The flat fields that the command line sets, and those that table 3 asks for."""
     from transformer_flax.training.fields import flatten
 
-    given = {
-        field: value.to_dict() if hasattr(value, "to_dict") else value
-        for field, value in config_flags.get_override_values(flags.FLAGS["config"]).items()
-    }
-    given = flatten(given)
+    given = flatten(
+        {
+            field: value.to_dict() if hasattr(value, "to_dict") else value
+            for field, value in config_flags.get_override_values(flags.FLAGS["config"]).items()
+        }
+    )
     if "seed" in given:
         raise UserError("--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2")
     return {"eval.final_average": 1} | given  # the paper averages nothing for table 3
 
 
 def _short(text: str) -> str:
-    """A flag without the way to the current directory."""
+    """A flag with paths relative to the current directory."""
     return text.replace(f"{pathlib.Path.cwd()}/", "")
 
 
-def _list(runs: "Sequence[Run]", recipe: "Recipe") -> None:
-    """Shows what would be trained."""
-    from transformer_flax.ablation.estimate import UTILISATION, Estimator, measured_rate
-    from transformer_flax.ablation.jobs import share_out
-    from transformer_flax.ablation.live_table import Board, show_seconds
-    from transformer_flax.ablation.results import RESULTS, read, require_same_base, require_same_variants
-    from transformer_flax.ablation.sweep import changes, finished
-    from transformer_flax.console import counted
-    from transformer_flax.training.fields import flatten
-
-    file = recipe.workdir / RESULTS
-    head, results = read(file) if file.exists() else ({}, [])
-    if head:
-        require_same_base(head["config"], flatten(recipe.base.to_dict()), file)
-        require_same_variants(results, changes(runs), file)
-    known = {(result.variant, result.seed): result for result in results}
-    found = {run.path: finished(run, known.get((run.variant.name, run.seed))) for run in runs}
-    results = [result for result in found.values() if result]
-    estimator = Estimator(runs, results)
-    if estimator.measured:
-        source = f"time and FLOPs as in {counted(estimator.measured, 'run')} that finished"
-    else:
-        rate = measured_rate(recipe.base.model.dtype)
-        estimator = Estimator(runs, results, rate)
-        source = (
-            f"FLOPs of full batches; time without evaluations, and at {UTILISATION:.0%}, which is assumed, of the "
-            f"{rate / 1e9:,.1f} GFLOP/s that a large matrix product reaches here"
-        )
-    costs = [(run, estimator.cost(run), found[run.path] is not None) for run in runs]
-    board = Board()
-    board.table(
-        f"{counted(len(runs), 'run')} in {recipe.workdir}",
-        ["run", "state", "parameters", "steps", "FLOPs", "time"],
-        [
-            [
-                str(run),
-                "finished" if done else "",
-                f"{cost.parameters:,}",
-                f"{run.steps:,}",
-                f"{cost.flops:.2e}",
-                show_seconds(cost.seconds),
-            ]
-            for run, cost, done in costs
-        ],
-    )
-    left = [(run, cost) for run, cost, done in costs if not done]
-    for job in share_out([run for run, _ in left], together=VECTORIZE.value):
-        board.say(recipe.shown(job))
-    seconds, flops = (sum(getattr(cost, name) for _, cost in left) for name in ("seconds", "flops"))
-    board.say(
-        f"{counted(len(left), 'run')} to make: {flops:.2e} FLOPs, {show_seconds(seconds)} one after another ({source})"
-    )
-
-
 if __name__ == "__main__":
-    cli.run(main, afterwards="the same command goes on")
+    cli.run(main, afterwards="the same command resumes the sweep")

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from transformer_flax.ablation import beyond, comparison, table3
+from transformer_flax.ablation import comparison, table3
 from transformer_flax.ablation.results import Result
 
 CONFIG = {**table3.PAPER_BASE, "steps": 3_000, "model.d_model": 192, "data.source": "folder", "data.path": "a|b `c`"}
@@ -27,7 +27,7 @@ def result(
 ):
     """A finished run, whose curve ends at its scores and at a source gain of 3."""
     fields = {
-        "changes": beyond.find(row or variant).changes,
+        "changes": table3.find(row or variant).changes,
         "status": "finished",
         "error": "",
         "parameters": 3_476_736,

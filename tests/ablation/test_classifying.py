@@ -7,10 +7,9 @@ import pytest
 from configs import classifier
 from tests.ablation.made import SESSION, result
 from transformer_flax.ablation import report, variants
-from transformer_flax.ablation.comparison import compare
-from transformer_flax.ablation.jobs import Recipe, measure, measured
+from transformer_flax.ablation.comparison import ACCURACY, LOG_PERPLEXITY, compare
+from transformer_flax.ablation.jobs import Recipe, measure, measure_result
 from transformer_flax.ablation.live_table import show_best
-from transformer_flax.ablation.measures import ACCURACY, LOG_PERPLEXITY
 from transformer_flax.ablation.results import RESULTS, Journal, read
 from transformer_flax.training.fields import flatten
 
@@ -34,11 +33,11 @@ def test_the_best_of_a_run_is_its_accuracy():
         {"step": step, "seconds": 1.0, "valid/perplexity": 1.5, "valid/accuracy": accuracy, "valid/macro_f1": 0.5}
         for step, accuracy in ((10, 0.875), (20, 0.75))
     ]
-    standing = measure(lines, 20)
-    assert standing.scores["valid"]["accuracy"] == 0.75
-    assert standing.curve[0] == [10, 1.0, 1.5, 0.875, 0.5]
-    assert show_best(standing) == "accuracy 87.5%"
-    assert show_best(measured(classified("mean", 0))) == "accuracy 80.0%"
+    progress = measure(lines, 20)
+    assert progress.scores["valid"]["accuracy"] == 0.75
+    assert progress.curve[0] == [10, 1.0, 1.5, 0.875, 0.5]
+    assert show_best(progress) == "accuracy 87.5%"
+    assert show_best(measure_result(classified("mean", 0))) == "accuracy 80.0%"
 
 
 def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
@@ -67,7 +66,7 @@ def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
 def test_the_grid_has_the_fields_of_a_classifier(tmp_path):
     base = classifier.get_config()
     chosen = variants.make_variants(base, "base", axes=["model.pooling=mean,max", "model.num_layers=1"])
-    runs = Recipe("configs/classifier.py", base, {}, tmp_path).runs(chosen, seeds=1)
+    runs = Recipe("configs/classifier.py", base, {}, tmp_path).trials(chosen, seeds=1)
     assert [run.variant.changes for run in runs] == [
         {"model.num_layers": 1},
         {"model.num_layers": 1, "model.pooling": "max"},

@@ -8,8 +8,7 @@ import pytest
 from tests.ablation import made
 from tests.ablation.made import compare
 from transformer_flax.ablation import statistics, table3
-from transformer_flax.ablation.comparison import agreement
-from transformer_flax.ablation.measures import BLEU, EXACT_MATCH, LOG_PERPLEXITY
+from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY, agreement
 from transformer_flax.errors import UserError
 
 

@@ -9,8 +9,8 @@ from ml_collections import FieldReference
 
 from configs import numbers
 from tests.ablation.test_results import HEAD
-from transformer_flax.ablation.estimate import Estimator, assumed_flops
-from transformer_flax.ablation.jobs import Job, Recipe, Run, Standing, folder_name, measure, share_out
+from transformer_flax.ablation.estimate import Estimator, assumed_flops, parameters
+from transformer_flax.ablation.jobs import Job, Recipe, Trial, TrialProgress, folder_name, make_jobs, measure
 from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.variants import Variant, make_variants
@@ -27,7 +27,7 @@ def recipe(workdir, base=None, **overrides):
 
 def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
     made = recipe(tmp_path, **{"eval.final_average": 1, "steps": 50})
-    first, *_, last = made.runs(make_variants(made.base, "base,D-drop0.2", axes=["data.batching=packed"]), seeds=2)
+    first, *_, last = made.trials(make_variants(made.base, "base,D-drop0.2", axes=["data.batching=packed"]), seeds=2)
     assert str(last) == "D-drop0.2 data.batching=packed seed 1"
     assert last.path == tmp_path / "D-drop0.2,data.batching=packed" / "seed1"
     command = made.command(Job((last,)))
@@ -49,9 +49,9 @@ def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
 
 def test_one_command_trains_several_seeds(tmp_path):
     made = recipe(tmp_path)
-    runs = made.runs(make_variants(made.base, "base,E", axes=["model.max_length=512"]), seeds=3)
-    _, job = share_out(runs, together=True)
-    assert [len(job.runs) for job in share_out(runs, together=False)] == [1] * 6
+    runs = made.trials(make_variants(made.base, "base,E", axes=["model.max_length=512"]), seeds=3)
+    _, job = make_jobs(runs, together=True)
+    assert [len(job.trials) for job in make_jobs(runs, together=False)] == [1] * 6
     assert made.command(job)[-2:] == [f"--workdir={tmp_path / 'E,model.max_length=512'}", "--seeds=0,1,2"]
     assert not any(part.startswith("--config.seed") for part in made.command(job))
     assert job.log == tmp_path / "E,model.max_length=512" / "seeds0,1,2.log"
@@ -62,7 +62,7 @@ def test_a_field_that_follows_another_one_keeps_the_value_that_the_sweeps_base_h
     width = FieldReference(128)
     base.model.d_model, base.model.d_ff = width, 2 * width
     made = recipe(tmp_path, base)
-    run = made.runs(make_variants(base.copy_and_resolve_references(), "C-d256"), seeds=1)[0]
+    run = made.trials(make_variants(base.copy_and_resolve_references(), "C-d256"), seeds=1)[0]
     command = made.command(Job((run,)))
     assert "--config.model.d_model=64" in command
     assert "--config.model.d_ff=256" in command  # and not the 128 that would follow
@@ -86,12 +86,12 @@ def test_variants_that_would_share_a_folder_are_refused(tmp_path):
     made = recipe(tmp_path)
     (tmp_path / "mine.toml").write_text("wide = {model.d_ff = 512}\nWide = {model.d_ff = 1024}\n")
     with pytest.raises(UserError, match="two variants would lie in one folder, 'wide' and 'Wide'; rename one"):
-        made.runs(make_variants(made.base, "base", file=tmp_path / "mine.toml"), seeds=1)
+        made.trials(make_variants(made.base, "base", file=tmp_path / "mine.toml"), seeds=1)
     (tmp_path / "mine.toml").write_text('"base steps=50" = {steps = 60}\n')
     points = make_variants(made.base, "base", axes=["steps=50"])
     entries = make_variants(made.base, "", file=tmp_path / "mine.toml")
     with pytest.raises(UserError, match="two variants would lie in one folder"):
-        made.runs([*points, *entries], seeds=1)
+        made.trials([*points, *entries], seeds=1)
 
 
 def line(step, **values):
@@ -139,12 +139,12 @@ def test_seeds_that_are_trained_together_share_their_seconds():
 
 def test_damaged_metrics_tell_nothing(tmp_path):
     made = recipe(tmp_path)
-    run = made.runs(make_variants(made.base, "base"), seeds=1)[0]
+    run = made.trials(make_variants(made.base, "base"), seeds=1)[0]
     run.path.mkdir(parents=True)
     (run.path / "metrics.jsonl").write_text('{"step": 5, "seconds": 1.0, "train/learning_rate": 0.1}\n')
-    assert run.standing().step == 5
+    assert run.progress().step == 5
     (run.path / "metrics.jsonl").write_text("nonsense\n")
-    assert run.standing() == Standing()
+    assert run.progress() == TrialProgress()
     assert run.result() is None
     failure = run.failure("it is damaged")
     assert (failure.status, failure.error, failure.steps) == ("failed", "it is damaged", 0)
@@ -169,16 +169,16 @@ def result(run, **values) -> Result:
 def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
     made = recipe(tmp_path)
     base, half, longer = (
-        made.runs(make_variants(made.base, "base", axes=[f"steps={steps}"]), seeds=1)[0] for steps in (1000, 500, 2000)
+        made.trials(make_variants(made.base, "base", axes=[f"steps={steps}"]), seeds=1)[0]
+        for steps in (1000, 500, 2000)
     )
     assumed = Estimator([base], [], rate=1e9)
     assert assumed.measured == 0
-    assert assumed.cost(base).seconds == pytest.approx(assumed_flops(base.variant) / 1e9 / 0.3)
-    assert assumed.cost(base).parameters == 700_416  # as training says
+    assert assumed.seconds(base) == pytest.approx(assumed_flops(base.variant) / 1e9 / 0.3)
+    assert parameters(base.variant.config) == 700_416  # as training says
     measured = Estimator([base, half, longer], [result(base), result(half, flops=5e8, seconds=5.0)])
-    cost = measured.cost(longer)
-    assert cost.flops == pytest.approx(2e9)
-    assert cost.seconds == pytest.approx(20.0)
+    assert measured.flops(longer) == pytest.approx(2e9)
+    assert measured.seconds(longer) == pytest.approx(20.0)
     failed = Estimator([base], [result(base, status="failed")])
     assert failed.measured == 0
 
@@ -197,7 +197,7 @@ class Nowhere:
 
     def submit(self, jobs):
         self.jobs = list(jobs)
-        for first in [job.runs[0] for job in jobs[:1]]:
+        for first in [job.trials[0] for job in jobs[:1]]:
             first.path.mkdir(parents=True)
             lines = [evaluated(first.steps, 5.0, split) for split in ("valid", "test")]
             (first.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
@@ -220,7 +220,7 @@ class Nowhere:
 
 def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys):
     made = recipe(tmp_path / "sweep")
-    runs = made.runs(make_variants(made.base, "base"), seeds=2)
+    runs = made.trials(make_variants(made.base, "base"), seeds=2)
     head = HEAD | {"config": flatten(made.base.to_dict())}
     with pytest.raises(UserError, match="2 of 2 runs failed: base seed 0, base seed 1; the same command tries again"):
         sweep(runs, made, head, Nowhere, together=True)
@@ -234,7 +234,7 @@ def test_a_terminal_shows_the_means_of_the_report(tmp_path, capsys):
     made = recipe(tmp_path / "sweep")
     made.workdir.mkdir()
     head = HEAD | {"config": flatten(made.base.to_dict())}
-    runs = made.runs(make_variants(made.base, "base"), seeds=2)
+    runs = made.trials(make_variants(made.base, "base"), seeds=2)
     journal = Journal(made.workdir / "results.jsonl", head)
     for run, perplexity in zip(runs, (2.0, 8.0), strict=True):
         scores = {"perplexity": perplexity, "bleu": 30.0, "exact_match": 0.5}
@@ -246,11 +246,11 @@ def test_a_terminal_shows_the_means_of_the_report(tmp_path, capsys):
 
 def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(tmp_path):
     made = recipe(tmp_path / "sweep")
-    runs = made.runs(make_variants(made.base, "base"), seeds=1)
+    runs = made.trials(make_variants(made.base, "base"), seeds=1)
     made.workdir.mkdir()
     with (made.workdir / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another sweep goes on in"):
+        with pytest.raises(UserError, match="another sweep runs in"):
             sweep(runs, made, HEAD, never)
     (made.workdir / "photographs").mkdir()
     with pytest.raises(UserError, match="holds no sweep, but photographs"):
@@ -269,7 +269,7 @@ def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finish
     for name in ("metrics.jsonl", "tokenizer.json"):
         shutil.copy(finished / name, tmp_path)
     config = Workdir(finished).load_config()
-    run = Run(Variant("base", "base", {}, config), config.seed, tmp_path)
+    run = Trial(Variant("base", "base", {}, config), config.seed, tmp_path)
     kept = json.loads((finished / "config.json").read_text())
     del kept["crc32"]
     (tmp_path / "config.json").write_text(json.dumps(kept))
@@ -282,7 +282,7 @@ def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finish
 
 def test_a_directory_with_a_run_of_another_config_is_refused(tmp_path, finished):
     made = recipe(tmp_path / "sweep", steps=200, **{"eval.every": 100})
-    run = made.runs(make_variants(made.base, "base"), seeds=1)[0]
+    run = made.trials(make_variants(made.base, "base"), seeds=1)[0]
     run.path.parent.mkdir(parents=True)
     run.path.symlink_to(finished)
     (made.workdir / "results.jsonl").write_text("")

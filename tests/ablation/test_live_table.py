@@ -5,7 +5,7 @@ import dataclasses
 import rich.console
 
 from transformer_flax.ablation import live_table
-from transformer_flax.ablation.jobs import Standing
+from transformer_flax.ablation.jobs import TrialProgress
 from transformer_flax.ablation.live_table import Board, Line
 from transformer_flax.ablation.results import FAILED, FINISHED
 
@@ -35,13 +35,13 @@ def test_a_terminal_has_room_for_what_tells_most():
 
 
 def test_a_line_tells_how_far_a_run_is():
-    standing = Standing(step=250, loss=1.2345, best=("exact", 0.625), rate=2.0)
-    told = shown([Line("base seed 0", 1_000, live_table.RUNNING, standing)], height=20)
+    progress = TrialProgress(step=250, loss=1.2345, best=("exact", 0.625), rate=2.0)
+    told = shown([Line("base seed 0", 1_000, live_table.RUNNING, progress)], height=20)
     row = next(line for line in told.splitlines() if "base seed 0" in line)
     assert row.split() == ["base", "seed", "0", "running", "250/1,000", "1.234", "exact", "62.5%", "6:15"]
-    best = dataclasses.replace(standing, best=("BLEU", 34.98))
+    best = dataclasses.replace(progress, best=("BLEU", 34.98))
     assert "BLEU 34.98" in shown([Line("base seed 0", 1_000, live_table.RUNNING, best)], height=20)
-    failed = Line("base seed 0", 1_000, FAILED, standing, "out of memory")
+    failed = Line("base seed 0", 1_000, FAILED, progress, "out of memory")
     assert "out of memory" in shown([failed], height=20)
 
 

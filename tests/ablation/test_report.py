@@ -5,7 +5,6 @@ import html.parser
 import itertools
 import math
 import re
-import shutil
 import xml.etree.ElementTree
 
 import matplotlib
@@ -15,9 +14,7 @@ import pytest
 from tests.ablation import made
 from tests.ablation.made import compare
 from transformer_flax.ablation import figures, report, table3
-from transformer_flax.ablation.comparison import agreement, over_training
-from transformer_flax.ablation.measures import BLEU, EXACT_MATCH, LOG_PERPLEXITY
-from transformer_flax.errors import UserError
+from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY, agreement, over_training
 
 PICTURES = {f"{name}.png" for name in report.PICTURES}
 
@@ -186,7 +183,7 @@ def test_number_words_are_scored_by_exact_matches(tmp_path):
     text = report.write(results, made.BASE, tmp_path).read_text()
     assert cells(text, "row")[0][4:7] == ["exact match, % of sentences", "paper's BLEU", "p (corrected)"]
     assert "**Exact match**, beside the paper's BLEU: of 4 rows" in text
-    assert "as BLEU, which counts four words in a row, is 0 in all runs" in text
+    assert "BLEU, which counts four words, is 0 in all runs" in text
     assert "nrefs" not in text
 
 
@@ -216,7 +213,7 @@ def test_a_grid_alone_is_not_held_against_the_paper(tmp_path):
 
 def test_one_seed_says_that_it_tells_nothing_of_chance(tmp_path):
     text = report.write(made.sweep(["base", "A-h1"], range(1), curve=[]), made.BASE, tmp_path).read_text()
-    assert "**One seed tells nothing of chance:** there are no intervals and no tests." in text
+    assert "**One seed tells nothing about chance:** there are no intervals and no tests." in text
     assert "significant, in" not in text
     assert "±" not in text.split("## How")[0]
 
@@ -279,7 +276,7 @@ def test_a_row_that_is_no_change_is_told(tmp_path):
     base = made.BASE | {"config": made.CONFIG | {"model.dropout": 0.2}}
     results = [made.result(name, changes={}, curve=[]) for name in ("base", "D-drop0.2")]
     text = report.write(results, base, tmp_path).read_text()
-    assert "as on this base the change is none, or the opposite one: D-drop0.2." in text
+    assert "as they change this base in no or the opposite direction: D-drop0.2." in text
     assert cells(text, "row")[1][2] == "—"
     assert "of 0 rows" in text
 
@@ -401,18 +398,18 @@ def test_a_report_begins_with_what_agrees_with_the_paper(tmp_path):
     agreeing = report.write(made.sweep(curve=[]), made.BASE, tmp_path / "agreeing").read_text().split("\n\n")[1]
     assert agreeing.startswith(
         "**18 of the 18 changes of table 3 that made the paper's perplexity better or worse do the same here**. "
-        "Chance among seeds does not explain A-h1, "
+        "Significant in the paper's direction: A-h1, "
     )
     opposite = report.write(
         made.sweep(["base", "A-h1", "C-N2", "C-d1024"], effect=-2.0, curve=[]), made.BASE, tmp_path / "opposite"
     ).read_text()
     assert opposite.split("\n\n")[1] == (
         "**0 of the 3 changes of table 3 that made the paper's perplexity better or worse do the same here** "
-        "(not A-h1, C-N2 and C-d1024). Chance among seeds does not explain A-h1, C-N2 and C-d1024, which go the other "
-        "way."
+        "(not A-h1, C-N2, C-d1024). Significant in the paper's direction: none. Significant in the other direction: "
+        "A-h1, C-N2, C-d1024."
     )
     once = report.write(made.sweep(["base", "A-h1", "C-N2"], range(1), curve=[]), made.BASE, tmp_path / "once")
-    assert "How much of it is chance cannot be told from one seed." in once.read_text()
+    assert "One seed cannot tell how much of it is chance." in once.read_text()
 
 
 def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of_the_steps():
@@ -455,8 +452,4 @@ def test_what_links_lead_to_is_not_changed(tmp_path):
     assert written.read_text().startswith("# Table 3")
     assert {file.name for file in folder.iterdir()} == {"report.md", "index.html", *PICTURES}
     assert not any(file.is_symlink() for file in folder.iterdir())
-    shutil.rmtree(folder)
-    folder.symlink_to(outside)
-    with pytest.raises(UserError, match=f"{folder} is a link"):
-        report.write(small(curve=[]), made.BASE, folder)
     assert {file.name: file.read_text() for file in outside.iterdir()} == {"notes.md": "five years of work\n"}

@@ -45,8 +45,8 @@ def test_what_is_written_is_read(file):
         journal.append(result)
     assert read(file) == (HEAD | {"sessions": [SESSION]}, [RESULT, failed])
     assert Journal(file, HEAD).results == journal.results == [RESULT, failed]
-    assert journal.find("A-h1 model.dropout=0.2", 4) == failed
-    assert journal.find("A-h1", 4) is None
+    assert journal.find(("A-h1 model.dropout=0.2", 4)) == failed
+    assert journal.find(("A-h1", 4)) is None
     assert not failed.finished
 
 

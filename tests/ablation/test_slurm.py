@@ -39,7 +39,7 @@ class Cluster:
             (self._here / name).chmod(0o755)
         base = numbers.get_config()
         self.recipe = Recipe("configs/numbers.py", base, {}, self.workdir)
-        self.runs = self.recipe.runs(make_variants(base, "E"), seeds=3)
+        self.runs = self.recipe.trials(make_variants(base, "E"), seeds=3)
 
     @property
     def submitted(self) -> int:
@@ -61,7 +61,7 @@ class Cluster:
     def ended(self, job: Job, number: str, status: int | None, log: str, start: int = 0) -> None:
         job.log.parent.mkdir(exist_ok=True)
         job.log.write_text(log)
-        Attempt(start, status).write(self.workdir / f"slurm/{number}_attempt.json")
+        Attempt(start, status).write(self.workdir / "slurm", number)
 
 
 @pytest.fixture
@@ -92,12 +92,10 @@ def test_jobs_that_may_go_on_are_not_submitted_again(cluster):
     cluster.launcher().submit([job])
     cluster.queue(job_1="PENDING")
     (cluster.workdir / "slurm/jobs.json").unlink()  # as if killed before it was written
-    with pytest.raises(
-        UserError, match=r"jobs of this sweep go on in Slurm that .*jobs\.json does not know, .*scancel 1 "
-    ):
+    with pytest.raises(UserError, match=r"Slurm has jobs of this sweep that .*jobs\.json does not list, .*scancel 1,"):
         cluster.launcher().submit([job])
     cluster.down()
-    with pytest.raises(UserError, match="squeue does not answer, so jobs that go on cannot be told from new ones"):
+    with pytest.raises(UserError, match="squeue does not answer, so running jobs cannot be found"):
         cluster.launcher().submit([job])
     assert cluster.submitted == 1
 
@@ -110,13 +108,13 @@ def test_jobs_that_go_on_are_known_by_their_runs(cluster):
     again.submit([Job(tuple(cluster.runs[1:]))])  # seed 0 has finished, and seed 2 is new
     assert cluster.submitted == 2
     watched, new = again._queued
-    assert (watched.runs, watched.log) == (begun.runs[1:], begun.log)
-    assert new.runs == tuple(cluster.runs[2:])
+    assert (watched.trials, watched.log) == (begun.trials[1:], begun.log)
+    assert new.trials == tuple(cluster.runs[2:])
     one_by_one = cluster.launcher()
     cluster.queue(job_1="RUNNING", job_2="PENDING")
     one_by_one.submit([Job((run,)) for run in cluster.runs])
     assert cluster.submitted == 2
-    assert [len(job.runs) for job in one_by_one._queued] == [2, 1]
+    assert [len(job.trials) for job in one_by_one._queued] == [2, 1]
 
 
 def test_a_number_that_is_another_jobs_by_now_is_not_ours(cluster):
@@ -127,7 +125,7 @@ def test_a_number_that_is_another_jobs_by_now_is_not_ours(cluster):
     cluster.queue()
     cluster.launcher().submit([job])
     assert cluster.submitted == 2
-    with pytest.raises(UserError, match="--sbatch=job-name is not free"):
+    with pytest.raises(UserError, match="--sbatch=job-name cannot be set"):
         cluster.launcher(job_name="mine")
 
 
@@ -163,7 +161,7 @@ BEFORE = "RESOURCE_EXHAUSTED: Out of memory\n"
     [
         (2, f"{BEFORE}error: the disk is full\n", len(BEFORE), "", "the disk is full"),
         (2, BEFORE, 0, "", "out of memory (RESOURCE_EXHAUSTED)"),
-        (-signal.SIGKILL, "", 0, "", "out of memory, as it seems: killed by SIGKILL"),
+        (-signal.SIGKILL, "", 0, "", "probably out of memory: killed by SIGKILL"),
         (
             None,
             BEFORE,

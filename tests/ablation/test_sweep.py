@@ -11,7 +11,7 @@ import pytest
 
 from tests.ablation.sweeping import run, stop_all, sweeping, timeless
 from tests.commands.process import PATIENCE
-from transformer_flax.ablation.jobs import Run
+from transformer_flax.ablation.jobs import Trial
 from transformer_flax.ablation.results import Result, read
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.console import duration
@@ -76,7 +76,7 @@ def swept(config, tmp_path_factory) -> Swept:
 def test_a_sweep_that_is_stopped_lets_its_runs_save_their_step(swept):
     status, said = swept.stopped
     assert status == 128 + signal.SIGTERM
-    assert "stopped by SIGTERM with 1 of 1 runs left; its runs are saved; the same command goes on" in said
+    assert "stopped by SIGTERM with 1 of 1 runs left; its runs are saved; the same command resumes the sweep" in said
     assert re.search(r"stopped by SIGTERM after step \d\d", swept.run.with_suffix(".log").read_text())
 
 
@@ -98,7 +98,7 @@ def test_a_sweep_that_was_stopped_and_killed_finds_what_the_run_alone_finds(swep
     assert "another process trains" not in log
     base = load(config)
     base.eval.final_average = 1
-    alone = Run(make_variants(base, "base", axes=[f"{TOKENS}=512"])[0], 0, tmp_path / "alone")
+    alone = Trial(make_variants(base, "base", axes=[f"{TOKENS}=512"])[0], 0, tmp_path / "alone")
     train(alone.variant.config, alone.path)
     assert timeless(alone.result()) == timeless(swept.small)
 
@@ -162,7 +162,7 @@ def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--partition=gpu", "--partition is for --launcher=slurm, which is not given"),
+        ("--partition=gpu", "--partition needs --launcher=slurm"),
         ("--config.seed=3", "--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2"),
     ],
 )

@@ -75,15 +75,15 @@ def test_a_file_names_variants_a_line_each(tmp_path):
         ("base", ["model.drop=0.1"], r"the base has no field 'model\.drop'; did you mean model\.dropout"),
         ("base", ["model=1"], "the base has no field 'model'"),
         ("base", ["pooling=max"], "the base has no field 'pooling'; the file that --config names, or those it"),
-        ("base", ["model.dropout"], r"--grid 'model\.dropout' has no values; it is written --grid"),
-        ("base", ["model.dropout=wide"], r"--grid model\.dropout=wide: .*; it is 0\.05 in the base"),
-        ("base", ["steps=1.5"], r"--grid steps=1\.5: .*; it is 1000 in the base"),
+        ("base", ["model.dropout"], r"--grid 'model\.dropout' has no values; write it like --grid"),
+        ("base", ["model.dropout=wide"], r"--grid model\.dropout=wide: .*; the base has 0\.05"),
+        ("base", ["steps=1.5"], r"--grid steps=1\.5: .*; the base has 1000"),
         ("base", ["steps=5", "steps=6"], "--grid steps is given twice"),
-        ("base", ["seed=5"], "--grid: seed is no field to vary: --seeds says how many"),
+        ("base", ["seed=5"], "--grid: seed cannot vary: --seeds says how many"),
         ("base", ["model.dropout=0.1,1.5"], r"base model\.dropout=1\.5: config\.model\.dropout is 1\.5; it must be"),
-        ("D", ["model.dropout=0.1"], r"--grid model\.dropout would undo what D-drop0\.0 is"),
-        ("base,A", ["model.num_heads=4"], r"--grid model\.num_heads would undo what A-h1 is"),
-        ("base", ["steps=" + ",".join(map(str, range(1, 1002)))], "that makes 1,001 runs; --many says that more than"),
+        ("D", ["model.dropout=0.1"], r"--grid model\.dropout would undo D-drop0\.0, which"),
+        ("base,A", ["model.num_heads=4"], r"--grid model\.num_heads would undo A-h1, which"),
+        ("base", ["steps=" + ",".join(map(str, range(1, 1002)))], "that makes 1,001 runs; add --many to train"),
         ("all", [f"{field}={','.join(map(str, range(1, 101)))}" for field in ("steps", "log.every", "max_skipped",
             "checkpoint.every")], "that makes 2,000,000,000 runs"),
     ],
@@ -108,19 +108,19 @@ def test_a_row_that_the_base_cannot_give_is_refused_by_its_name():
     ("text", "message"),
     [
         ("wide = 5", r"'wide' is 5; it must be a table of overrides"),
-        ("wide {", "mine.toml is no TOML"),
-        ("wide = {model.d_ff = 1, model.d_ff = 2}", "is no TOML"),
+        ("wide {", "mine.toml is not TOML"),
+        ("wide = {model.d_ff = 1, model.d_ff = 2}", "is not TOML"),
         ("A-h1 = {steps = 5}", "has the name of a row of table 3"),
         ("wide = {row = 5}", "its row is 5; it must be the name of a row"),
         ('wide = {row = "A-h17"}', "no row 'A-h17'"),
         ("wide = {model.dff = 5}", r"mine\.toml, 'wide': the base has no field 'model\.dff'; did you mean model\.d_ff"),
-        ('wide = {model.d_ff = "5"}', r"model\.d_ff is '5'; it must be of the type of 256"),
-        ("wide = {steps = true}", "steps is True; it must be of the type of 1000"),
-        ("wide = {seed = 5}", "seed is no field to vary"),
-        ("wide = {model.dropout = 1" + "0" * 400 + "}", r"model\.dropout is 10+; it must be of the type of"),
-        ("wide = " + "[" * 5000, "mine.toml is nested too deeply"),
-        ('"" = {}', "is no name: it must be of 1 to 100 characters"),
-        ('"a\\nb" = {}', "is no name"),
+        ('wide = {model.d_ff = "5"}', r"model\.d_ff is '5'; it must have the type of the base's 256"),
+        ("wide = {steps = true}", "steps is True; it must have the type of the base's 1000"),
+        ("wide = {seed = 5}", "seed cannot vary"),
+        ("wide = {model.dropout = 1" + "0" * 400 + "}", r"model\.dropout is 10+; it must have the type of the base's"),
+        ("wide = " + "[" * 5000, "mine.toml is not TOML"),
+        ('"" = {}', "is not a name; use 1 to 100 printable characters"),
+        ('"a\\nb" = {}', "is not a name"),
         ("wide = {model.d_model = 127}", r"wide: config\.model\.d_model is 127; it must be even"),
     ],
 )
@@ -134,5 +134,5 @@ def test_a_file_that_cannot_be_is_refused(tmp_path, text, message):
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_bytes(b"wide = {name = '\xff'}\n")
-    with pytest.raises(UserError, match=r"is no TOML: .* codec"):
+    with pytest.raises(UserError, match=r"is not TOML: .* codec"):
         make_variants(divisible(), "base", file=file)

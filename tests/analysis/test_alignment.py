@@ -71,7 +71,7 @@ def test_gold_links_are_sure_or_possible(tmp_path):
 def test_what_is_no_link_is_refused_with_its_line(tmp_path, link):
     file = tmp_path / "gold.talp"
     file.write_text(f"1-1\n2-2 {link}\n")
-    with pytest.raises(UserError, match=rf"gold.talp, line 2: '{link}' is no link; .* counted from 1"):
+    with pytest.raises(UserError, match=rf"gold.talp, line 2: '{link}' is not a link; .* counted from 1"):
         read_gold(file, first=1)
 
 
@@ -89,7 +89,7 @@ def test_the_error_rate_is_that_worked_out_by_hand():
 
 def test_an_error_rate_that_there_is_not_is_refused():
     nothing = Gold(frozenset(), frozenset())
-    with pytest.raises(UserError, match="2 alignments and 1 gold lines"):
+    with pytest.raises(UserError, match="2 alignments but 1 gold lines"):
         error_rate([frozenset(), frozenset()], [nothing])
-    with pytest.raises(UserError, match="no link in the alignments"):
+    with pytest.raises(UserError, match="the alignments have no link"):
         error_rate([frozenset()], [nothing])

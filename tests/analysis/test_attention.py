@@ -12,8 +12,8 @@ from tests.analysis.random_run import SOURCE, TARGET, random_run
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
 from transformer_flax.analysis.alignment import align
 from transformer_flax.analysis.attention import KINDS, attend, read_tokens
-from transformer_flax.analysis.attention_page import attention_page
-from transformer_flax.analysis.heads import plot_heads, plot_lines
+from transformer_flax.analysis.page import attention_page
+from transformer_flax.analysis.plots import plot_heads, plot_lines
 from transformer_flax.data.batches import training_batches
 from transformer_flax.data.corpus import load_corpus
 from transformer_flax.data.sources import load_pairs
@@ -140,7 +140,7 @@ def test_of_a_model_with_cross_attention_alone_that_is_shown(rival, layers, tmp_
 
 def test_a_model_without_attention_is_refused_before_it_translates():
     run = random_run(dataclasses.replace(RECURRENT, attention="none"))
-    with pytest.raises(UserError, match="the model has no attention to look at"):
+    with pytest.raises(UserError, match="the model has no attention"):
         dataclasses.replace(run, params=None).attention(SOURCE)  # with which nothing could be translated
 
 

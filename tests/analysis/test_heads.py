@@ -5,7 +5,7 @@ from matplotlib.colors import to_rgb
 
 from tests.analysis.random_run import SOURCE, TARGET, random_run
 from transformer_flax.analysis.alignment import align, word_weights
-from transformer_flax.analysis.heads import head_colours, plot_heads, plot_lines, plot_words
+from transformer_flax.analysis.plots import head_colours, plot_heads, plot_lines, plot_words
 from transformer_flax.errors import UserError
 
 

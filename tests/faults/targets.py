@@ -195,7 +195,7 @@ class Variants(Target):
     def read(self, changed: pathlib.Path) -> str:
         base = small_config()
         made = make_variants(base, "", file=changed)
-        Recipe("config.py", base, {}, self.folder).runs(made, seeds=1)
+        Recipe("config.py", base, {}, self.folder).trials(made, seeds=1)
         assert all(variant.config.to_json() for variant in made)
         return "read"
 

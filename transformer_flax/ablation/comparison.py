@@ -1,18 +1,95 @@
-"""The results of a sweep as effects: what each variant changes of base, beside what it changed in the paper."""
+"""The effect of each variant of a sweep, which is its difference from base, beside the paper's."""
 
 import dataclasses
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from transformer_flax.ablation import beyond, statistics, table3
-from transformer_flax.ablation.measures import ACCURACY, BLEU, EXACT_MATCH, LOG_PERPLEXITY, SOURCE_GAIN, Measure
+import numpy as np
+
+from transformer_flax.ablation import statistics, table3
 from transformer_flax.ablation.results import CLASSIFYING, FAILED, Result
 from transformer_flax.ablation.statistics import Difference, Estimate
 from transformer_flax.errors import UserError
 
-SIGNIFICANT = 1 - statistics.CONFIDENCE  # below it, a corrected p
+SIGNIFICANT = 1 - statistics.CONFIDENCE  # a corrected p below it
+LARGEST_LOSS = 600.0  # nats; matplotlib can draw e^600, also on an axis with margins
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """A measure of variants on the validation split."""
+
+    name: str
+    unit: str
+    digits: int  # of a difference, behind the point
+    more_is_better: bool
+    of: Callable[[Mapping[str, float]], float]  # an evaluation's scores -> the value that is averaged and compared
+    level_name: str
+    level: Callable[[float], float]  # that value -> the one that is shown for a variant
+    paper_name: str  # the paper's measure beside it
+    paper_digits: int
+    of_paper: Callable[[table3.PaperRow], float]
+
+    def mean(self, scores: Sequence[Mapping[str, float]]) -> float:
+        """The mean of several runs, as it is shown for a variant."""
+        return self.level(float(np.mean([self.of(each) for each in scores])))
+
+
+def _perplexity(loss: float) -> float:
+    """e^loss, clipped: the interval of a few seeds that differ much may end beyond any float."""
+    return math.exp(max(-LARGEST_LOSS, min(LARGEST_LOSS, loss))) if math.isfinite(loss) else loss
+
+
+# The logarithm in nats is the training loss. A difference of it is the ratio of two perplexities, which means the same
+# at 5 and at 10. So means of perplexity over seeds are geometric.
+LOG_PERPLEXITY = Measure(
+    name="log-perplexity",
+    unit="nats a piece",
+    digits=3,
+    more_is_better=False,
+    of=lambda scores: math.log(scores["perplexity"]),
+    level_name="perplexity",
+    level=_perplexity,
+    paper_name="log-perplexity",
+    paper_digits=3,
+    of_paper=lambda row: math.log(row.perplexity),
+)
+BLEU = Measure(
+    name="BLEU",
+    unit="points",
+    digits=2,
+    more_is_better=True,
+    of=lambda scores: scores["bleu"],
+    level_name="BLEU",
+    level=float,
+    paper_name="BLEU",
+    paper_digits=1,
+    of_paper=lambda row: row.bleu,
+)
+EXACT_MATCH = dataclasses.replace(
+    BLEU,
+    name="exact match",
+    unit="% of sentences",
+    digits=1,
+    of=lambda scores: 100 * scores["exact_match"],
+    level_name="exact match, %",
+)
+ACCURACY = dataclasses.replace(
+    EXACT_MATCH,
+    name="accuracy",
+    unit="% of texts",
+    of=lambda scores: 100 * scores["accuracy"],
+    level_name="accuracy, %",
+)
+SOURCE_GAIN = dataclasses.replace(  # for curves only; the paper has no such measure
+    BLEU,
+    name="source gain",
+    unit="nats a token",
+    of=lambda scores: scores["source_gain"],
+    level_name="source gain, nats a token",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +97,8 @@ class Effect:
     """The difference of a variant from base in one measure."""
 
     ours: Difference
-    p: float | None  # corrected for the number of variants compared
-    paper: float | None  # None: not a row of the paper's, or on this base not the paper's change
+    p: float | None  # corrected for the number of variants
+    paper: float | None  # None: not a row of table 3, or another change than the paper's on this base
 
     @property
     def significant(self) -> bool:
@@ -29,33 +106,33 @@ class Effect:
 
     @property
     def has_papers_sign(self) -> bool | None:
-        """None where the paper has no such change, or sees no difference."""
+        """None if the paper has no such change, or no difference."""
         return self.ours.value * self.paper > 0 if self.paper else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A variant with what its finished runs reached."""
+    """A variant with its finished runs."""
 
     variant: str
-    row: table3.PaperRow | None  # that it is; None: a row beyond the table, or of the user's own making
+    row: table3.PaperRow | None  # None: a row beyond table 3, or the user's own
     runs: tuple[Result, ...]  # by seed; at least one
     means: dict[Measure, Estimate]
-    effects: dict[Measure, Effect]  # empty for base itself, and where there is none
+    effects: dict[Measure, Effect]  # empty for base, and without base
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """All of a sweep."""
+    """All variants of a sweep, compared with base."""
 
     config: Mapping[str, Any]  # of the sweep's base, flat
     entries: list[Entry]  # rows in the order of table 3, then all others
     score: Measure
-    base: Entry | None  # that the others are compared with
+    base: Entry | None
     failed: list[Result]
-    other_changes: list[str]  # rows that change the base in another direction than in the paper, or not at all
-    missing_rows: list[str]  # of table 3, if any but base was run
-    missing_seeds: dict[str, list[int]]  # by variant: those that other variants have
+    other_changes: list[str]  # rows that do not change this base as the paper's
+    missing_rows: list[str]  # of table 3, if any of it but base was run
+    missing_seeds: dict[str, list[int]]  # by variant: seeds that other variants have
 
     @property
     def rows(self) -> list[Entry]:
@@ -63,7 +140,7 @@ class Comparison:
 
     @property
     def is_of_table3(self) -> bool:
-        """Whether any of it was run but base, which is there for other variants, too."""
+        """Whether it has a row of table 3 other than base."""
         return any(entry.row and entry.variant != "base" for entry in self.entries)
 
     @property
@@ -75,56 +152,56 @@ class Comparison:
         return LOG_PERPLEXITY, self.score
 
 
-@dataclasses.dataclass(frozen=True)
-class Agreement:
-    """Between our effects and the paper's, in one measure."""
-
-    rows: int  # in which the paper sees a difference
-    same_sign: int
-    tested: int  # of `rows`
-    significant: int
-    significant_same_sign: int
-    ranked: int
-    correlation: Estimate | None  # of the ranks of all effects
-
-
 def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure | None = None) -> Comparison:
     """Compares every variant with base.
 
-    The score is accuracy where texts are classified, and else BLEU, unless that is 0 for all runs, as on single words:
-    then it is exact match. Base is the row of that name, or else a variant of a grid that changes nothing. Of several
-    results of one run the last counts. A run that ended with a perplexity that is not finite has failed.
+    Base is the row of that name, or else a variant of a grid that changes nothing. Of several results of a run the last
+    counts. A finished run whose perplexity is not finite counts as failed.
 
     Args:
       results: in any order.
       config: of the sweep's base, flat.
-      score: that is compared, where it is known.
+      score: measure beside perplexity. Default: accuracy for classifiers, else BLEU, or exact match if BLEU is 0 in all
+        runs, as on single words.
 
     Raises:
       UserError: there are no results.
     """
-    last = {(result.variant, result.seed): _judged(result) for result in results}
+    last = {result.key: _fail_diverged(result) for result in results}
     if not last:
         raise UserError("there are no results to report yet; let a run of the sweep finish first")
-    kept = sorted(last.values(), key=lambda result: (_order(result), result.seed))
-    finished = [result for result in kept if result.finished]
-    score = score or _score(finished)
+    kept = sorted(last.values(), key=_order)
     runs: dict[str, list[Result]] = {}
-    for result in finished:
-        runs.setdefault(result.variant, []).append(result)
+    for result in kept:
+        if result.finished:
+            runs.setdefault(result.variant, []).append(result)
+    measures = LOG_PERPLEXITY, score or _choose_score([run for each in runs.values() for run in each])
     unchanged = [v for v, of_variant in runs.items() if of_variant[0].row == "base" and not of_variant[0].changes]
     base = "base" if "base" in runs else next(iter(unchanged), None)
     other = [v for v in runs if v in table3.ROWS and not table3.is_papers_change(table3.ROWS[v], config)]
-    entries = _entries(runs, base, (LOG_PERPLEXITY, score), other)
-    seeds = {result.seed for result in kept}
-    variants = {result.variant: None for result in kept}  # in their order
-    tried = set(last)
-    missing_seeds = {v: [seed for seed in sorted(seeds) if (v, seed) not in tried] for v in variants}
-    of_table3 = variants.keys() & table3.ROWS.keys() - {"base"}
+    values = {
+        measure: {v: [measure.of(run.scores["valid"]) for run in each] for v, each in runs.items()}
+        for measure in measures
+    }
+    effects = {measure: _effects(measure, values[measure], base, other) for measure in measures}
+    entries = [
+        Entry(
+            variant,
+            table3.ROWS.get(variant),
+            tuple(runs[variant]),
+            {measure: statistics.mean(values[measure][variant]) for measure in measures},
+            {measure: effects[measure][variant] for measure in measures if variant in effects[measure]},
+        )
+        for variant in runs
+    ]
+    variants = list(dict.fromkeys(result.variant for result in kept))
+    seeds = sorted({result.seed for result in kept})
+    missing_seeds = {v: [seed for seed in seeds if (v, seed) not in last] for v in variants}
+    of_table3 = set(variants) & table3.ROWS.keys() - {"base"}
     return Comparison(
         config=config,
         entries=entries,
-        score=score,
+        score=measures[1],
         base=next((entry for entry in entries if entry.variant == base), None),
         failed=[result for result in kept if not result.finished],
         other_changes=other,
@@ -133,14 +210,59 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
     )
 
 
-def _score(finished: Sequence[Result]) -> Measure:
+def _fail_diverged(result: Result) -> Result:
+    if not result.finished or math.isfinite(reached := result.scores["valid"]["perplexity"]):
+        return result
+    return dataclasses.replace(result, status=FAILED, error=f"diverged: its perplexity is {reached}")
+
+
+def _order(result: Result) -> tuple:
+    """Sorts rows of table 3 first, then others by their row and name, in which 200 precedes 1000; then by seed."""
+    names = list(table3.ALL)
+    place = names.index(result.row) if result.row in table3.ALL else len(names)
+    parts = re.split(r"(\d+(?:\.\d+)?)", result.variant)
+    natural = [float(part) if i % 2 else part for i, part in enumerate(parts)]
+    return result.variant not in table3.ROWS, place, natural, result.seed
+
+
+def _choose_score(finished: Sequence[Result]) -> Measure:
     if finished and finished[0].measures == CLASSIFYING:
         return ACCURACY
     return BLEU if any(result.scores["valid"]["bleu"] for result in finished) else EXACT_MATCH
 
 
+def _effects(
+    measure: Measure, values: Mapping[str, Sequence[float]], base: str | None, other: Collection[str]
+) -> dict[str, Effect]:
+    """The effect of each variant; p-values are corrected for the number of variants in a measure."""
+    if base is None:
+        return {}
+    ours = {variant: statistics.difference(values[variant], values[base]) for variant in values if variant != base}
+    ps = {variant: each.p for variant, each in ours.items() if each.p is not None}
+    corrected = dict(zip(ps, statistics.holm(list(ps.values())), strict=True))
+    papers = {
+        variant: measure.of_paper(table3.ROWS[variant]) - measure.of_paper(table3.ROWS["base"])
+        for variant in ours
+        if variant in table3.ROWS and variant not in other
+    }
+    return {variant: Effect(each, corrected.get(variant), papers.get(variant)) for variant, each in ours.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """The agreement of our effects with the paper's in one measure."""
+
+    rows: int  # with a difference in the paper
+    same_sign: int
+    tested: int  # of `rows`
+    significant: int
+    significant_same_sign: int
+    ranked: int
+    correlation: Estimate | None  # of the ranks of all effects
+
+
 def agreement(comparison: Comparison, measure: Measure) -> Agreement:
-    """How far the effects of table 3's rows are the paper's."""
+    """Counts how many effects of table 3's rows have the paper's sign, and correlates their ranks."""
     effects = [entry.effects[measure] for entry in comparison.rows if entry.effects]
     effects = [effect for effect in effects if effect.paper is not None]
     with_sign = [effect for effect in effects if effect.paper]
@@ -161,8 +283,8 @@ def agreement(comparison: Comparison, measure: Measure) -> Agreement:
 def over_training(comparison: Comparison) -> dict[int, Comparison]:
     """The comparison at each evaluation of base, by its step.
 
-    A row that makes more or fewer steps than base is taken at the same share of its own; one that has ended, at its
-    last evaluation.
+    A row with more or fewer steps than base is compared at the same share of its own; one that has ended, at its last
+    evaluation.
     """
     runs = [run for entry in comparison.entries for run in entry.runs]
     if comparison.base is None or not all(run.curve for run in runs):
@@ -175,77 +297,23 @@ def over_training(comparison: Comparison) -> dict[int, Comparison]:
     return found
 
 
-def _at(result: Result, step: int, base_steps: int) -> Result | None:
+def _at(run: Result, step: int, base_steps: int) -> Result | None:
     """A result as it was when base was at a step; None before its first evaluation."""
-    own_steps = result.changes.get("steps", base_steps)
-    past = [point for point in result.curve if point[0] * base_steps <= step * own_steps]
-    if not past:
-        return None
-    scores = dict(zip(("perplexity", *result.measures), past[-1][2:], strict=False))
-    return dataclasses.replace(result, scores={"valid": scores})
+    own_steps = run.changes.get("steps", base_steps)
+    past = [point for point in run.curve if point[0] * base_steps <= step * own_steps]
+    return dataclasses.replace(run, scores={"valid": _scores_of(run, past[-1])}) if past else None
 
 
 def curve_of(run: Result, measure: Measure) -> dict[float, float]:
-    """A measure by step, as it is averaged; without points that are not finite or have not the measure."""
+    """The values of a measure by step; skips points that lack the measure or are not finite."""
     points = {}
-    for step, _, *values in run.curve:
-        scores = dict(zip(("perplexity", *run.measures, "source_gain"), values, strict=False))
+    for point in run.curve:
+        scores = _scores_of(run, point)
         if measure is not SOURCE_GAIN or "source_gain" in scores:
-            points[step] = measure.of(scores)
+            points[point[0]] = measure.of(scores)
     return {step: value for step, value in points.items() if math.isfinite(value)}
 
 
-def _judged(result: Result) -> Result:
-    if not result.finished or math.isfinite(reached := result.scores["valid"]["perplexity"]):
-        return result
-    return dataclasses.replace(result, status=FAILED, error=f"diverged: its perplexity is {reached}")
-
-
-def _order(result: Result) -> tuple:
-    """Rows as in table 3, then those beyond it and the user's own by their row and name, in which 200 precedes 1000."""
-    names = list(beyond.ALL)
-    place = names.index(result.row) if result.row in beyond.ALL else len(names)
-    parts = re.split(r"(\d+(?:\.\d+)?)", result.variant)
-    return result.variant not in table3.ROWS, place, [float(p) if i % 2 else p for i, p in enumerate(parts)]
-
-
-def _entries(
-    runs: Mapping[str, Sequence[Result]], base: str | None, measures: Sequence[Measure], other: Collection[str]
-) -> list[Entry]:
-    values = {
-        measure: {variant: [measure.of(run.scores["valid"]) for run in runs[variant]] for variant in runs}
-        for measure in measures
-    }
-    effects = {measure: _effects(measure, values[measure], base, other) for measure in measures}
-    return [
-        Entry(
-            variant,
-            table3.ROWS.get(variant),
-            tuple(of_variant),
-            {measure: statistics.mean(values[measure][variant]) for measure in measures},
-            {measure: effects[measure][variant] for measure in measures if variant in effects[measure]},
-        )
-        for variant, of_variant in runs.items()
-    ]
-
-
-def _effects(
-    measure: Measure, values: Mapping[str, Sequence[float]], base: str | None, other: Collection[str]
-) -> dict[str, Effect]:
-    """By variant; all of a measure are one family, whose p-values are corrected together."""
-    if base is None:
-        return {}
-    ours = {variant: statistics.difference(values[variant], values[base]) for variant in values if variant != base}
-    ps = {variant: difference.p for variant, difference in ours.items() if difference.p is not None}
-    corrected = dict(zip(ps, statistics.holm(list(ps.values())), strict=True))
-    return {
-        variant: Effect(
-            difference, corrected.get(variant), None if variant in other else _papers_effect(measure, variant)
-        )
-        for variant, difference in ours.items()
-    }
-
-
-def _papers_effect(measure: Measure, variant: str) -> float | None:
-    row = table3.ROWS.get(variant)
-    return measure.of_paper(row) - measure.of_paper(table3.ROWS["base"]) if row else None
+def _scores_of(run: Result, point: Sequence[float]) -> dict[str, float]:
+    """The scores of a point of a curve by name."""
+    return dict(zip(("perplexity", *run.measures, "source_gain"), point[2:], strict=False))

@@ -1,6 +1,5 @@
-"""What a sweep will cost, before it is made."""
+"""The expected cost of a sweep: FLOPs and seconds of each trial, as `--dry_run` and the live table show them."""
 
-import dataclasses
 import functools
 import math
 import subprocess
@@ -10,34 +9,28 @@ from collections.abc import Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.ablation.jobs import Run
-from transformer_flax.ablation.results import Result
+from transformer_flax.ablation.jobs import Recipe, Trial, make_jobs
+from transformer_flax.ablation.live_table import Board, show_seconds
+from transformer_flax.ablation.results import RESULTS, Result, read, require_same_base, require_same_variants
 from transformer_flax.ablation.variants import Variant
+from transformer_flax.console import counted
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters, training_flops
 from transformer_flax.training.config_checks import model_config
+from transformer_flax.training.fields import flatten
 
-UTILISATION = 0.3  # of the rate of a large matrix product, that is assumed where nothing has been measured yet
+UTILISATION = 0.3  # assumed share of a large matrix product's rate, until a trial has finished
 TYPICAL_LENGTH = 1 / 4  # of a sentence, as a share of data.max_length
 
 
-@dataclasses.dataclass(frozen=True)
-class Cost:
-    """Of a run."""
-
-    parameters: int
-    flops: float
-    seconds: float
-
-
 def parameters(config: ConfigDict) -> int:
-    """Of a run's model, with a vocabulary as large as its config asks for."""
+    """The parameters of a config's model with a vocabulary of `data.vocab_size`."""
     return sum(count_parameters(model_config(config, config.data.vocab_size)).values())
 
 
 @functools.cache
 def assumed_flops(variant: Variant) -> float:
-    """Of all steps of a run, were its batches full of sentences of a typical length; nothing is read for it."""
+    """FLOPs of all training steps, assuming batches full of sentences of a typical length; reads no data."""
     config = variant.config
     length = max(2, round(TYPICAL_LENGTH * config.data.max_length))
     lengths = np.full(max(1, config.data.tokens_per_batch // length), length)
@@ -45,36 +38,36 @@ def assumed_flops(variant: Variant) -> float:
 
 
 class Estimator:
-    """Tells what runs will cost, from finished runs of the sweep where there are any, else from the machine's rate.
+    """Estimates costs from the finished trials of the sweep, or else from the machine's rate.
 
     Args:
-      runs: of the sweep.
-      results: of its finished runs.
-      rate: FLOPs a second of a large matrix product, on all devices; asked for where no run has finished.
+      trials: of the sweep.
+      results: of trials that have ended.
+      rate: FLOPs a second of a large matrix product on all devices; for when no trial has finished.
     """
 
-    def __init__(self, runs: Sequence[Run], results: Sequence[Result], rate: float | None = None):
-        assumed = {(run.variant.name, run.seed): assumed_flops(run.variant) for run in runs}
-        known = [r for r in results if r.finished and (r.variant, r.seed) in assumed]
-        expected = sum(assumed[r.variant, r.seed] for r in known)
+    def __init__(self, trials: Sequence[Trial], results: Sequence[Result], rate: float | None = None):
+        assumed = {trial.key: assumed_flops(trial.variant) for trial in trials}
+        known = [result for result in results if result.finished and result.key in assumed]
+        expected = sum(assumed[result.key] for result in known)
         self.measured = len(known)
-        self._flops = sum(r.flops for r in known) / expected if known else 1.0
-        self._seconds: float | None = None  # for each FLOP that is assumed
+        self._flops = sum(result.flops for result in known) / expected if known else 1.0  # for each assumed one
+        self._seconds = math.nan  # for each assumed FLOP
         if known:
-            self._seconds = sum(r.seconds for r in known) / expected
+            self._seconds = sum(result.seconds for result in known) / expected
         elif rate:
             self._seconds = 1 / (rate * UTILISATION)
 
-    def cost(self, run: Run) -> Cost:
-        return Cost(parameters(run.variant.config), self._flops * assumed_flops(run.variant), self.seconds(run))
+    def flops(self, trial: Trial) -> float:
+        return self._flops * assumed_flops(trial.variant)
 
-    def seconds(self, run: Run) -> float:
-        """Of a run, as a part of its cost; NaN where nothing is known."""
-        return self._seconds * assumed_flops(run.variant) if self._seconds else math.nan
+    def seconds(self, trial: Trial) -> float:
+        """NaN if nothing is known."""
+        return self._seconds * assumed_flops(trial.variant)
 
 
 def measured_rate(dtype: str) -> float:
-    """FLOPs a second of a large matrix product on all devices, measured by a process that frees them again.
+    """FLOPs a second of a large matrix product on all devices, measured by another process, which then frees them.
 
     Raises:
       UserError: JAX finds no device.
@@ -88,3 +81,43 @@ def measured_rate(dtype: str) -> float:
         last = result.stderr.strip().splitlines()[-1:] or [f"status {result.returncode}"]
         raise UserError(f"the rate of this machine cannot be measured: {last[0]}")
     return float(result.stdout)
+
+
+def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> None:
+    """Prints the trials of a sweep, what they are expected to cost, and the commands of those that are left.
+
+    Raises:
+      UserError: the sweep's directory holds another sweep.
+    """
+    file = recipe.workdir / RESULTS
+    head, results = read(file) if file.exists() else ({}, [])
+    if head:
+        require_same_base(head["config"], flatten(recipe.base.to_dict()), file)
+        require_same_variants(results, {trial.variant.name: trial.variant.changes for trial in trials}, file)
+    known = {result.key: result for result in results if result.finished}
+    found = {trial: known.get(trial.key) or trial.result() for trial in trials}
+    finished = [result for result in found.values() if result]
+    estimator = Estimator(trials, finished)
+    if estimator.measured:
+        source = f"time and FLOPs as in {counted(estimator.measured, 'run')} that finished"
+    else:
+        rate = measured_rate(recipe.base.model.dtype)
+        estimator = Estimator(trials, finished, rate)
+        source = (
+            f"FLOPs of full batches; time without evaluations, and at {UTILISATION:.0%}, which is assumed, of the "
+            f"{rate / 1e9:,.1f} GFLOP/s that a large matrix product reaches here"
+        )
+    rows = []
+    for trial, result in found.items():
+        cells = [str(trial), "finished" if result else "", f"{parameters(trial.variant.config):,}", f"{trial.steps:,}"]
+        rows.append([*cells, f"{estimator.flops(trial):.2e}", show_seconds(estimator.seconds(trial))])
+    board = Board()
+    columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]
+    board.table(f"{counted(len(trials), 'run')} in {recipe.workdir}", columns, rows)
+    left = [trial for trial, result in found.items() if not result]
+    for job in make_jobs(left, together=together):
+        board.say(recipe.shown(job))
+    flops, seconds = sum(map(estimator.flops, left)), sum(map(estimator.seconds, left))
+    board.say(
+        f"{counted(len(left), 'run')} to make: {flops:.2e} FLOPs, {show_seconds(seconds)} one after another ({source})"
+    )

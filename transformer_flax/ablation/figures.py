@@ -1,10 +1,9 @@
 """The pictures of a sweep's report."""
 
-import dataclasses
 import io
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -13,17 +12,26 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox, BboxBase
 
-from transformer_flax.ablation import beyond
-from transformer_flax.ablation.comparison import Comparison, Effect, Entry, agreement, curve_of, over_training
-from transformer_flax.ablation.measures import SOURCE_GAIN, Measure
+from transformer_flax.ablation import table3
+from transformer_flax.ablation.comparison import (
+    SOURCE_GAIN,
+    Comparison,
+    Effect,
+    Entry,
+    Measure,
+    agreement,
+    curve_of,
+    over_training,
+)
 from transformer_flax.ablation.statistics import Estimate
 
 INK = "#1f2328"  # of text and axes
-COLOURS = ("#3b82c4", "#d9822b", "#2a9d6f", "#b0559d", "#8c6d46", "#6f6fd0", "#c94f4f")  # seen on white and on black
+COLOURS = ("#3b82c4", "#d9822b", "#2a9d6f", "#b0559d", "#8c6d46", "#6f6fd0", "#c94f4f")  # legible on white and on black
 BASE_COLOUR = "#8a9099"
 GROUP_COLOURS = {"base": BASE_COLOUR, **dict(zip(("A", "B", "C", "D", "E", "big", "own"), COLOURS, strict=True))}
-FAMILIES = {  # of rows, by their names without numbers: those that vary one thing
+FAMILIES = {  # titles of curves, by the names of rows without numbers
     "A-h": "A: heads",
     "B-dk": "B: d_k",
     "C-N": "C: layers",
@@ -56,22 +64,21 @@ STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 8,
     "figure.constrained_layout.use": True,
-    "text.parse_math": False,  # a variant may be called anything, dollars included
-    "svg.hashsalt": "transformer_flax",  # parts of an SVG are named by it; at random without it
+    "text.parse_math": False,  # names of variants may have dollars
+    "svg.hashsalt": "transformer_flax",  # without it SVG has random ids
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """A figure in two forms, to the byte the same for the same results."""
+class Picture(NamedTuple):
+    """A figure as PNG and as SVG; the same results give the same bytes."""
 
     png: bytes  # on white, for Markdown
-    svg: bytes  # on nothing, its ink dark or light as the reader's colours ask
+    svg: bytes  # transparent, in the colours that the reader's system prefers
 
 
 def draw(comparison: Comparison) -> dict[str, Picture]:
-    """The figures for which there are data, by name; `report.PICTURES` lists them."""
+    """Draws the figures of `report.PICTURES` for which there are data."""
     with matplotlib.rc_context(STYLE):
         perplexity, score = comparison.measures
         figures = {
@@ -86,7 +93,7 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
 
 
 def differences(comparison: Comparison) -> Figure | None:
-    """Our effects and the paper's, row by row, in both measures. None without any effect."""
+    """Our effects beside the paper's, row by row, in both measures. None without any effect."""
     entries = [entry for entry in comparison.entries if entry.effects]
     if not entries:
         return None
@@ -143,14 +150,14 @@ def scores(comparison: Comparison) -> Figure | None:
     for entry, point in zip(comparison.entries, ours, strict=True):
         bars = {"xerr": _bar(perplexity, entry.means[perplexity]), "yerr": _bar(score, entry.means[score])}
         figure.axes[0].errorbar(*point, **bars, fmt="none", color=_colour(entry, comparison), alpha=0.5, elinewidth=0.7)
-    figure.draw_without_rendering()  # settles the axes, among which labels then find room
+    figure.draw_without_rendering()  # settles the axes before labels are placed
     for axes, (*_, entries, points) in zip(figure.axes, panels, strict=True):
         label_points(axes, points, [entry.variant for entry in entries], [_colour(e, comparison) for e in entries])
     return figure
 
 
 def curves(comparison: Comparison, measure: Measure) -> Figure | None:
-    """A measure over the steps, a panel for each thing that varies, base in grey. None without a curve."""
+    """A measure over the steps, a panel for each field that varies, base in grey. None without a curve."""
     drawn = [entry for entry in comparison.entries if any(len(curve_of(run, measure)) > 1 for run in entry.runs)]
     if not drawn:
         return None
@@ -180,7 +187,7 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
             xlabel="step" if place + columns >= len(panels) else "",
             ylabel="" if place % columns else measure.level_name,
         )
-        # Of its own accord matplotlib leaves out names that begin with an underscore.
+        # Without handles, matplotlib leaves out names that begin with an underscore.
         axes.legend(lines, [line.get_label() for line in lines], handlelength=1.2)
     for axes in all_axes[len(panels) :]:
         axes.set_visible(False)
@@ -189,9 +196,9 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
 
 
 def agreement_over_training(comparison: Comparison) -> Figure | None:
-    """How many rows have the paper's sign, and the rank correlation with its effects, at each evaluation.
+    """The number of rows with the paper's sign, and the rank correlation with its effects, at each evaluation.
 
-    None without evaluations on the way, or where no row can be held against the paper.
+    None with fewer than two evaluations, or without a row that compares with the paper's.
     """
     found = {
         step: then for step, then in over_training(comparison).items() if any(entry.effects for entry in then.rows)
@@ -216,7 +223,7 @@ def agreement_over_training(comparison: Comparison) -> Figure | None:
         if intervals:
             low, high = zip(*intervals.values(), strict=True)
             ranks.fill_between(list(intervals), low, high, color=colour, alpha=0.12, linewidth=0)
-        signs.axhline(rows / 2, color=INK, linewidth=0.6, linestyle=":")  # what chance would give
+        signs.axhline(rows / 2, color=INK, linewidth=0.6, linestyle=":")  # expected by chance
     ranks.axhline(0, color=INK, linewidth=0.6, linestyle=":")
     signs.set(title="rows with the paper's sign", xlabel="step of base", ylim=(0, max(rows_in.values())))
     ranks.set(title="rank correlation with the paper's effects", xlabel="step of base", ylim=(-1, 1))
@@ -235,14 +242,14 @@ def _dumbbell(axes: Axes, y: int, effect: Effect, colour: str, papers_scale: flo
 
 
 def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:
-    """The paper's unit in ours: 1 where they are the same, else so that the largest effects are of one length."""
+    """The paper's unit in ours: 1 if they are the same, else such that the largest effects have the same length."""
     ours = max(abs(effect.ours.value) for effect in effects)
     paper = max(abs(effect.paper or 0.0) for effect in effects)
     return 1 if measure.name == measure.paper_name or not ours or not paper else paper / ours
 
 
 def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:
-    """The mean over seeds, where all have a point, above a faint line for each seed; returns the mean's."""
+    """Draws the mean of the points that all seeds have, and a faint line for each seed; returns the mean's line."""
     by_seed = [curve_of(run, measure) for run in entry.runs]
     for points in by_seed if len(by_seed) > 1 else []:
         axes.plot(list(points), [measure.level(value) for value in points.values()], color=colour, lw=0.6, alpha=0.4)
@@ -253,14 +260,14 @@ def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:
 
 
 def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[float, float]]) -> None:
-    """Limits what is shown to the last three quarters of each curve: the first would press the others flat."""
+    """Limits the axis to the last three quarters of each curve, as the first quarter would flatten them."""
     late = [value for points in all_points for step, value in points.items() if step >= max(points) / 4]
     margin = 0.08 * (max(late) - min(late)) or 0.1
     axes.set_ylim(measure.level(min(late) - margin), measure.level(max(late) + margin))
 
 
 def _family(entry: Entry) -> str:
-    if entry.variant in beyond.ROWS:
+    if entry.variant in table3.BEYOND:
         return "beyond table 3"
     return FAMILIES[re.sub(r"[\d.]+$", "", entry.variant)] if entry.row else "own"
 
@@ -272,7 +279,7 @@ def _colour(entry: Entry, comparison: Comparison) -> str:
 
 
 def _bar(measure: Measure, estimate: Estimate) -> list[list[float]] | None:
-    """As matplotlib wants it: how far the interval reaches below and above."""
+    """The lengths of an error bar below and above, as matplotlib wants them."""
     if estimate.interval is None:
         return None
     value, low, high = (measure.level(number) for number in (estimate.value, *estimate.interval))
@@ -281,27 +288,27 @@ def _bar(measure: Measure, estimate: Estimate) -> list[list[float]] | None:
 
 def _picture(figure: Figure) -> Picture:
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # once is enough
+    figure.set_layout_engine("none")  # no second layout when saving
     png, svg = io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
     figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    # Ink of the text's own colour, which the picture sets by itself: as an image in a page it inherits none.
+    # An image in a page inherits no text colour, so the picture sets its own.
     style = f"svg{{color:{INK}}}@media(prefers-color-scheme:dark){{svg{{color:#e6edf3}}}}"
     drawn = svg.getvalue().decode().replace(INK, "currentColor")
     return Picture(png.getvalue(), drawn.replace("<defs>", f"<style>{style}</style><defs>", 1).encode())
 
 
 DIRECTIONS = np.array([(1, 0), (-1, 0), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7), (0, 1), (0, -1)])
-DISTANCES = np.array([5, 12, 20, 30, 42])  # from the point, in typographic points; beyond the first a line leads there
-OFFSETS = np.concatenate(DISTANCES[:, None, None] * DIRECTIONS)  # [P places, 2], the nearest first
-CLEAR = 4  # typographic points around each point, where no name shall be
+DISTANCES = np.array([5, 12, 20, 30, 42])  # typographic points; a line leads to labels beyond the first
+OFFSETS = np.concatenate(DISTANCES[:, None, None] * DIRECTIONS)  # [places, 2], the nearest first
+CLEAR = 4  # typographic points around each point that labels leave free
 FONT_SIZE = 7.5
 
 
 def label_points(
     axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[str], colours: Sequence[str]
 ) -> None:
-    """Writes the name of each point in its colour, each at the nearest place that covers least of what is there.
+    """Labels each point at the nearest place where the label covers the least of points, other labels and the edge.
 
     Args:
       axes: in a figure whose layout is settled.
@@ -310,38 +317,33 @@ def label_points(
     """
     renderer = FigureCanvasAgg(axes.get_figure(root=True)).get_renderer()
     scale = axes.figure.dpi / 72  # pixels in a typographic point
-    sides = np.sign(OFFSETS)  # on which of its sides a name's box lies
     places = axes.transData.transform(points)  # [N, 2], in pixels
-    taken = _boxes(places, 0, np.full(2, 2 * CLEAR * scale))  # [N points and the names so far, 4]
+    taken = [Bbox([place - CLEAR * scale, place + CLEAR * scale]) for place in places]
     for point, place, name, colour in zip(points, places, names, colours, strict=True):
         text = axes.text(0, 0, name, fontsize=FONT_SIZE)
         size = np.array(text.get_window_extent(renderer).size)
         text.remove()
-        boxes = _boxes(place + OFFSETS * scale, sides, size)  # [P, 4]
-        outside = size.prod() - _overlaps(boxes, np.array([axes.bbox.extents]))[:, 0]
-        best = int(np.argmin(np.round(outside + _overlaps(boxes, taken).sum(axis=1))))
-        taken = np.concatenate([taken, boxes[best : best + 1]])
+        corners = place + OFFSETS * scale + (np.sign(OFFSETS) - 1) / 2 * size  # lower left ones
+        boxes = [Bbox([corner, corner + size]) for corner in corners]
+        outside = [size.prod() - _overlap(box, axes.bbox) for box in boxes]
+        covered = [sum(_overlap(box, other) for other in taken) for box in boxes]
+        best = int(np.argmin(np.round(np.add(outside, covered))))
+        taken.append(boxes[best])
+        x, y = np.sign(OFFSETS[best]).astype(int)
         axes.annotate(
             name,
             point,
             xytext=OFFSETS[best],
             textcoords="offset points",
-            horizontalalignment={1: "left", 0: "center", -1: "right"}[int(sides[best, 0])],
-            verticalalignment={1: "bottom", 0: "center", -1: "top"}[int(sides[best, 1])],
+            horizontalalignment=("center", "left", "right")[x],
+            verticalalignment=("center", "bottom", "top")[y],
             fontsize=FONT_SIZE,
             color=colour,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5} if best >= len(DIRECTIONS) else None,
         ).set_in_layout(False)
 
 
-def _boxes(anchors: np.ndarray, sides: np.ndarray | int, size: np.ndarray) -> np.ndarray:
-    """[N, 4] of (left, bottom, right, top): right of its anchor, around or left of it where the side is 1, 0 or -1."""
-    low = anchors + (sides - 1) / 2 * size
-    return np.concatenate([low, low + size], axis=1)
-
-
-def _overlaps(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """The area [N, M] that each box of [N, 4] shares with each of [M, 4]."""
-    low = np.maximum(ours[:, None, :2], theirs[None, :, :2])
-    high = np.minimum(ours[:, None, 2:], theirs[None, :, 2:])
-    return np.clip(high - low, 0, None).prod(axis=2)
+def _overlap(one: BboxBase, other: BboxBase) -> float:
+    """The area that two boxes share."""
+    both = Bbox.intersection(one, other)
+    return both.width * both.height if both else 0.0

@@ -1,4 +1,4 @@
-"""The runs of a sweep: where they lie, the command that trains them, and how far each is."""
+"""What a sweep trains: trials with their directories, the commands that train them, and how far each is."""
 
 import dataclasses
 import pathlib
@@ -16,35 +16,34 @@ from transformer_flax.ablation.variants import Variant
 from transformer_flax.decoding.scoring import score
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
-from transformer_flax.model.registry import Config
 from transformer_flax.relatives.classifier import ClassifierConfig
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.fields import differences, flatten
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import Workdir
 
-RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that are of no variant
+RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that no variant's folder may have
 LONGEST = 120  # characters of a folder's name
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
-    """How far a run is, as its metrics tell."""
+class TrialProgress:
+    """How far a trial is, according to its metrics."""
 
     step: int = 0
-    seconds: float = 0.0  # evaluations included; of seeds that were trained together, its share
+    seconds: float = 0.0  # evaluations included; seeds trained together share them
     loss: float | None = None
-    best: tuple[str, float] | None = None  # the measure and its best value on the validation data
+    best: tuple[str, float] | None = None  # name and value of the best validation score
     rate: float | None = None  # steps a second
-    curve: tuple[list[float], ...] = ()
+    curve: tuple[list[float], ...] = ()  # as of a Result
     source_gain: float | None = None  # at the last evaluation
     flops: float = 0.0
-    scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # of the last step, by split
+    scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # by split, if it is at its end
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
-    """A variant with a seed."""
+class Trial:
+    """A variant with a seed: one run of train.py."""
 
     variant: Variant
     seed: int
@@ -54,40 +53,47 @@ class Run:
         return f"{self.variant.name} seed {self.seed}"
 
     @property
+    def key(self) -> tuple[str, int]:
+        """As of its result."""
+        return self.variant.name, self.seed
+
+    @property
     def steps(self) -> int:
         return self.variant.config.steps
 
-    def standing(self) -> Standing:
-        """How far it is; damaged metrics tell nothing, and training refuses to go on with them."""
+    def progress(self) -> TrialProgress:
+        """How far it is; damaged metrics count as none, and training will refuse them."""
         file = Workdir(self.path).metrics_file
         try:
-            return measure(read_lines(file), self.steps) if file.exists() else Standing()
+            return measure(read_lines(file), self.steps) if file.exists() else TrialProgress()
         except UserError:
-            return Standing()
+            return TrialProgress()
 
     def result(self) -> Result | None:
-        """What it has found, if it has come to its end.
+        """Its result, if its metrics reach its last step.
 
         Raises:
-          UserError: its directory holds another run, or one whose config or tokenizer is damaged.
+          UserError: its directory holds another run, or a damaged config or tokenizer.
         """
-        standing = self.standing()
+        progress = self.progress()
         splits = {"valid", "test"} if self.variant.config.eval.test else {"valid"}
-        if not splits <= standing.scores.keys():
+        if not splits <= progress.scores.keys():
             return None
-        place = Workdir(self.path)
-        self._require_config(place)
-        model = model_config(self.variant.config, place.load_tokenizer().vocab_size)
-        return self._result(FINISHED, "", model, standing)
+        workdir = Workdir(self.path)
+        ours = flatten(self.variant.config.to_dict()) | {"seed": self.seed}
+        if different := differences(flatten(workdir.load_config().to_dict()), ours, FREE_FIELDS):
+            raise UserError(
+                f"{self.path} holds a run of another config ({'; '.join(different)}); move it away, or choose another "
+                "--workdir"
+            )
+        return self._result(FINISHED, "", workdir.load_tokenizer().vocab_size, progress)
 
     def failure(self, error: str) -> Result:
-        """What it is known by if it has failed."""
-        model = model_config(self.variant.config, self.variant.config.data.vocab_size)
-        return self._result(FAILED, error, model, self.standing())
+        """Its result if it has failed."""
+        return self._result(FAILED, error, self.variant.config.data.vocab_size, self.progress())
 
-    def _result(self, status: str, error: str, model: Config, standing: Standing) -> Result:
-        # Of BLEU, it depends on nothing but the version of sacreBLEU.
-        signature = "" if isinstance(model, ClassifierConfig) else score(["a"], ["a"]).signature
+    def _result(self, status: str, error: str, vocab_size: int, progress: TrialProgress) -> Result:
+        model = model_config(self.variant.config, vocab_size)
         return Result(
             variant=self.variant.name,
             row=self.variant.row,
@@ -96,68 +102,60 @@ class Run:
             status=status,
             error=error,
             parameters=sum(count_parameters(model).values()),
-            flops=standing.flops,
-            steps=standing.step,
-            seconds=standing.seconds,
-            scores=standing.scores,
-            signature=signature,
-            curve=[list(point) for point in standing.curve],
+            flops=progress.flops,
+            steps=progress.step,
+            seconds=progress.seconds,
+            scores=progress.scores,
+            # BLEU's signature depends on the version of sacreBLEU alone.
+            signature="" if isinstance(model, ClassifierConfig) else score(["a"], ["a"]).signature,
+            curve=[list(point) for point in progress.curve],
         )
-
-    def _require_config(self, place: Workdir) -> None:
-        ours = flatten(self.variant.config.to_dict()) | {"seed": self.seed}
-        if different := differences(flatten(place.load_config().to_dict()), ours, FREE_FIELDS):
-            raise UserError(
-                f"{self.path} holds a run of another config ({'; '.join(different)}); move it away, or choose another "
-                "--workdir"
-            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """What one process trains: a run, or some seeds of a variant at a time.
+    """What one process trains: a trial, or several seeds of a variant at once.
 
     Args:
-      runs: of one variant.
-      begun_as: the log of a process that was begun with other seeds too, which have ended.
+      trials: of one variant.
+      begun_as: the log of a process that began with more seeds, some of which have ended.
     """
 
-    runs: tuple[Run, ...]
+    trials: tuple[Trial, ...]
     begun_as: pathlib.Path | None = None
 
     def __str__(self) -> str:
-        seeds = ",".join(str(run.seed) for run in self.runs)
-        return f"{self.runs[0].variant.name} seed{'s' * (len(self.runs) > 1)} {seeds}"
+        return f"{self.trials[0].variant.name} seed{'s' * (len(self.trials) > 1)} {self.seeds}"
+
+    @property
+    def seeds(self) -> str:
+        return ",".join(str(trial.seed) for trial in self.trials)
 
     @property
     def log(self) -> pathlib.Path:
-        """What it prints, beside the directory of the run."""
-        if self.begun_as is not None:
-            return self.begun_as
-        first = self.runs[0].path
-        if len(self.runs) == 1:
-            return first.with_name(f"{first.name}.log")
-        return first.with_name(f"seeds{','.join(str(run.seed) for run in self.runs)}.log")
+        """The file of its output, beside the working directory."""
+        prefix = "seeds" if len(self.trials) > 1 else "seed"
+        return self.begun_as or self.trials[0].path.with_name(f"{prefix}{self.seeds}.log")
 
 
-def share_out(runs: Sequence[Run], *, together: bool) -> list[Job]:
-    """The jobs that train some runs: one for each, or for all seeds of a variant together."""
+def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
+    """Makes a job for each trial, or for all seeds of a variant together."""
     if not together:
-        return [Job((run,)) for run in runs]
-    variants: dict[str, list[Run]] = {}
-    for run in runs:
-        variants.setdefault(run.variant.name, []).append(run)
+        return [Job((trial,)) for trial in trials]
+    variants: dict[str, list[Trial]] = {}
+    for trial in trials:
+        variants.setdefault(trial.variant.name, []).append(trial)
     return [Job(tuple(group)) for group in variants.values()]
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How the runs of a sweep are trained.
+    """How the trials of a sweep are trained.
 
     Args:
-      config: what --config is given, with an argument behind a colon if there is one.
-      base: what that config is with `overrides`.
-      overrides: flat fields that the user has set on the command line, or the sweep for all of its runs.
+      config: the value of --config, with its argument behind a colon if there is one.
+      base: that config with `overrides`.
+      overrides: flat fields that the command line sets, or the sweep for all trials.
       workdir: of the sweep.
     """
 
@@ -166,11 +164,11 @@ class Recipe:
     overrides: dict[str, Any]
     workdir: pathlib.Path
 
-    def runs(self, variants: Sequence[Variant], seeds: int) -> list[Run]:
-        """All of them, seed by seed: a sweep that is cut short has every variant as often as another.
+    def trials(self, variants: Sequence[Variant], seeds: int) -> list[Trial]:
+        """All trials, seed by seed, so that an interrupted sweep has trained all variants about equally often.
 
         Raises:
-          UserError: two variants have one name, or names that some file systems take for one.
+          UserError: two variants share a folder, also on file systems that ignore case.
         """
         folders, taken = {}, {}
         for variant in variants:
@@ -179,22 +177,25 @@ class Recipe:
                 raise UserError(f"two variants would lie in one folder, {other!r} and {variant.name!r}; rename one")
             folders[variant.name], taken[folder.lower()] = folder, variant.name
         return [
-            Run(variant, seed, self.workdir / folders[variant.name] / f"seed{seed}")
+            Trial(variant, seed, self.workdir / folders[variant.name] / f"seed{seed}")
             for seed in range(seeds)
             for variant in variants
         ]
 
     def command(self, job: Job) -> list[str]:
-        """What trains it, for a shell in the current directory."""
-        first = job.runs[0]
+        """The command that trains a job, for a shell in the current directory."""
+        first = job.trials[0]
         name = f"{self.base.name}-{first.path.parent.name}"
-        # A field that follows another one would follow what the row makes of that; in the sweep's base it has a value.
-        fixed = {field: flatten(self.base.to_dict())[field] for field in _references(self.base)}
-        fields = fixed | self.overrides | first.variant.changes | {"name": name}
-        train = [f"--workdir={first.path.parent}", f"--seeds={','.join(str(run.seed) for run in job.runs)}"]
-        if len(job.runs) == 1:
+        # A field that refers to another one would follow the row's change of that; it keeps the base's value.
+        base = flatten(self.base.to_dict())
+        fields = {field: base[field] for field in _references(self.base)}
+        fields |= self.overrides | first.variant.changes
+        if len(job.trials) == 1:
             fields |= {"name": f"{name}-seed{first.seed}", "seed": first.seed}
             train = [f"--workdir={first.path}"]
+        else:
+            fields |= {"name": name}
+            train = [f"--workdir={first.path.parent}", f"--seeds={job.seeds}"]
         overrides = [f"--config.{field}={value}" for field, value in fields.items()]
         return [sys.executable, "-m", "transformer_flax.train", f"--config={self.config}", *overrides, *train]
 
@@ -203,56 +204,56 @@ class Recipe:
         return shlex.join(["python", *self.command(job)[1:]])
 
 
-def measure(lines: Sequence[dict[str, Any]], steps: int) -> Standing:
-    """What the lines of a run's metrics say.
+def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:
+    """Measures a trial's progress from the lines of its metrics.
 
-    The last step is `steps`, or that of an evaluation which says that it is final. FLOPs are those of the steps that
-    were timed, which all but those that compiled are, as a mean over every interval of the log; an interval without any
-    takes the mean of all. Seconds are the run's share of those that passed, where it was trained together with others.
+    Its end is step `steps`, or an evaluation that says that it is final because patience has run out.
     """
-    lines = _shared(lines)
+    lines = _share_seconds(lines)
     trained = [line for line in lines if "train/learning_rate" in line]
     evaluated = [line for line in lines if "valid/perplexity" in line]
     measures = CLASSIFYING if any("valid/macro_f1" in line for line in evaluated) else TRANSLATING
-    made = trained[-1]["step"] if trained else 0
-    timed_steps, flops, before = 0, 0.0, 0
-    for line in trained:
-        if line.get("train/steps_per_second"):
-            timed_steps += line["step"] - before
-            flops += (line["step"] - before) * line["train/flops_per_second"] / line["train/steps_per_second"]
-        before = line["step"]
     names = ("step", "seconds", "valid/perplexity", *(f"valid/{name}" for name in measures))
     if all("valid/source_gain" in line for line in evaluated):
         names += ("valid/source_gain",)
     curve = tuple([line[name] for name in names] for line in evaluated)
     final = [line["step"] for line in lines if "valid/final" in line]
-    end = final[-1] if final and final[-1] == lines[-1]["step"] else steps  # else patience was raised afterwards
-    last = [line for line in lines if line["step"] == end]
+    end = final[-1] if final and final[-1] == lines[-1]["step"] else steps  # else a higher patience has resumed it
     scores: dict[str, dict[str, float]] = {}
-    for line in last:
-        for name, value in line.items():
-            split, slash, measured = name.partition("/")
-            if slash and split != "train" and measured not in ("averaged", "final"):
-                scores.setdefault(split, {})[measured] = value
-    return Standing(
-        step=made,
+    for name, value in [item for line in lines if line["step"] == end for item in line.items()]:
+        split, slash, measured = name.partition("/")
+        if slash and split != "train" and measured not in ("averaged", "final"):
+            scores.setdefault(split, {})[measured] = value
+    return TrialProgress(
+        step=trained[-1]["step"] if trained else 0,
         seconds=lines[-1]["seconds"] if lines else 0.0,
         loss=trained[-1].get("train/loss") if trained else None,
         best=_best(curve, measures),
         source_gain=evaluated[-1].get("valid/source_gain") if evaluated else None,
         rate=trained[-1].get("train/steps_per_second") if trained else None,
         curve=curve,
-        flops=flops * made / timed_steps if timed_steps else 0.0,
+        flops=_count_flops(trained),
         scores=scores,
     )
 
 
-def _shared(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines with the run's share of the seconds, which are those of all seeds that are trained together."""
+def _count_flops(trained: Sequence[dict[str, Any]]) -> float:
+    """FLOPs of all steps: the mean of those of timed steps, times the steps. Steps that compiled are not timed."""
+    timed_steps, flops, before = 0, 0.0, 0
+    for line in trained:
+        if rate := line.get("train/steps_per_second"):
+            timed_steps += line["step"] - before
+            flops += (line["step"] - before) * line["train/flops_per_second"] / rate
+        before = line["step"]
+    return flops * before / timed_steps if timed_steps else 0.0
+
+
+def _share_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines with the trial's share of the seconds: those that passed, divided by the seeds trained together."""
     shared, before, share = [], 0.0, 0.0
     at_once = next((line.get("train/seeds_at_once", 1) for line in lines if "train/learning_rate" in line), 1)
     for line in lines:
-        if "train/learning_rate" in line:  # an evaluation is of the same process as the training before it
+        if "train/learning_rate" in line:  # an evaluation belongs to the process of the training before it
             at_once = line.get("train/seeds_at_once", 1)
         share += (line["seconds"] - before) / max(1, at_once)
         before = line["seconds"]
@@ -260,13 +261,13 @@ def _shared(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return shared
 
 
-def measured(result: Result) -> Standing:
-    """How far a run was when it ended, as far as its result tells."""
-    return Standing(step=result.steps, seconds=result.seconds, best=_best(result.curve, result.measures), rate=None)
+def measure_result(result: Result) -> TrialProgress:
+    """The progress of a trial that has ended, as far as its result says."""
+    return TrialProgress(step=result.steps, seconds=result.seconds, best=_best(result.curve, result.measures))
 
 
 def _best(curve: Sequence[Sequence[float]], measures: tuple[str, str]) -> tuple[str, float] | None:
-    """The best validation score: accuracy, or BLEU, or exact matches where BLEU, of four words in a row, is nothing."""
+    """The best validation score: accuracy, or BLEU, or exact matches where BLEU is 0, as on single words."""
     if not curve:
         return None
     first, second = (max(point[column] for point in curve) for column in (3, 4))
@@ -276,7 +277,7 @@ def _best(curve: Sequence[Sequence[float]], measures: tuple[str, str]) -> tuple[
 
 
 def folder_name(variant: str) -> str:
-    """A variant's name as that of a folder: unlike for unlike names, and harmless on any system."""
+    """The folder of a variant: its name where that is safe on any system, else a safe form with a checksum."""
     safe = re.sub(r"[^\w.=+ -]", "_", variant, flags=re.ASCII)
     if safe == variant and len(safe) <= LONGEST and safe[:1] not in ".- " and safe not in RESERVED:
         return safe.replace(" ", ",")

@@ -1,4 +1,4 @@
-"""What a sweep shows while it goes on: a live table of all runs on a terminal, a line for each event elsewhere."""
+"""What a sweep shows while it runs: a live table on a terminal, a line for each event elsewhere."""
 
 import dataclasses
 import math
@@ -9,30 +9,49 @@ import rich.live
 import rich.table
 from rich.markup import escape
 
-from transformer_flax.ablation.jobs import Standing
+from transformer_flax.ablation.jobs import TrialProgress
 from transformer_flax.ablation.results import FAILED, FINISHED
 from transformer_flax.console import duration
 
-WAITING, RUNNING = "waiting", "running"  # or as results say
+WAITING, RUNNING = "waiting", "running"  # states beside those of results
 STYLES = {WAITING: "dim", RUNNING: "bold", FINISHED: "green", FAILED: "red"}
-FIRST_CUT = (FINISHED, WAITING, FAILED, RUNNING)  # where a terminal has not lines enough
-LEFT = ("run", "variant", "state", "")  # columns of words
-AROUND = 6  # lines of a table that are no rows
+HIDDEN_FIRST = (FINISHED, WAITING, FAILED, RUNNING)  # if the terminal has too few lines
+WORDS = ("run", "variant", "state", "")  # columns aligned to the left
+FRAME = 6  # lines of a table that are not rows
 
 
 @dataclasses.dataclass
 class Line:
-    """A run as it is shown."""
+    """A trial as the table shows it."""
 
     name: str
     steps: int
     state: str = WAITING
-    standing: Standing = dataclasses.field(default_factory=Standing)
+    progress: TrialProgress = dataclasses.field(default_factory=TrialProgress)
     note: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in (FINISHED, FAILED)
+
+    def cells(self) -> list[str]:
+        progress, left = self.progress, ""
+        if self.state == RUNNING and progress.rate:
+            left = duration((self.steps - progress.step) / progress.rate)
+        return [
+            self.name,
+            self.state,
+            f"{progress.step:,}/{self.steps:,}",
+            "" if progress.loss is None else f"{progress.loss:.3f}",
+            show_best(progress),
+            "" if progress.source_gain is None else f"{progress.source_gain:.2f}",
+            left,
+            self.note,
+        ]
 
 
 class Board:
-    """A context in which a sweep's runs are shown.
+    """A context that shows the trials of a sweep.
 
     Args:
       console: to show them on; default: standard output.
@@ -53,11 +72,11 @@ class Board:
 
     @property
     def is_live(self) -> bool:
-        """Whether there is a terminal, where the table is drawn anew."""
+        """Whether there is a terminal, on which the table is redrawn."""
         return self._live is not None
 
     def say(self, text: str) -> None:
-        """Prints a line as it is, above the table."""
+        """Prints a line verbatim, above the table."""
         self._console.print(text, markup=False)
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -68,15 +87,17 @@ class Board:
         self._console.print(table)
 
     def update(self, lines: list[Line], summary: str) -> None:
-        """Shows the runs as they are now, on a terminal."""
+        """Redraws the live table, if there is a terminal."""
         if not self._live:
             return
-        shown = _fit(lines, self._console.height - AROUND)
+        excess = max(0, len(lines) - max(1, self._console.height - FRAME))
+        order = sorted(range(len(lines)), key=lambda i: (HIDDEN_FIRST.index(lines[i].state), -i))
+        hidden = set(order[:excess])
         table = _table("", ["run", "state", "step", "loss", "best", "source gain", "left", ""])
-        for line in shown:
-            table.add_row(*map(escape, _cells(line)), style=STYLES[line.state])
-        hidden = len(lines) - len(shown)
-        table.caption = f"{summary}; {hidden:,} more are not shown" if hidden else summary
+        for i, line in enumerate(lines):
+            if i not in hidden:
+                table.add_row(*map(escape, line.cells()), style=STYLES[line.state])
+        table.caption = f"{summary}; {excess:,} more are not shown" if excess else summary
         table.caption_justify = "left"
         self._live.update(table, refresh=True)
 
@@ -84,42 +105,17 @@ class Board:
 def _table(title: str, columns: list[str]) -> rich.table.Table:
     table = rich.table.Table(title=escape(title) or None, title_justify="left", box=rich.box.SIMPLE_HEAD)
     for column in columns:
-        table.add_column(column, overflow="fold", justify="left" if column in LEFT else "right")
+        table.add_column(column, overflow="fold", justify="left" if column in WORDS else "right")
     return table
 
 
-def _cells(line: Line) -> list[str]:
-    standing = line.standing
-    left = ""
-    if line.state == RUNNING and standing.rate:
-        left = duration((line.steps - standing.step) / standing.rate)
-    return [
-        line.name,
-        line.state,
-        f"{standing.step:,}/{line.steps:,}",
-        "" if standing.loss is None else f"{standing.loss:.3f}",
-        show_best(standing),
-        "" if standing.source_gain is None else f"{standing.source_gain:.2f}",
-        left,
-        line.note,
-    ]
-
-
-def show_best(standing: Standing) -> str:
+def show_best(progress: TrialProgress) -> str:
     """The best validation score so far: "BLEU 34.98", "accuracy 87.6%"."""
-    if standing.best is None:
+    if progress.best is None:
         return ""
-    name, value = standing.best
+    name, value = progress.best
     return f"BLEU {value:.2f}" if name == "BLEU" else f"{name} {value:.1%}"
 
 
 def show_seconds(seconds: float) -> str:
     return "?" if math.isnan(seconds) else duration(seconds)
-
-
-def _fit(lines: list[Line], room: int) -> list[Line]:
-    """As many lines as there is room for, in their order; those that tell least go first."""
-    excess = max(0, len(lines) - max(1, room))
-    order = sorted(range(len(lines)), key=lambda i: (FIRST_CUT.index(lines[i].state), -i))
-    cut = set(order[:excess])
-    return [line for i, line in enumerate(lines) if i not in cut]

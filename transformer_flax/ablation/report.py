@@ -1,22 +1,37 @@
-"""The report of a sweep: what each row of table 3 changes, with error bars, beside what the paper measured."""
+"""The report of a sweep: the effect of each variant with its interval, beside the paper's, as Markdown and HTML."""
 
+import base64
+import html
 import json
 import pathlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from transformer_flax.ablation import beyond, figures, table3
-from transformer_flax.ablation.comparison import SIGNIFICANT, Agreement, Comparison, agreement, compare
-from transformer_flax.ablation.html import page
-from transformer_flax.ablation.measures import ACCURACY, BLEU, Measure
+import markdown_it
+import numpy as np
+
+from transformer_flax.ablation import figures, table3
+from transformer_flax.ablation.comparison import (
+    ACCURACY,
+    BLEU,
+    SIGNIFICANT,
+    Agreement,
+    Comparison,
+    Effect,
+    Entry,
+    Measure,
+    agreement,
+    compare,
+)
 from transformer_flax.ablation.results import Result
-from transformer_flax.ablation.tables import as_text, effects_table, levels_table, table
+from transformer_flax.ablation.statistics import Estimate
 from transformer_flax.console import counted
-from transformer_flax.errors import UserError
 from transformer_flax.training.run_directory import write_whole
 
-PICTURES = {  # by the name that `figures.draw` gives them
+TEMPLATE = pathlib.Path(__file__).with_name("report.html")
+NONE = "—"  # an empty cell
+PICTURES = {  # captions by the names of `figures.draw`
     "differences": "Difference of each variant from base",
     "agreement": "Agreement with the paper over the steps",
     "scores": "Perplexity against score",
@@ -26,32 +41,29 @@ PICTURES = {  # by the name that `figures.draw` gives them
 }
 
 ABOUT_AGREEMENT = (
-    "The same comparison at each evaluation of base: how many rows differ from base in the paper's direction, and how "
-    "well the order of the effects is the paper's. A row with more steps than base is taken at the same share of its "
-    "own. Dotted: what chance would give."
+    "The same comparison at each evaluation of base: the number of rows that differ from base as in the paper, and the "
+    "rank correlation of the effects with the paper's. A row with more steps than base is compared at the same share "
+    "of its own. Dotted: expected by chance."
 )
 
 
 def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path:
     """Writes `report.md` with its pictures, and `index.html`, which needs no other file.
 
-    The same results give the same files, whatever their order.
+    The same results give the same files, in any order.
 
     Args:
-      results: of all runs, finished or failed; of several of one run the last counts.
-      base: what was swept: "name", "config" (its base config, flat), and its "sessions", each with its "command",
-        "versions", "hardware" and "commit".
-      folder: made if it is not there; pictures of a former report that have no data any more are removed, and files
-        that are links are replaced.
+      results: of all runs, finished or failed; of several of a run the last counts.
+      base: the head of the results: "name", "config" (flat), and "sessions", each with its "command", "versions",
+        "hardware" and "commit".
+      folder: created if necessary; pictures of an earlier report that have no data now are removed.
 
     Returns:
       The path of `report.md`.
 
     Raises:
-      UserError: there are no results, or the folder is a link.
+      UserError: there are no results.
     """
-    if folder.is_symlink():
-        raise UserError(f"{folder} is a link, and a report is not written behind one; put the folder itself there")
     comparison = compare(results, base["config"])
     pictures = figures.draw(comparison)
     title = f"Table 3 on {base['name']}" if comparison.is_of_table3 else f"A sweep on {base['name']}"
@@ -62,10 +74,21 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
             write_whole(folder / f"{name}.png", pictures[name].png)
         else:
             (folder / f"{name}.png").unlink(missing_ok=True)
-    images = {f"{name}.png": picture.svg for name, picture in pictures.items()}
-    write_whole(folder / "index.html", page(title, markdown, images))
+    svgs = {f"{name}.png": picture.svg for name, picture in pictures.items()}
+    write_whole(folder / "index.html", _page(title, markdown, svgs))
     write_whole(folder / "report.md", markdown)
     return folder / "report.md"
+
+
+def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
+    """Renders Markdown as a page without scripts of its own, with an SVG in place of each image of that name."""
+    renderer = markdown_it.MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = renderer.parse(markdown)
+    for child in [child for token in tokens for child in token.children or [] if child.type == "image"]:
+        svg = base64.b64encode(svgs[str(child.attrs["src"])]).decode()
+        child.attrs["src"] = f"data:image/svg+xml;base64,{svg}"
+    body = renderer.renderer.render(tokens, renderer.options, {})
+    return TEMPLATE.read_text("utf-8").replace("{{TITLE}}", html.escape(title)).replace("{{BODY}}", body)
 
 
 def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collection[str]) -> list[str]:
@@ -84,10 +107,9 @@ def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collectio
     if parts:
         blocks += ["## Scores", *shown("scores"), *(levels_table(entries, comparison) for entries in parts)]
         blocks += [
-            "Means over seeds, of perplexity the geometric one, with 95 % intervals where seeds differ. Minutes are "
-            "from a run's beginning to its end, evaluations included, on a machine that may have had other work; of "
-            "seeds that were trained together each has its share. FLOPs are those of the model's matrix products over "
-            "the whole training."
+            "Means over seeds (geometric for perplexity) with 95 % intervals where seeds differ. Minutes include "
+            "evaluations, and whatever else the machine did; seeds trained together share them. FLOPs are those of all "
+            "matrix products of training."
         ]
     if "curves_score" in pictures:
         blocks += ["## Curves", _about_curves(base["config"], with_gain="curves_gain" in pictures)]
@@ -101,18 +123,18 @@ def _summary(comparison: Comparison) -> list[str]:
         return ["No run has finished."]
     seeds = "one seed" if counts == [1] else f"{' to '.join(str(n) for n in sorted({counts[0], counts[-1]}))} seeds"
     of = [f"{counted(len(comparison.rows), 'row')} of the paper's table 3"] if comparison.rows else []
-    others = sum(entry.variant not in beyond.ROWS for entry in comparison.own)
+    others = sum(entry.variant not in table3.BEYOND for entry in comparison.own)
     rows = len(comparison.own) - others
     of += [f"{counted(rows, 'row')} beyond table 3"] if rows else []
     of += [f"{counted(others, 'variant')} of other fields"] if others else []
     runs = counted(sum(len(entry.runs) for entry in comparison.entries), "finished run")
     blocks = [
-        *_in_two_sentences(comparison),
+        *_in_short(comparison),
         f"{runs}: {' and '.join(of)}, {seeds} each. "
-        "Every score is of the validation split, as the paper's table 3 is of newstest2013, at the end of training.",
+        "Every score is of the validation split at the end of training; the paper's table 3 is of newstest2013.",
     ]
     if counts == [1]:
-        blocks.append("**One seed tells nothing of chance:** there are no intervals and no tests.")
+        blocks.append("**One seed tells nothing about chance:** there are no intervals and no tests.")
     if not comparison.base:
         blocks.append(f"**There is no base among the finished runs,** so no effects: {_mend_base(comparison)}.")
     elif any(entry.effects for entry in comparison.rows):
@@ -121,39 +143,25 @@ def _summary(comparison: Comparison) -> list[str]:
     return blocks
 
 
-def _in_two_sentences(comparison: Comparison) -> list[str]:
-    """What agrees with the paper in perplexity, what does not, and how sure that is, for a newcomer."""
+def _in_short(comparison: Comparison) -> list[str]:
+    """Which changes of perplexity agree with the paper, and which of them are significant."""
     measure = comparison.measures[0]
-    entries = [entry for entry in comparison.rows if entry.effects and entry.effects[measure].paper]
-    if len(entries) < 2:
+    effects = {entry.variant: entry.effects[measure] for entry in comparison.rows if entry.effects}
+    effects = {variant: effect for variant, effect in effects.items() if effect.paper}
+    if len(effects) < 2:
         return []
-    found = agreement(comparison, measure)
-    against = [entry.variant for entry in entries if not entry.effects[measure].has_papers_sign]
+    against = [variant for variant, effect in effects.items() if not effect.has_papers_sign]
+    exceptions = f" (not {', '.join(against)})" if against else ""
     text = (
-        f"**{found.same_sign} of the {found.rows} changes of table 3 that made the paper's perplexity better or worse "
-        "do the same here**"
+        f"**{len(effects) - len(against)} of the {len(effects)} changes of table 3 that made the paper's perplexity "
+        f"better or worse do the same here**{exceptions}."
     )
-    text += f" (not {_listed(against)}). " if against else ". "
-    sure = [entry for entry in entries if entry.effects[measure].significant]
-    same = [entry.variant for entry in sure if entry.effects[measure].has_papers_sign]
-    other = [entry.variant for entry in sure if entry.variant not in same]
-    if not found.tested:
-        text += "How much of it is chance cannot be told from one seed."
-    elif not sure:
-        text += "None of the differences is larger than what chance among these seeds could make."
-    else:
-        text += f"Chance among seeds does not explain {_listed(same or other)}"
-        if same and other:
-            text += f", nor {_listed(other)}, which go the other way"
-        elif other:
-            text += ", which go the other way" if len(other) > 1 else ", which goes the other way"
-        text += "; the other differences are too small to be told from it." if len(sure) < found.tested else "."
+    if all(effect.p is None for effect in effects.values()):
+        return [f"{text} One seed cannot tell how much of it is chance."]
+    for direction, sign in (("the paper's", True), ("the other", False)):
+        found = [variant for variant, each in effects.items() if each.significant and each.has_papers_sign == sign]
+        text += f" Significant in {direction} direction: {', '.join(found) or 'none'}."
     return [text]
-
-
-def _listed(names: Sequence[str]) -> str:
-    names = [as_text(name) for name in names]
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _mend_base(comparison: Comparison) -> str:
@@ -184,7 +192,7 @@ def _agreement(measure: Measure, found: Agreement) -> str:
 
 def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"- {as_text(result.variant)}, seed {result.seed}, failed: {as_text(result.error or 'no reason told')}"
+        f"- {as_text(result.variant)}, seed {result.seed}, failed: {as_text(result.error or 'unknown reason')}"
         for result in comparison.failed
     ]
     for variant, seeds in comparison.missing_seeds.items():
@@ -196,25 +204,22 @@ def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
     return [
         "## What is missing",
         "\n".join(lines),
-        "This goes on with the sweep where its `--workdir` holds `results.jsonl`, and runs what has not finished; rows "
-        "and seeds that it does not name have to be added to it:",
+        "This command resumes the sweep if its `--workdir` holds `results.jsonl`. Add rows and seeds that it does not "
+        "name:",
         _code(base["sessions"][-1]["command"]),
     ]
 
 
 def _legend(comparison: Comparison) -> str:
-    assert comparison.base
     text = (
-        f"Differences from {as_text(comparison.base.variant)}, with 95 % intervals. Bold: significant, which is a "
-        f"corrected p below {SIGNIFICANT:.2g}; before it stands p as it was."
+        f"Differences from {as_text(comparison.base.variant if comparison.base else 'base')} with 95 % intervals. "
+        f"Bold: significant, with a corrected p below {SIGNIFICANT:.2g}; the uncorrected p stands before it."
     )
     if comparison.is_of_table3:
-        text += " ✓ and ✗: ours has the paper's sign, or has not."
+        text += " ✓: ours has the paper's sign. ✗: it has not."
     if comparison.other_changes:
-        text += (
-            " Not held against the paper, as on this base the change is none, or the opposite one: "
-            f"{', '.join(comparison.other_changes)}."
-        )
+        rows = ", ".join(comparison.other_changes)
+        text += f" Not compared with the paper, as they change this base in no or the opposite direction: {rows}."
     return text
 
 
@@ -222,8 +227,8 @@ def _about_curves(config: Mapping[str, Any], *, with_gain: bool) -> str:
     text = "On the validation split: the mean over seeds, and each seed as a faint line."
     if with_gain:
         text += (
-            " The source gain is the log-perplexity of targets given another sentence's source, less that given their "
-            "own: 0 if the source is not used."
+            " The source gain is the log-perplexity of targets with the source of another sentence, less that with "
+            "their own: 0 if the model ignores the source."
         )
     if sentences := config.get("eval.sentences"):
         text += f" Scores before the last step are of the first {sentences:,} sentences, perplexities of all."
@@ -231,34 +236,31 @@ def _about_curves(config: Mapping[str, Any], *, with_gain: bool) -> str:
 
 
 def _methods(comparison: Comparison) -> str:
-    """For whoever wants to know what a number here means, and what it does not."""
+    """Explains the numbers of the report."""
     lines = [
         "An effect is a variant's mean over seeds less that of base.",
-        "Perplexity is compared by its logarithm, the loss in nats a piece: 0.01 is about 1 % of perplexity. A "
-        "difference of perplexities themselves would mean one thing at 5 and another at 10.",
+        "Perplexities are compared by their logarithm, the loss in nats a piece: 0.01 is about 1 % of any perplexity.",
     ]
     if comparison.score is BLEU:
         signatures = sorted({run.signature for entry in comparison.entries for run in entry.runs})
         lines.append(f"BLEU is sacreBLEU's, of detokenised, cased text: {', '.join(map(as_text, signatures))}.")
     elif comparison.score is ACCURACY:
-        lines.append("The score is the share of texts of which the class that is found is the right one.")
+        lines.append("Accuracy is the share of texts whose class is predicted correctly.")
     else:
-        beside = " It stands beside the paper's BLEU: signs and ranks compare, sizes do not."
-        lines.append(
-            "The score is the share of sentences that are exactly right, as BLEU, which counts four words in a row, is "
-            "0 in all runs." + (beside if comparison.is_of_table3 else "")
-        )
+        lines.append("Exact match is the share of correct sentences; BLEU, which counts four words, is 0 in all runs.")
+        if comparison.is_of_table3:
+            lines.append("Beside the paper's BLEU it compares in signs and ranks, not in sizes.")
     lines += [
-        "Intervals of means are Student's t; where few seeds differ much, they reach beyond what a score can be. Those "
-        "of differences, and p, are Welch's. Seeds are not paired: one seed gives two rows the same order of data but, "
-        "for most, not the same first parameters.",
-        f"The corrected p is Holm's, for all variants here in one measure: if none had an effect, one would come below "
-        f"{SIGNIFICANT:.2g} in at most one sweep of twenty.",
+        "Intervals of means are Student's t; if few seeds differ much, they exceed what a score can be. Intervals of "
+        "differences, and p, are Welch's. Seeds are not paired: the same seed gives all rows the same order of data, "
+        "but most of them other initial parameters.",
+        f"The corrected p is Holm's for all variants of a measure: without any effect, at most one sweep in twenty has "
+        f"one below {SIGNIFICANT:.2g}.",
     ]
     if comparison.is_of_table3:
         lines.append(
             "Rank correlation is Spearman's, with a 95 % interval by Fisher's z (standard error of Bonett and Wright), "
-            "which takes the rows as a sample of what one could change."
+            "which takes the rows as a sample of possible changes."
         )
     return "\n".join(f"- {line}" for line in lines)
 
@@ -268,18 +270,14 @@ def _swept(base: Mapping[str, Any]) -> list[str]:
     sizes = [
         [f"`{field}`", f"{config[field]:,}", f"{paper:,}"]
         for field, paper in table3.PAPER_BASE.items()
-        if field in config  # other kinds of models have not all of them
+        if field in config  # other kinds of models lack some
     ]
     sessions = base["sessions"]
     commands = dict.fromkeys(session["command"] for session in sessions)
     made = list(dict.fromkeys(map(_made, sessions)))
-    if len(made) > 1:
-        blocks = ["Its runs were made in several places, or at several times:", "\n".join(f"- {how}" for how in made)]
-    else:
-        blocks = made
     return [
         _code("\n".join(commands)),
-        *blocks,
+        *(made if len(made) == 1 else ["It ran in several sessions:", "\n".join(f"- {how}" for how in made)]),
         "The base, beside the paper's:",
         table(["field", "here", "the paper"], sizes),
         "All of its config:",
@@ -296,3 +294,93 @@ def _made(session: Mapping[str, Any]) -> str:
 def _code(text: str) -> str:
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}\n{text}\n{fence}"
+
+
+def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:
+    """A table of the effect of each variant in both measures; rows of table 3 have the paper's beside them."""
+    papers = any(entry.row for entry in entries)
+    head = ["row" if papers else "variant"]
+    for measure in comparison.measures:
+        head += [f"{measure.name}, {measure.unit}"]
+        head += [f"paper's {measure.paper_name}"] if papers else []
+        head += ["p (corrected)"]
+    rows = []
+    for entry in entries:
+        if entry is comparison.base:
+            continue
+        row = [as_text(entry.variant)]
+        for measure in comparison.measures:
+            effect = entry.effects[measure]
+            row += [_difference(effect, measure.digits)]
+            row += [_papers(effect, measure)] if papers else []
+            row += [_ps(effect)]
+        rows.append([*row, _changes(entry)])
+    return table([*head, "changes"], rows, words=(0, len(head)))
+
+
+def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
+    """A table of the scores and costs of each variant; rows of table 3 have the paper's beside them."""
+    papers = any(entry.row for entry in entries)
+    perplexity, score = comparison.measures
+    beside = ["perplexity", "BLEU", "parameters"]
+    head = [perplexity.level_name, score.level_name, "parameters, millions"]
+    if papers:
+        head = [name for pair in zip(head, [f"paper's {name}" for name in beside], strict=True) for name in pair]
+    rows = []
+    for entry in entries:
+        run = entry.runs[0]
+        row = [_level(perplexity, entry.means[perplexity], 3), _level(score, entry.means[score], score.digits)]
+        row += [f"{run.parameters / 1e6:.3g}"]
+        if entry.row:
+            published = [f"{entry.row.perplexity:.2f}", f"{entry.row.bleu:.1f}", str(entry.row.parameters or "")]
+            row = [cell for pair in zip(row, published, strict=True) for cell in pair]
+        row += [str(len(entry.runs)), f"{run.steps:,}", f"{np.mean([each.seconds for each in entry.runs]) / 60:.1f}"]
+        rows.append([as_text(entry.variant), *row, _flops(run.flops)])
+    return table(["row" if papers else "variant", *head, "seeds", "steps", "minutes", "FLOPs"], rows)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[int] = (0,)) -> str:
+    """A table in Markdown; the columns of `words` are aligned to the left, all others to the right."""
+    align = ["---" if column in words else "---:" for column in range(len(head))]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, align, *rows))
+
+
+def as_text(text: str) -> str:
+    """Escapes Markdown and HTML, on one line."""
+    return re.sub(r"([\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))
+
+
+def _difference(effect: Effect, digits: int) -> str:
+    text = f"{effect.ours.value:+z.{digits}f}"
+    if effect.ours.interval:
+        text += f" ± {effect.ours.interval[1] - effect.ours.value:.{digits}f}"
+    return f"**{text}**" if effect.significant else text
+
+
+def _ps(effect: Effect) -> str:
+    return NONE if effect.ours.p is None else f"{effect.ours.p:.2g} ({effect.p:.2g})"
+
+
+def _papers(effect: Effect, measure: Measure) -> str:
+    if effect.paper is None:
+        return NONE
+    mark = {True: " ✓", False: " ✗", None: ""}[effect.has_papers_sign]
+    return f"{effect.paper:+z.{measure.paper_digits}f}{mark}"
+
+
+def _level(measure: Measure, mean: Estimate, digits: int) -> str:
+    text = f"{measure.level(mean.value):.{digits}f}"
+    if mean.interval is None:
+        return text
+    low, high = map(measure.level, mean.interval)
+    return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def _flops(flops: float) -> str:
+    return f"{flops:.2e}".replace("e+", "e") if flops else NONE
+
+
+def _changes(entry: Entry) -> str:
+    """The changed fields without their sections; those of `eval`, which change no model, are left out."""
+    changes = {field: value for field, value in entry.runs[0].changes.items() if not field.startswith("eval.")}
+    return as_text(", ".join(f"{field.split('.')[-1]} {value}" for field, value in changes.items()))

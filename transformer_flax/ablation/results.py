@@ -1,8 +1,8 @@
-"""`results.jsonl`: what a sweep has found, a line for each run that has ended, small enough to be committed.
+"""`results.jsonl` of a sweep: one line for each run that has ended, small enough to be committed.
 
-The first line says what was swept; a report needs no other file. Where it was gone on with by another command, on
-another machine or with other versions, a line among the results says so. Lines are there whole or not at all, each with
-a checksum. Of several about a run, as of one that failed and was tried again, the last holds.
+The first line says what is swept; a report needs no other file. A later session with another command, machine, version
+or commit adds a line that says so. Each line has a checksum. The last line of a run holds, so a failed run may be tried
+again.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import os
 import pathlib
 import platform
 import subprocess
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,13 +24,15 @@ from transformer_flax.files import checked, parse_json, require_plain, signed
 from transformer_flax.training.fields import differences, flatten
 from transformer_flax.training.run_directory import write_whole
 
+ROOT = pathlib.Path(__file__).parents[2]
+LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")
 RESULTS = "results.jsonl"
-SESSION = {"command": str, "versions": dict, "hardware": str, "commit": str}  # of the time when a sweep went on
+SESSION = {"command": str, "versions": dict, "hardware": str, "commit": str}  # by which command, with what, on what
 HEAD = {"config": dict, "name": str} | SESSION
-TRANSLATING, CLASSIFYING = ("bleu", "exact_match"), ("accuracy", "macro_f1")  # what is measured, beside perplexity
+TRANSLATING, CLASSIFYING = ("bleu", "exact_match"), ("accuracy", "macro_f1")  # scores of each task beside perplexity
 FINISHED, FAILED = "finished", "failed"
-# Where these differ, results are comparable: seeds belong to the runs, paths to the machine, and the others change at
-# most what chance draws.
+# Results stay comparable if these fields differ: seeds belong to runs, paths to the machine, and the others change no
+# more than chance does.
 FREE_FIELDS = (
     "name",
     "seed",
@@ -49,20 +52,24 @@ FREE_FIELDS = (
 class Result:
     """A run that has ended."""
 
-    variant: str  # "A-h1", "A-h1 model.dropout=0.2", or what a file of variants calls it
-    row: str  # of table 3 or beyond it, before the grid's fields
-    changes: dict[str, Any]  # flat config fields that differ from the sweep's base, the seed apart
+    variant: str  # "A-h1", "A-h1 model.dropout=0.2", or the name of an entry of a --variants file
+    row: str  # of table 3 or beyond it, before the grid
+    changes: dict[str, Any]  # flat config fields that differ from the sweep's base, except the seed
     seed: int
     status: str  # FINISHED or FAILED
-    error: str  # why it failed, in one line; else empty
-    parameters: int  # of the model
-    flops: float  # that training took, as training/loop counts them; 0 where that is not known
-    steps: int  # that were made
-    seconds: float  # from its beginning to its end, evaluations included; its share of seeds trained together
+    error: str  # one line; empty if the run finished
+    parameters: int
+    flops: float  # of all training steps, as training/loop counts them; 0 if unknown
+    steps: int
+    seconds: float  # from beginning to end, evaluations included; seeds trained together share them
     scores: dict[str, dict[str, float]]  # of each split at the end
-    signature: str  # of the BLEU; empty where texts are classified
-    # [step, seconds, perplexity, *measures] of each evaluation on validation data, and of translators the source gain
+    signature: str  # of BLEU; empty for classifiers
+    # [step, seconds, perplexity, *measures] of each evaluation on validation data; translators add the source gain
     curve: list[list[float]]
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.variant, self.seed
 
     @property
     def finished(self) -> bool:
@@ -75,74 +82,79 @@ class Result:
 
 
 def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
-    """What was swept, and the last result of each run, in the order of the file.
+    """Returns the head and the last result of each run, in the order of the file.
 
-    What was swept has an entry "sessions" too: the different commands, versions, machines and commits that it was made
-    with, the first ones first. A last line that was cut short by a kill is left out.
+    The head gains an entry "sessions": each command, versions, hardware and commit, the first session first. A last
+    line without its newline, which a kill has cut short, is ignored.
 
     Raises:
-      UserError: there is none, or it is not what was written.
+      UserError: the file is missing or damaged.
     """
-    done = 0
+    number = 1
     try:
         require_plain(file)
         first, *lines = file.read_bytes().split(b"\n")[:-1] or [b""]
-        head = _plain(checked(parse_json(first.decode())), HEAD)
+        head = _require_types(checked(parse_json(first.decode())), HEAD)
         sessions = [_session(head)]
         results: dict[tuple[str, int], Result] = {}
-        for done, line in enumerate(lines, 1):  # noqa: B007 (the message tells it)
+        for number, line in enumerate(lines, 2):  # noqa: B007 (for the message)
             values = checked(parse_json(line.decode()))
             if values.keys() == SESSION.keys():
-                sessions.append(_plain(values, SESSION))
-                continue
-            result = _result(values)
-            results[result.variant, result.seed] = result
+                sessions.append(_require_types(values, SESSION))
+            else:
+                result = _parse_result(values)
+                results[result.key] = result
     except FileNotFoundError as error:
         raise UserError(f"there is no {file}: no sweep has been started there") from error
     except (OSError, ValueError) as error:  # ValueError: neither JSON nor UTF-8
-        raise UserError(f"{file} is damaged in line {done + 1:,}: {error}; mend it or move the file away") from error
+        raise UserError(f"{file} is damaged in line {number:,}: {error}; repair it or move the file away") from error
     return head | {"sessions": sessions}, list(results.values())
 
 
 class Journal:
-    """The results of a sweep that goes on; one process has it.
+    """The results of a running sweep; one process has it.
 
     Args:
-      file: made, with `head` in its first line, if it is not there; a last line that was cut short is taken out.
+      file: created with `head` as its first line if it does not exist; a last line that was cut short is removed.
       head: what is swept.
 
     Raises:
-      UserError: the file is of another base, or no results.
+      UserError: the file has results of another base, or is damaged.
     """
 
     def __init__(self, file: pathlib.Path, head: dict[str, Any]):
         self._file, self._session = file, _session(head)
-        self.head, self.results = head | {"sessions": [self._session]}, []
         if file.exists():
-            self.head, self.results = read(file)
+            self.head, results = read(file)
             require_same_base(self.head["config"], head["config"], file)
-            whole = file.read_bytes().split(b"\n")[:-1]
+            content = file.read_bytes()
+            write_whole(file, content[: content.rindex(b"\n") + 1])
         else:
-            whole = [_line(head).encode()]
-        write_whole(file, "".join(f"{line.decode()}\n" for line in whole))
+            self.head, results = head | {"sessions": [self._session]}, []
+            write_whole(file, _line(head))
+        self._results = {result.key: result for result in results}
+
+    @property
+    def results(self) -> list[Result]:
+        return list(self._results.values())
 
     def begin(self) -> None:
-        """Notes by what the runs that follow are made, unless it is there."""
+        """Notes this session, unless one like it is noted."""
         if self._session not in self.head["sessions"]:
-            self._write(self._session)
+            self._append(self._session)
             self.head["sessions"].append(self._session)
 
     def append(self, result: Result) -> None:
-        """Adds a result, which takes the place of an earlier one of the same run."""
-        self._write(dataclasses.asdict(result))
-        self.results = [r for r in self.results if (r.variant, r.seed) != (result.variant, result.seed)] + [result]
+        """Adds a result, which replaces an earlier one of the same run."""
+        self._append(dataclasses.asdict(result))
+        self._results[result.key] = result
 
-    def find(self, variant: str, seed: int) -> Result | None:
-        """The result of a run, if it has ended."""
-        return next((r for r in self.results if (r.variant, r.seed) == (variant, seed)), None)
+    def find(self, key: tuple[str, int]) -> Result | None:
+        """The result of a variant with a seed, if the run has ended."""
+        return self._results.get(key)
 
-    def _write(self, content: dict[str, Any]) -> None:
-        data = f"{_line(content)}\n".encode()
+    def _append(self, content: dict[str, Any]) -> None:
+        data = _line(content)
         with self._file.open("ab", buffering=0) as stream:
             length = stream.seek(0, os.SEEK_END)
             try:
@@ -150,117 +162,60 @@ class Journal:
                     raise OSError("the disk is full")
             except OSError as error:
                 stream.truncate(length)
-                raise UserError(f"{self._file} cannot be written: {error}; mend that and run it again") from error
+                raise UserError(f"{self._file} cannot be written: {error}; fix that and run it again") from error
 
 
 def require_same_variants(
     results: Sequence[Result], changes: Mapping[str, Mapping[str, Any]], file: pathlib.Path
 ) -> None:
-    """Refuses names that mean something else in a file, as those of a --variants file may.
+    """Checks that the names of variants mean what they mean in a file of results.
 
     Args:
-      results: in the file.
+      results: of the file.
       changes: of each variant, by its name.
-      file: the results'.
+      file: of the results, for the message.
 
     Raises:
-      UserError: one does.
+      UserError: a variant, as of a --variants file that was edited, changes other fields now.
     """
     for result in results:
         now = changes.get(result.variant, result.changes)
         if now != result.changes:
             raise UserError(
                 f"{file} has results of {result.variant!r} with the overrides {_show(result.changes)}; now they are "
-                f"{_show(now)}: call it otherwise, or choose another --workdir"
+                f"{_show(now)}: rename the variant, or choose another --workdir"
             )
 
 
 def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: pathlib.Path) -> None:
-    """Refuses to mix results of different bases.
-
-    Args:
-      theirs, ours: flat configs.
-      file: the results', for the message.
+    """Checks that two flat configs are one base, but for FREE_FIELDS.
 
     Raises:
-      UserError: they differ in a field that results depend on, naming each.
+      UserError: they differ; the message names each field, and the file of the results.
     """
     if different := differences(theirs, ours, FREE_FIELDS):
         lines = "".join(f"\n  {difference}" for difference in different)
         raise UserError(f"{file} is of a sweep of another base:{lines}\nchoose another --workdir")
 
 
-def _show(changes: Mapping[str, Any]) -> str:
-    return ", ".join(f"{field}={value}" for field, value in changes.items()) or "none"
-
-
-def _line(content: dict[str, Any]) -> str:
-    return json.dumps(signed(content), ensure_ascii=False)
-
-
-def _plain(values: dict[str, Any], kinds: dict[str, type]) -> dict[str, Any]:
-    for name, kind in kinds.items():
-        if type(values.get(name)) is not kind:
-            raise ValueError(f"it does not say what was swept: its {name} is {values.get(name)!r}")
-    return {name: values[name] for name in kinds}
-
-
-def _session(head: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: head[name] for name in SESSION}
-
-
-def _result(values: dict[str, Any]) -> Result:
-    kinds = {field.name: field.type for field in dataclasses.fields(Result)}
-    if values.keys() != kinds.keys():
-        raise ValueError(f"it has {', '.join(sorted(values.keys() ^ kinds.keys()))} too much or too little")
-    for name, kind in kinds.items():
-        plain = getattr(kind, "__origin__", kind)
-        if type(values[name]) is not plain and not (plain is float and type(values[name]) is int):
-            raise ValueError(f"its {name} is {values[name]!r}")
-    if values["status"] not in (FINISHED, FAILED):
-        raise ValueError(f"its status is {values['status']!r}")
-    for name in ("seed", "parameters", "flops", "steps", "seconds"):
-        if not 0 <= values[name] < math.inf:
-            raise ValueError(f"its {name} is {values[name]!r}")
-    numbers: list[Sequence] = [*(list(scores.values()) for scores in _dicts(values["scores"])), *values["curve"]]
-    if not all(isinstance(row, list) and all(type(value) in (int, float) for value in row) for row in numbers):
-        raise ValueError("its scores or its curve are no numbers")
-    if not all(len(point) in (5, 6) for point in values["curve"]):
-        raise ValueError("a point of its curve has not five or six numbers")
-    # Older versions counted the seconds to the last step, and left out the evaluation after it.
-    seconds = max([values["seconds"], *(point[1] for point in values["curve"])])
-    result = Result(**values | {"seconds": seconds})
-    measures = {"perplexity", *result.measures}
-    if result.finished and not result.scores.get("valid", {}).keys() >= measures:
-        raise ValueError(f"it has finished, and has not {', '.join(sorted(measures))} of the validation data")
-    return result
-
-
-def _dicts(scores: dict[str, Any]) -> list[dict[str, Any]]:
-    if not all(isinstance(split, dict) for split in scores.values()):
-        raise ValueError("its scores are not of splits")
-    return list(scores.values())
-
-
-LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def head(base: ConfigDict, command: str, hardware: str) -> dict[str, Any]:
-    """The first line of results: what was swept, by which command, with what, on what."""
+def make_head(base: ConfigDict, command: str, hardware: str) -> dict[str, Any]:
+    """Makes the first line of results: what is swept, by which command, with what, on what."""
     versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in LIBRARIES}
+    commit = _output(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"])
+    if commit and _output(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"]):
+        commit += "+"  # with changes
     return {
         "config": flatten(base.to_dict()),
         "name": base.name,
         "command": command,
         "versions": versions,
         "hardware": hardware,
-        "commit": _commit(),
+        "commit": commit,
     }
 
 
 def hardware() -> str:
-    """The GPUs that are seen, or else the cores, without taking any."""
+    """Names the visible GPUs, or else the cores, without allocating any."""
     if not os.environ.get("JAX_PLATFORMS", "").startswith("cpu") and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
         gpus = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
         if gpus:
@@ -271,15 +226,63 @@ def hardware() -> str:
     return f"{os.cpu_count()} x {model or platform.machine()}"
 
 
-def _commit() -> str:
-    """That of the clone, with a plus where it has been changed since; empty if it is none."""
-    commit = _output(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"])
-    return f"{commit}+" if commit and _output(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"]) else commit
-
-
 def _output(command: Sequence[str]) -> str:
-    """What a program prints; empty where it is not there or fails."""
+    """The standard output of a program; empty if it is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def _show(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{field}={value}" for field, value in changes.items()) or "none"
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return f"{json.dumps(signed(content), ensure_ascii=False)}\n".encode()
+
+
+def _session(head: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: head[name] for name in SESSION}
+
+
+def _require_types(values: dict[str, Any], types: dict[str, type]) -> dict[str, Any]:
+    for name, wanted in types.items():
+        if type(values.get(name)) is not wanted:
+            raise ValueError(f"it does not say what was swept: its {name} is {values.get(name)!r}")
+    return {name: values[name] for name in types}
+
+
+def _parse_result(values: dict[str, Any]) -> Result:
+    """The result of a line.
+
+    Raises:
+      ValueError: a value is missing, too much, or of the wrong type.
+    """
+    fields = {field.name: typing.get_origin(field.type) or field.type for field in dataclasses.fields(Result)}
+    if wrong := values.keys() ^ fields.keys():
+        raise ValueError(f"it has {', '.join(sorted(wrong))} too much or too little")
+    positive = ("seed", "parameters", "flops", "steps", "seconds")
+    for name, wanted in fields.items():
+        value = values[name]
+        if (
+            type(value) not in ((int, float) if wanted is float else (wanted,))
+            or (name in positive and not 0 <= value < math.inf)
+            or (name == "status" and value not in (FINISHED, FAILED))
+        ):
+            raise ValueError(f"its {name} is {value!r}")
+    if not all(isinstance(scores, dict) and _are_numbers(scores.values()) for scores in values["scores"].values()):
+        raise ValueError("its scores are not numbers of splits")
+    if not all(isinstance(point, list) and len(point) in (5, 6) and _are_numbers(point) for point in values["curve"]):
+        raise ValueError("a point of its curve is not five or six numbers")
+    # Older versions left the evaluation after the last step out of the seconds.
+    seconds = max([values["seconds"], *(point[1] for point in values["curve"])])
+    result = Result(**values | {"seconds": seconds})
+    measures = {"perplexity", *result.measures}
+    if result.finished and not result.scores.get("valid", {}).keys() >= measures:
+        raise ValueError(f"it has finished without {', '.join(sorted(measures))} of the validation data")
+    return result
+
+
+def _are_numbers(values: typing.Iterable[Any]) -> bool:
+    return all(type(value) in (int, float) for value in values)

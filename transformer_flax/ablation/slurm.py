@@ -1,7 +1,7 @@
-"""A sweep's jobs on a cluster with Slurm: an array of them, through submitit.
+"""Trains jobs on a cluster with Slurm: an array of Slurm jobs, through submitit.
 
-submitit pickles what its jobs call, in a folder of its own, <workdir>/slurm; only the jobs read that. What becomes of a
-job it writes there as JSON, beside it. The directories of runs hold no pickles, and the sweep reads none.
+submitit pickles what its jobs call in a folder of its own, <workdir>/slurm, which only the jobs read. Each job writes
+its exit status there as JSON. Run directories hold no pickles, and the sweep reads none.
 """
 
 import contextlib
@@ -20,41 +20,41 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from transformer_flax.ablation.jobs import Job, Run
+from transformer_flax.ablation.jobs import Job, Trial
 from transformer_flax.ablation.launch import STOPPED, explain, last_of
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json
 from transformer_flax.training.run_directory import write_whole
 
 FOLDER = "slurm"
-JOBS = "jobs.json"  # Slurm's number for each run, and the log, for a sweep that is started again while they go on
+JOBS = "jobs.json"  # Slurm's number and the log of each trial, for when the sweep is started again
 POLL = 5  # seconds
 MOST_AT_A_TIME = 256
-REQUEUES = 1_000  # after a time limit: a run may take as many of them as it needs
+REQUEUES = 1_000  # after a time limit: a trial may need many
 WARNING = 90  # seconds before the time limit, in which a run saves its step
-PATIENCE = 600  # seconds, after which a job whose run was ended from outside ends too
-OWN_OPTIONS = ("job-name", "J")  # by its name a job is known as the sweep's
+PATIENCE = 600  # seconds that a job waits for Slurm to requeue it after a signal has stopped its run
+OWN_OPTIONS = ("job-name", "J")  # the sweep finds its jobs by their name
 
 logger = logging.getLogger(__name__)
 
 
 class Slurm:
-    """Gets jobs trained by Slurm.
+    """Trains jobs in Slurm.
 
-    They go on when the sweep ends; started again, it watches those that are queued or run. A job that Slurm pre-empts,
-    or that comes to its time limit, saves its step and is queued again.
+    The jobs go on when the sweep ends; started again, it watches those that are queued or running. A job that Slurm
+    pre-empts, or that reaches its time limit, saves its step and is requeued.
 
     Args:
-      workdir: of the sweep; on a file system that the nodes share.
-      command: of a job.
-      at_a_time: jobs, at most.
-      minutes: the time limit of a job.
+      workdir: of the sweep, on a file system that the nodes share.
+      command: returns the command of a job.
+      at_a_time: most jobs at a time.
+      minutes: time limit of a job.
       partition: empty for the cluster's default.
-      devices: GPUs of a job.
-      options: others of sbatch, by their names; True for one without a value.
+      devices: number of GPUs of a job.
+      options: more options of sbatch by name; True for one without a value.
 
     Raises:
-      UserError: there is no Slurm, or no submitit; or an option is the sweep's own.
+      UserError: Slurm or submitit is missing, or an option is the sweep's own.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Slurm:
         import submitit
 
         if own := sorted({name.replace("_", "-") for name in options or {}} & set(OWN_OPTIONS)):
-            raise UserError(f"--sbatch={own[0]} is not free: by their name the sweep knows its jobs; leave it out")
+            raise UserError(f"--sbatch={own[0]} cannot be set: the sweep finds its jobs by their name; leave it out")
         self.at_a_time, self._command = at_a_time, command
         self._workdir, self._folder = workdir, (workdir / FOLDER).resolve()
         self._file = self._folder / JOBS
-        # Slurm counts anew at times, and a directory may be copied: a number alone does not say whose job it is.
+        # Slurm's numbers start anew at times, and a directory may be copied, so jobs are known by name and number.
         name = re.sub(r"[^\w.-]", "_", self._folder.parent.name, flags=re.ASCII)
         self._name = f"{name}-{zlib.crc32(str(self._folder).encode()):08x}"
         self._executor = submitit.SlurmExecutor(self._folder, max_num_timeout=REQUEUES)
@@ -93,37 +93,34 @@ class Slurm:
             parameters["gpus_per_node"] = devices
         self._executor.update_parameters(**parameters)
         self._queued: dict[Job, Any] = {}  # submitit's jobs
-        self._missing: set[Job] = set()  # not in the queue when it was last asked for
+        self._missing: set[Job] = set()  # from the queue when it was last polled
         self._states: dict[str, str] = {}
-        self._asked = -float("inf")
+        self._polled = -float("inf")
 
     def submit(self, jobs: Sequence[Job]) -> None:
         import submitit
 
-        known = self._known()
-        alive = self._ask()
+        known, alive = self._load_known(), self._query_states()
         if alive is None:
-            raise UserError(
-                "squeue does not answer, so jobs that go on cannot be told from new ones; try again when it does"
-            )
+            raise UserError("squeue does not answer, so running jobs cannot be found; try again when it does")
         if strays := sorted(alive.keys() - {number for number, _ in known.values()}):
             raise UserError(
-                f"jobs of this sweep go on in Slurm that {self._file} does not know, as of one that was killed when it "
-                f"had just submitted them: scancel {' '.join(strays)} ends them, then try again"
+                f"Slurm has jobs of this sweep that {self._file} does not list, probably as the sweep was killed just "
+                f"after it submitted them: end them by scancel {' '.join(strays)}, then try again"
             )
         self._states = alive
-        going_on: dict[tuple[str, str], list[Run]] = {}
+        running: dict[tuple[str, str], list[Trial]] = {}
         new = []
         for job in jobs:
             left = []
-            for run in job.runs:
-                number, log = known.get(self._key(run), ("", ""))
-                going_on.setdefault((number, log), []).append(run) if number in alive else left.append(run)
+            for trial in job.trials:
+                number, log = known.get(self._key(trial), ("", ""))
+                running.setdefault((number, log), []).append(trial) if number in alive else left.append(trial)
             if left:
-                new.append(job if len(left) == len(job.runs) else Job(tuple(left)))
+                new.append(job if len(left) == len(job.trials) else Job(tuple(left)))
         self._queued = {
-            Job(tuple(runs), self._workdir / log): submitit.SlurmJob(self._folder, number)
-            for (number, log), runs in going_on.items()
+            Job(tuple(trials), self._workdir / log): submitit.SlurmJob(self._folder, number)
+            for (number, log), trials in running.items()
         }
         if not new:
             return
@@ -132,12 +129,12 @@ class Slurm:
                 submitted = [
                     self._executor.submit(Training(self._command(job), str(job.log), str(self._folder))) for job in new
                 ]
-        except submitit.core.utils.FailedJobError as error:  # what sbatch says
-            raise UserError(f"Slurm does not take the jobs: {' '.join(str(error).split())}") from error
+        except submitit.core.utils.FailedJobError as error:  # the output of sbatch
+            raise UserError(f"Slurm rejects the jobs: {' '.join(str(error).split())}") from error
         self._queued |= dict(zip(new, submitted, strict=True))
         for job, each in self._queued.items():
             log = str(job.log.relative_to(self._workdir))
-            known |= {self._key(run): (each.job_id, log) for run in job.runs}
+            known |= {self._key(trial): (each.job_id, log) for trial in job.trials}
         write_whole(self._file, json.dumps(known, indent=1))
 
     def started(self) -> list[Job]:
@@ -147,15 +144,15 @@ class Slurm:
         return len(self._queued)
 
     def poll(self) -> list[tuple[Job, str]]:
-        if time.monotonic() - self._asked < POLL:
+        if time.monotonic() - self._polled < POLL:
             return []
-        self._asked = time.monotonic()
-        states = self._ask()
+        self._polled = time.monotonic()
+        states = self._query_states()
         if states is None:
             return []
         self._states = states
-        missing = {job for job, submitted in self._queued.items() if submitted.job_id not in self._states}
-        # One that is queued anew may be out of sight for a moment; the status of one that has ended, too.
+        missing = {job for job, submitted in self._queued.items() if submitted.job_id not in states}
+        # A requeued job may be missing for a moment, and the status of one that has ended may come late.
         ended = [job for job in missing if job in self._missing or self._attempt(job).status is not None]
         self._missing = missing
         problems = [(job, _problem(job, self._attempt(job), self._queued[job].stderr() or "")) for job in ended]
@@ -167,8 +164,8 @@ class Slurm:
         numbers = sorted({submitted.job_id.split("_")[0] for submitted in self._queued.values()})
         return f"they go on in Slurm, and the same command watches them; scancel {' '.join(numbers)} ends them"
 
-    def _ask(self) -> dict[str, str] | None:
-        """The states of the sweep's jobs, by their numbers; None if Slurm does not answer."""
+    def _query_states(self) -> dict[str, str] | None:
+        """The states of the sweep's jobs by number; None if Slurm does not answer."""
         command = ["squeue", "--noheader", "--array", "--me", "--format=%i %T %j"]
         try:
             lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -178,54 +175,54 @@ class Slurm:
         jobs = [line.split(maxsplit=2) for line in lines]
         return {number: state for number, state, *name in jobs if name == [self._name]}
 
-    def _known(self) -> dict[str, tuple[str, str]]:
-        """The number and the log of the job of each run that was ever submitted."""
+    def _load_known(self) -> dict[str, tuple[str, str]]:
+        """The number and the log of the job of each trial that was ever submitted."""
         if not self._file.exists():
             return {}
         try:
-            return {str(run): (str(number), str(log)) for run, (number, log) in read_json(self._file).items()}
+            return {str(trial): (str(number), str(log)) for trial, (number, log) in read_json(self._file).items()}
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise UserError(
-                f"{self._file} is damaged: {error}; move it away, once no job of the sweep goes on (squeue --me)"
+                f"{self._file} is damaged: {error}; move it away, once no job of the sweep is queued (squeue --me)"
             ) from error
 
-    def _key(self, run: Run) -> str:
-        return str(run.path.relative_to(self._workdir))
+    def _key(self, trial: Trial) -> str:
+        return str(trial.path.relative_to(self._workdir))
 
     def _attempt(self, job: Job) -> "Attempt":
-        return Attempt.read(_attempt_file(self._folder, self._queued[job].job_id))
+        return Attempt.read(self._folder, self._queued[job].job_id)
 
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """What is known of the last time that a job was begun: plain JSON, which the job writes."""
+    """The last start of a job, which the job writes as JSON."""
 
-    start: int | None = None  # where its part of the log begins; None: it was never begun
-    status: int | None = None  # of train.py, once it has ended
+    start: int | None = None  # of its part of the log; None: it never started
+    status: int | None = None  # exit status of train.py, once it has ended
 
     @classmethod
-    def read(cls, file: pathlib.Path) -> "Attempt":
-        """That of a job; of one that was never begun, or whose file is damaged, nothing is known."""
+    def read(cls, folder: pathlib.Path, number: str) -> "Attempt":
+        """The attempt of a job; empty if there is none or its file is damaged."""
         try:
-            found = read_json(file)
+            found = read_json(cls._file(folder, number))
             start, status = found["start"], found["status"]
         except (OSError, ValueError, TypeError, KeyError):
             return cls()
         return cls(*(value if type(value) is int else None for value in (start, status)))
 
-    def write(self, file: pathlib.Path) -> None:
-        write_whole(file, json.dumps(dataclasses.asdict(self)))
+    def write(self, folder: pathlib.Path, number: str) -> None:
+        write_whole(self._file(folder, number), json.dumps(dataclasses.asdict(self)))
 
-
-def _attempt_file(folder: pathlib.Path, number: str) -> pathlib.Path:
-    return folder / f"{number}_attempt.json"
+    @staticmethod
+    def _file(folder: pathlib.Path, number: str) -> pathlib.Path:
+        return folder / f"{number}_attempt.json"
 
 
 def require_slurm() -> None:
-    """Refuses where jobs cannot be given to Slurm.
+    """Checks that jobs can be submitted to Slurm.
 
     Raises:
-      UserError: it is not there, or submitit is not.
+      UserError: Slurm or submitit is missing.
     """
     if missing := [program for program in ("sbatch", "srun", "squeue") if shutil.which(program) is None]:
         raise UserError(f"there is no Slurm here: {missing[0]} is not found; --launcher=local trains on this machine")
@@ -235,72 +232,72 @@ def require_slurm() -> None:
         raise UserError('--launcher=slurm needs submitit: pip install -e ".[slurm]"') from error
 
 
-def _problem(job: Job, attempt: Attempt, slurms: str) -> str:
-    """Why a job has ended, in one line; empty if it ended well.
+def _problem(job: Job, attempt: Attempt, stderr: str) -> str:
+    """Explains in one line why a job has ended; empty if it succeeded.
 
     Args:
       job: that has ended.
-      attempt: the last.
-      slurms: what Slurm and submitit have said.
+      attempt: its last.
+      stderr: the output of Slurm and submitit.
     """
     if attempt.status is not None:
         return explain(attempt.status, last_of(job.log, attempt.start or 0))
-    if re.search(r"\boom[-_ ]?kill", slurms, re.IGNORECASE):
+    if re.search(r"\boom[-_ ]?kill", stderr, re.IGNORECASE):
         return "out of memory (killed by Slurm)"
-    ends = [line for line in slurms.splitlines() if "CANCELLED" in line]  # it says by what
-    errors = [line for line in slurms.splitlines() if "error" in line.lower()]
-    return next(iter([*ends[-1:], *errors[-1:], "ended by Slurm"]))
+    cancelled = [line for line in stderr.splitlines() if "CANCELLED" in line]  # says by what
+    errors = [line for line in stderr.splitlines() if "error" in line.lower()]
+    return next(iter([*cancelled[-1:], *errors[-1:], "ended by Slurm"]))
 
 
 @dataclasses.dataclass
 class Training:
-    """What a job calls: train.py, which is told by SIGTERM of whatever Slurm says.
+    """The function of a Slurm job: runs train.py, and passes any signal of Slurm on to it as SIGTERM.
 
-    Slurm sends its signals to some or all processes of a job, so train.py may get one twice, which is the same to it.
+    Slurm signals some or all processes of a job, so train.py may get the signal twice, which does no harm.
     """
 
     command: list[str]
     log: str
-    folder: str  # where it writes down what becomes of it
+    folder: str  # of its attempt
     _pid = 0  # of train.py
-    _told = False
+    _stopped = False
 
     def __call__(self) -> int:
-        """Trains; writes down the exit status and returns it."""
+        """Trains; writes the exit status and returns it."""
         import submitit
 
-        log = pathlib.Path(self.log)
+        log, folder = pathlib.Path(self.log), pathlib.Path(self.folder)
         log.parent.mkdir(parents=True, exist_ok=True)
-        file = _attempt_file(pathlib.Path(self.folder), submitit.JobEnvironment().job_id)
+        number = submitit.JobEnvironment().job_id
         attempt = Attempt(start=log.stat().st_size if log.exists() else 0)
-        attempt.write(file)
-        signal.signal(signal.SIGTERM, self._tell)
+        attempt.write(folder, number)
+        signal.signal(signal.SIGTERM, self._stop)
         with log.open("ab") as output:
             process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         self._pid = process.pid
-        if self._told:  # before there was anybody to tell
-            self._tell()
+        if self._stopped:  # before there was a process to signal
+            self._stop()
         while (status := process.poll()) is None:
             time.sleep(0.2)
         until = time.monotonic() + PATIENCE
-        while (self._told or status in STOPPED) and status and time.monotonic() < until:
-            time.sleep(1)  # what Slurm has announced, it does: it kills, or queues the job again
-        dataclasses.replace(attempt, status=status).write(file)
+        while (self._stopped or status in STOPPED) and status and time.monotonic() < until:
+            time.sleep(1)  # Slurm will kill or requeue the job, as it has announced
+        dataclasses.replace(attempt, status=status).write(folder, number)
         return status
 
     def checkpoint(self) -> Any:
-        """Called when Slurm will end the job soon; what it returns is queued."""
+        """submitit calls this when Slurm will end the job soon, and requeues what it returns."""
         import submitit
 
-        self._tell()
+        self._stop()
         if self._pid:
             with contextlib.suppress(ChildProcessError):  # it has ended, and __call__ knows
                 os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         return submitit.helpers.DelayedSubmission(Training(self.command, self.log, self.folder))
 
-    def _tell(self, number: int = 0, frame: FrameType | None = None) -> None:
+    def _stop(self, number: int = 0, frame: FrameType | None = None) -> None:
         del number, frame
-        self._told = True
+        self._stopped = True
         if self._pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGTERM)

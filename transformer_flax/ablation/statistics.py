@@ -1,8 +1,10 @@
-"""What a few seeds can tell: means, differences and ranks, with 95 % intervals."""
+"""Statistics of a few seeds: means, differences and rank correlations, with 95 % intervals."""
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy.stats
@@ -13,55 +15,51 @@ LEAST_RANKED = 4  # Fisher's z of fewer has no standard error
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A number, and where the true one lies with a confidence of 95 %."""
+    """A number with its interval."""
 
     value: float
-    interval: tuple[float, float] | None  # None: the data do not tell
+    interval: tuple[float, float] | None  # None: too few data
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference(Estimate):
-    """Of two means, and how likely one as large would be were there none."""
+    """The difference of two means."""
 
-    p: float | None  # two-sided; None: the data do not tell
+    p: float | None  # two-sided, of no difference; None: too few data
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """The mean over seeds, with Student's t interval: mean ± t(n - 1) s / sqrt(n).
+    """The mean over seeds with Student's t interval, mean ± t(n - 1) s / sqrt(n).
 
-    One seed has no interval. Nor have several of one and the same value, such as those that get everything right: a
-    spread of 0 would claim a certainty that a few seeds do not give.
+    One seed has no interval. Nor have several of the same value, such as those that get everything right: a spread of 0
+    would claim more certainty than a few seeds give.
     """
     value = float(np.mean(values))
-    if not _spread(values):
+    if not np.ptp(values):
         return Estimate(value, None)
-    half = _t(len(values) - 1) * math.sqrt(_variance_of_mean(values))
-    return Estimate(value, (value - half, value + half))
+    low, high = scipy.stats.t.interval(CONFIDENCE, len(values) - 1, value, scipy.stats.sem(values))
+    return Estimate(value, (float(low), float(high)))
 
 
 def difference(ours: Sequence[float], base: Sequence[float]) -> Difference:
-    """mean(ours) - mean(base), with the interval and the two-sided test of Welch's t.
+    """mean(ours) - mean(base) with the interval and the two-sided test of Welch's t.
 
-    Unpaired: with the same seed two rows see the data in the same order, but most start from other parameters, and
-    with three seeds pairing would halve the degrees of freedom. What the seeds do have in common makes this test
-    miss effects, not invent them. Welch's, as a row that is hard to train spreads more than base.
-
-        t = (mean_1 - mean_2) / sqrt(v_1 + v_2)  with  v = s^2 / n,
-        degrees of freedom (v_1 + v_2)^2 / (v_1^2 / (n_1 - 1) + v_2^2 / (n_2 - 1))
+    Welch's test does not assume equal spreads: a row that is hard to train spreads more than base. It is unpaired: with
+    the same seed two rows see the data in the same order, but most start from other parameters, and with three seeds
+    pairing would halve the degrees of freedom. What the seeds share makes this test miss effects, not invent them.
     """
     value = float(np.mean(ours) - np.mean(base))
-    if min(len(ours), len(base)) < 2 or not (_spread(ours) or _spread(base)):
+    if min(len(ours), len(base)) < 2 or not (np.ptp(ours) or np.ptp(base)):
         return Difference(value, None, None)
-    v1, v2 = _variance_of_mean(ours), _variance_of_mean(base)
-    freedom = (v1 + v2) ** 2 / (v1**2 / (len(ours) - 1) + v2**2 / (len(base) - 1))
-    error = math.sqrt(v1 + v2)
-    p = 2 * float(scipy.stats.t.sf(abs(value) / error, freedom))
-    half = _t(freedom) * error
-    return Difference(value, (value - half, value + half), p)
+    with warnings.catch_warnings():  # one of both may have no spread
+        warnings.simplefilter("ignore", RuntimeWarning)
+        welch: Any = scipy.stats.ttest_ind(ours, base, equal_var=False)
+    low, high = welch.confidence_interval(CONFIDENCE)
+    return Difference(value, (float(low), float(high)), float(welch.pvalue))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """p-values corrected for their number, after Holm: in 95 % of sweeps no effect that is none comes below 0.05.
+    """Holm's correction of p-values for their number: without any effect, 95 % of sweeps have none below 0.05.
 
     The smallest of m is multiplied by m, the next by m - 1, and so on; none becomes smaller than one before it, or
     larger than 1.
@@ -73,33 +71,22 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def rank_correlation(ours: Sequence[float], theirs: Sequence[float]) -> Estimate | None:
-    """Spearman's rho, with the interval of Fisher's z and Bonett and Wright's standard error.
+    """Spearman's rho with the interval of Fisher's z and Bonett and Wright's standard error.
 
         tanh(atanh(rho) ± 1.96 sqrt((1 + rho^2 / 2) / (n - 3)))
 
-    Rows count as a sample of the changes that one could make. The other way, to draw seeds anew, would hold the rows
-    fixed; but three seeds drawn from three are too alike, and one seed has none to draw.
+    This takes the rows as a sample of possible changes. Resampling the seeds instead would hold the rows fixed, but
+    three seeds are too few to resample.
 
     Returns:
-      None if there are fewer than four, or if one side is all the same. No interval if the ranks agree fully, or are
-      fully reversed.
+      None for fewer than four, or if all values of a side are equal. No interval if the ranks agree fully, or are fully
+      reversed.
     """
     if len(ours) < LEAST_RANKED or not (np.ptp(ours) and np.ptp(theirs)):
         return None
     rho = float(scipy.stats.spearmanr(ours, theirs).statistic)
-    if abs(rho) > 1 - 1e-9:  # by rounding, not quite 1
+    if abs(rho) > 1 - 1e-9:  # 1 but for rounding
         return Estimate(round(rho), None)
-    half = float(scipy.stats.norm.ppf((1 + CONFIDENCE) / 2)) * math.sqrt((1 + rho**2 / 2) / (len(ours) - 3))
-    return Estimate(rho, (math.tanh(math.atanh(rho) - half), math.tanh(math.atanh(rho) + half)))
-
-
-def _spread(values: Sequence[float]) -> float:
-    return float(np.ptp(values))
-
-
-def _variance_of_mean(values: Sequence[float]) -> float:
-    return float(np.var(values, ddof=1)) / len(values)
-
-
-def _t(freedom: float) -> float:
-    return float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, freedom))
+    error = math.sqrt((1 + rho**2 / 2) / (len(ours) - 3))
+    low, high = np.tanh(scipy.stats.norm.interval(CONFIDENCE, math.atanh(rho), error))
+    return Estimate(rho, (float(low), float(high)))

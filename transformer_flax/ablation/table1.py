@@ -1,7 +1,7 @@
-"""Table 1: what a layer of each kind costs, as functions of its sizes. `benchmarks/table1.py` measures the same.
+"""Table 1: the cost of a layer of each kind, as functions of its sizes. `benchmarks/table1.py` measures the same.
 
-n is the length of the sequence, d the width of its representations, k that of a convolution's kernel, and r the size of
-the neighbourhood of restricted self-attention. Constants are left out, as in the paper.
+n is the length of the sequence, d the width of its representations, k the width of a convolution's kernel, and r the
+size of the neighbourhood of restricted self-attention. Constants are left out, as in the paper.
 """
 
 import dataclasses
@@ -13,21 +13,21 @@ from typing import NamedTuple
 class Costs(NamedTuple):
     """The three columns of the table."""
 
-    operations: float  # of a layer: its complexity
-    sequential: float  # operations that have to wait for each other
-    path: float  # the longest between two positions
+    operations: float  # complexity of a layer
+    sequential: float  # operations that cannot run in parallel
+    path: float  # longest path between two positions
 
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """A row of the table: its columns as they are written, and as a function of n, d, k and r."""
+    """A row of the table: its columns as formulas, and as a function of n, d, k and r."""
 
     name: str
     formulas: tuple[str, str, str]
     costs: Callable[[int, int, int, int], Costs]
 
     def exponent(self, *, n: int = 4096, d: int, k: int, r: int) -> float:
-        """Of n in the operations, around some n: the slope of their logarithm over that of n."""
+        """The exponent of n in the operations near some n: the slope of log(operations) over log(n)."""
         return math.log2(self.costs(2 * n, d, k, r).operations / self.costs(n, d, k, r).operations)
 
 

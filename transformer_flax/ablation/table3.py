@@ -1,6 +1,9 @@
-"""Table 3: each row as a function of a base config, with the paper's results beside it."""
+"""Table 3 of the paper and rows beyond it: each a function of a base config, with the paper's results."""
 
 import dataclasses
+import difflib
+import functools
+import operator
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
@@ -18,16 +21,14 @@ PAPER_BASE = {
     "model.d_k": 64,
     "model.d_v": 64,
 }
-
-PAPER_OPTIMIZER = {"optimizer.warmup_steps": 4_000, "optimizer.factor": 1.0}  # which rows beyond the table change
-SCALED = PAPER_BASE | PAPER_OPTIMIZER
-
-PAPER_ABSOLUTE = {"model.dropout": 0.1, "label_smoothing": 0.1, "model.positions": "sinusoidal"}  # of its base, too
+# Fields that scale with the base; rows beyond the table change the optimizer's.
+SCALED = PAPER_BASE | {"optimizer.warmup_steps": 4_000, "optimizer.factor": 1.0}
+PAPER_ABSOLUTE = {"model.dropout": 0.1, "label_smoothing": 0.1, "model.positions": "sinusoidal"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a row changes of the paper's base model."""
+    """The config fields that a row changes of the paper's base model."""
 
     name: str
     changes: dict[str, Any]
@@ -35,7 +36,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class PaperRow(Row):
-    """A row of the table, with what the paper measured on newstest2013."""
+    """A row of table 3, with the paper's results on newstest2013."""
 
     perplexity: float  # per word-piece
     bleu: float
@@ -73,16 +74,64 @@ ROWS = {
         _row("big", 4.33, 26.4, 213, steps=300_000, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3),
     )
 }
+BEYOND = {
+    row.name: row
+    for row in (
+        # Section 3.2.1 compares its attention with both.
+        Row("additive", {"model.compatibility": "additive"}),
+        Row("dot", {"model.compatibility": "dot"}),
+        # Section 4 and table 1: self-attention restricted to a neighbourhood of r.
+        Row("restricted", {"model.neighbourhood": 8}),
+        # Positions of Shaw et al. (2018) and Su et al. (2021), instead of section 3.5.
+        Row("relative", {"model.positions": "relative"}),
+        Row("rotary", {"model.positions": "rotary"}),
+        # LayerNorm before each sub-layer, instead of section 3.1; nearly all later models do so.
+        Row("pre-norm", {"model.pre_norm": True}),
+        # The third and last version of tensor2tensor's transformer_base.
+        Row(
+            "released",
+            {
+                "model.pre_norm": True,
+                "model.attention_dropout": 0.1,
+                "model.ffn_dropout": 0.1,
+                "model.positions": "sinusoidal_concatenated",
+                "optimizer.b2": 0.997,
+                "optimizer.warmup_steps": 8_000,
+                "optimizer.factor": 2.0,
+            },
+        ),
+    )
+}
+ALL: dict[str, Row] = {**ROWS, **BEYOND}
+GROUPS = {"all": list(ROWS), "beyond": list(BEYOND)} | {
+    letter: [name for name in ROWS if name.split("-")[0] == letter] for letter in "ABCDE"
+}
+
+
+def find(name: str) -> Row:
+    """Returns the row of that name, of table 3 or beyond it.
+
+    Raises:
+      UserError: the name is unknown; the message suggests similar names.
+    """
+    if name not in ALL:
+        near = difflib.get_close_matches(name, ALL, n=3, cutoff=0.3)
+        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        raise UserError(
+            f"table 3 has no row {name!r}{hint}; its rows are {', '.join(ROWS)}, and beyond it there are "
+            f"{', '.join(BEYOND)}"
+        )
+    return ALL[name]
 
 
 def apply(row: Row, base: ConfigDict) -> ConfigDict:
-    """The row on a base config, which stays as it is.
+    """Returns a copy of a base config with a row's changes.
 
-    Sizes, steps, warm-up and the factor of the learning rate scale by the paper's ratio of the row to its base, so that
-    a row means the same on a smaller one; all else is absolute. On the paper's base this gives the paper's values.
+    Sizes, steps, warm-up and the learning rate's factor scale by the paper's ratio of the row to its base, so a row
+    means the same on a smaller base. All other fields are absolute. The paper's base gives the paper's values.
 
     Raises:
-      UserError: a size of the base does not divide, or it has none, being no Transformer; naming the field.
+      UserError: a size of the base does not divide, or the base's kind of model lacks a field of the row.
     """
     config = base.copy_and_resolve_references()
     changes = {}
@@ -93,9 +142,9 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
                 f"row {row.name} sets config.{field}, which a base of kind {config.model.kind} does not have; leave "
                 "the row out, or use a Transformer"
             )
-        if (papers := SCALED.get(field)) is not None:
-            ours = _get(config, field)
-            ratio = Fraction(value) / Fraction(papers)
+        if field in SCALED:
+            ours: Any = functools.reduce(operator.getitem, field.split("."), config)
+            ratio = Fraction(value) / Fraction(SCALED[field])
             scaled = ratio * Fraction(ours)
             if isinstance(ours, int) and scaled.denominator != 1:
                 raise UserError(
@@ -104,20 +153,20 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
                 )
             value = type(ours)(scaled)
         changes[field] = value
-    with config.ignore_type():  # a base of one's own may have a 0 where a row has 0.2
+    with config.ignore_type():  # a base may have the int 0 where a row has 0.2
         config.update_from_flattened_dict(changes)
     return config
 
 
 def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
-    """Whether a row changes a base in the paper's direction, which its absolute fields do not on every base.
+    """Whether a row changes a base in the same direction as in the paper.
 
-    D-drop0.2 is more dropout in the paper; on a base of 0.2 it is no change, and on one of 0.3 less. E takes the place
-    of sinusoids in the paper, and of something else on a base with rotary positions.
+    Absolute fields may not: D-drop0.2 is more dropout in the paper, but no change on a base of 0.2 and less on one of
+    0.3. E replaces sinusoids in the paper, but something else on a base with rotary positions.
 
     Args:
-      row: one of the table.
-      base: flat config; of absolute fields that it has not, the paper's value is taken.
+      row: of table 3.
+      base: flat config; an absolute field that it lacks counts as the paper's value.
     """
     for field, papers in PAPER_ABSOLUTE.items():
         if field in row.changes:
@@ -126,9 +175,3 @@ def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
             if value == ours or other:
                 return False
     return True
-
-
-def _get(config: ConfigDict, field: str) -> Any:
-    for name in field.split("."):
-        config = config[name]
-    return config

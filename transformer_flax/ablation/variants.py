@@ -1,4 +1,4 @@
-"""What a sweep trains: rows of table 3 and beyond, axes of one's own crossed with them, and overrides from a file."""
+"""The configs that a sweep trains: rows of table 3 and beyond, entries of a TOML file, and a grid of fields."""
 
 import dataclasses
 import difflib
@@ -12,19 +12,19 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from transformer_flax.ablation import beyond, table3
+from transformer_flax.ablation import table3
 from transformer_flax.errors import UserError
 from transformer_flax.training.config_checks import check
 from transformer_flax.training.fields import flatten
 
-MOST_RUNS = 1_000  # more are a slip of the hand, or meant
-LONGEST_NAME = 100  # of a variant, in characters
-LARGEST_WHOLE = 1 << 53  # of which a float is the same number
-OWN_FIELDS = {  # of every run, so no axis can have them
+MOST_RUNS = 1_000  # more need --many
+LONGEST_NAME = 100  # characters of a variant's name
+LARGEST_WHOLE = 1 << 53  # below it, every whole number is exact as a float
+OWN_FIELDS = {  # the sweep sets them for every run
     "seed": "--seeds says how many",
     "name": "each run is named after its variant",
 }
-PARSERS = {  # those that the command line has for config fields
+PARSERS = {  # the command line parses config fields with the same
     bool: flags.BooleanParser(),
     int: flags.IntegerParser(),
     float: flags.FloatParser(),
@@ -34,21 +34,12 @@ PARSERS = {  # those that the command line has for config fields
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Variant:
-    """A config of a sweep, which is trained once for each seed."""
+    """A config of a sweep, trained once for each seed."""
 
-    name: str  # "A-h1", "A-h1 model.dropout=0.2", or what a file calls it
-    row: str  # of table 3 or beyond it, before the axes
+    name: str  # "A-h1", "A-h1 model.dropout=0.2", or the name of an entry of a file
+    row: str  # of table 3 or beyond it, before the grid
     changes: dict[str, Any]  # flat fields that differ from the sweep's base
-    config: ConfigDict  # the base with them
-
-
-@dataclasses.dataclass(frozen=True)
-class _Start:
-    """What the axes are crossed with: a row, or an entry of a file."""
-
-    name: str
-    row: table3.Row
-    overrides: dict[str, Any]
+    config: ConfigDict  # the base with these changes
 
 
 def make_variants(
@@ -60,136 +51,124 @@ def make_variants(
     seeds: int = 1,
     many: bool = False,
 ) -> list[Variant]:
-    """All variants of a sweep, in the order of the table, then of the file; every one is checked.
+    """Makes and checks all variants of a sweep, in the order of the table, then of the file.
 
     Args:
-      base: what rows and axes change.
-      rows: names of rows and letters of groups, `A,C-N2,rotary`, `all` of table 3 or `beyond`; may be empty beside a
-        file.
-      axes: `model.dropout=0.0,0.1`, each crossed with the others and with the rows.
-      file: TOML, an entry for each variant: `wide = {model.d_ff = 512}`, with a `row` to start from if it is not base.
-      seeds: how often each is trained.
-      many: more than MOST_RUNS runs are meant.
+      base: the config that rows and axes change.
+      rows: names of rows and letters of groups, such as `A,C-N2,rotary`; `all` of table 3; or `beyond`. May be empty if
+        there is a file.
+      axes: fields with their values, such as `model.dropout=0.0,0.1`; crossed with each other and with the rows.
+      file: TOML, an entry for each variant: `wide = {model.d_ff = 512}`; an entry may name its `row`, else base.
+      seeds: number of times each variant is trained.
+      many: allows more than MOST_RUNS runs.
 
     Raises:
-      UserError: a row or field is unknown, with the nearest names; a value is of the wrong type or does not fit the
-        base; or there are too many runs.
+      UserError: a row or field is unknown; a value has the wrong type or does not fit the base; or there are too many
+        runs.
     """
-    parsed = _axes(axes, base)
-    starts = [_Start(name, beyond.ALL[name], {}) for name in _rows(rows)]
-    starts += _read(file, base) if file else []
-    runs = len(starts) * math.prod(len(values) for values in parsed.values()) * seeds
+    grid = _parse_axes(axes, base)
+    starts = [(name, table3.ALL[name], {}) for name in _parse_rows(rows)]
+    starts += _read_entries(file, base) if file else []
+    runs = len(starts) * math.prod(len(values) for values in grid.values()) * seeds
     if runs == 0:
         raise UserError(
             "there is nothing to train: name --rows, or a --variants file with entries, and 1 or more seeds"
         )
     if runs > MOST_RUNS and not many:
-        raise UserError(f"that makes {runs:,} runs; --many says that more than {MOST_RUNS:,} are meant")
-    return [
-        _variant(start, dict(zip(parsed, values, strict=True)), base)
-        for start in starts
-        for values in itertools.product(*parsed.values())
-    ]
+        raise UserError(f"that makes {runs:,} runs; add --many to train more than {MOST_RUNS:,}")
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    return [_make_variant(*start, point, base) for start in starts for point in points]
 
 
-def _variant(start: _Start, point: dict[str, Any], base: ConfigDict) -> Variant:
-    """A start with a value of each axis."""
-    name = " ".join([start.name, *(f"{field}={value}" for field, value in point.items())])
-    fixed = start.row.changes | start.overrides
-    if both := sorted(fixed.keys() & point.keys()):
-        raise UserError(
-            f"--grid {both[0]} would undo what {start.name} is, as both set it; leave one of them out (--rows and "
-            "--variants say what the grid is crossed with)"
-        )
-    config = table3.apply(start.row, base)
-    config.update_from_flattened_dict(start.overrides | point)
+def _make_variant(
+    name: str, row: table3.Row, overrides: dict[str, Any], point: dict[str, Any], base: ConfigDict
+) -> Variant:
+    """Applies a row, the overrides of a file's entry and a point of the grid to the base."""
+    if both := sorted((row.changes | overrides).keys() & point.keys()):
+        raise UserError(f"--grid {both[0]} would undo {name}, which sets the same field; leave one of them out")
+    name = " ".join([name, *(f"{field}={value}" for field, value in point.items())])
+    config = table3.apply(row, base)
+    config.update_from_flattened_dict(overrides | point)
     try:
         check(config)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
     before = flatten(base.to_dict())
     changes = {field: value for field, value in flatten(config.to_dict()).items() if value != before[field]}
-    return Variant(name, start.row.name, changes, config)
+    return Variant(name, row.name, changes, config)
 
 
-def _rows(text: str) -> list[str]:
-    """The names of rows in the order of the table and of those beyond it, each once."""
+def _parse_rows(text: str) -> list[str]:
+    """The names of rows, each once, in the order of the table."""
     named = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
-        named |= set(beyond.GROUPS.get(part) or [beyond.find(part).name])
-    return [name for name in beyond.ALL if name in named]
+        named |= set(table3.GROUPS.get(part) or [table3.find(part).name])
+    return [name for name in table3.ALL if name in named]
 
 
-def _axes(texts: Iterable[str], base: ConfigDict) -> dict[str, list[Any]]:
-    """The values of each field that is varied, each once."""
+def _parse_axes(texts: Iterable[str], base: ConfigDict) -> dict[str, list[Any]]:
+    """The distinct values of each field of the grid."""
     axes: dict[str, list[Any]] = {}
     for text in texts:
         field, equals, values = text.partition("=")
         if not equals:
-            raise UserError(f"--grid {text!r} has no values; it is written --grid model.dropout=0.0,0.1")
-        like = _find(field, base, "--grid")
+            raise UserError(f"--grid {text!r} has no values; write it like --grid model.dropout=0.0,0.1")
+        like = _value_in(base, field, "--grid")
         if field in axes:
-            raise UserError(f"--grid {field} is given twice; put all of its values into one, divided by commas")
-        axes[field] = list(dict.fromkeys(_parse(field, value, like) for value in values.split(",")))
+            raise UserError(f"--grid {field} is given twice; put all of its values into one, separated by commas")
+        if type(like) not in PARSERS:
+            raise UserError(f"--grid {field} cannot vary a value like {like!r}; use a --variants file")
+        try:
+            axes[field] = list(dict.fromkeys(PARSERS[type(like)].parse(value) for value in values.split(",")))
+        except ValueError as error:
+            raise UserError(f"--grid {text}: {error}; the base has {like!r}") from error
     return axes
 
 
-def _read(file: pathlib.Path, base: ConfigDict) -> list[_Start]:
-    """The entries of a file of variants."""
+def _read_entries(file: pathlib.Path, base: ConfigDict) -> list[tuple[str, table3.Row, dict[str, Any]]]:
+    """The name, row and overrides of each entry of a file of variants."""
     try:
-        with file.open("rb") as stream:
-            entries = tomllib.load(stream)
-    except ValueError as error:  # neither TOML nor UTF-8, or a number of thousands of digits
-        raise UserError(f"{file} is no TOML: {error}; a line of it is such as: wide = {{model.d_ff = 512}}") from error
-    except RecursionError:
-        raise UserError(f"{file} is nested too deeply") from None
+        entries = tomllib.loads(file.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # ValueError: neither TOML nor UTF-8
+        raise UserError(f"{file} is not TOML: {error}; write lines such as wide = {{model.d_ff = 512}}") from error
     starts = []
     for name, entry in entries.items():
         where = f"{file}, {name!r}"
         if not isinstance(entry, dict):
             raise UserError(f"{where} is {entry!r}; it must be a table of overrides, such as {{model.d_ff = 512}}")
         if not (name.strip() and name.isprintable() and len(name) <= LONGEST_NAME):
-            raise UserError(f"{where} is no name: it must be of 1 to {LONGEST_NAME} characters that can be seen")
-        if name in beyond.ALL:
+            raise UserError(f"{where} is not a name; use 1 to {LONGEST_NAME} printable characters")
+        if name in table3.ALL:
             of = "of table 3" if name in table3.ROWS else "beyond table 3"
-            raise UserError(f"{where} has the name of a row {of}; call it otherwise")
+            raise UserError(f"{where} has the name of a row {of}; choose another")
         entry = flatten(entry)
         row = entry.pop("row", "base")
         if not isinstance(row, str):
             raise UserError(f"{where}: its row is {row!r}; it must be the name of a row, in quotes")
-        overrides = {field: _typed(field, value, _find(field, base, where), where) for field, value in entry.items()}
-        starts.append(_Start(name, beyond.find(row), overrides))
+        overrides = {
+            field: _typed(field, value, _value_in(base, field, where), where) for field, value in entry.items()
+        }
+        starts.append((name, table3.find(row), overrides))
     return starts
 
 
-def _find(field: str, base: ConfigDict, where: str) -> Any:
-    """The value of a field of the base."""
+def _value_in(base: ConfigDict, field: str, where: str) -> Any:
+    """The base's value of a field that may vary."""
     known = flatten(base.to_dict())
     if field in OWN_FIELDS:
-        raise UserError(f"{where}: {field} is no field to vary: {OWN_FIELDS[field]}")
+        raise UserError(f"{where}: {field} cannot vary: {OWN_FIELDS[field]}")
     if field not in known:
-        same_end = [name for name in known if name.endswith(f".{field}")]
-        near = same_end or difflib.get_close_matches(field, known, n=3)
+        near = [name for name in known if name.endswith(f".{field}")] or difflib.get_close_matches(field, known, n=3)
         listed = "the file that --config names, or those it builds on, list them"
         hint = f"did you mean {' or '.join(near)}?" if near else listed
         raise UserError(f"{where}: the base has no field {field!r}; {hint}")
     return known[field]
 
 
-def _parse(field: str, text: str, like: Any) -> Any:
-    """A value of the command line, of the type that the field has."""
-    if type(like) not in PARSERS:
-        raise UserError(f"--grid {field}: it is {like!r}, of a kind that a --variants file alone can vary")
-    try:
-        return PARSERS[type(like)].parse(text)
-    except ValueError as error:
-        raise UserError(f"--grid {field}={text}: {error}; it is {like!r} in the base") from error
-
-
 def _typed(field: str, value: Any, like: Any, where: str) -> Any:
-    """A value of a file, which must be of the type that the field has; a whole number is a float, too."""
+    """A value of a file, which must have the base's type; a whole number is a float, too."""
     if type(like) is float and type(value) is int and abs(value) < LARGEST_WHOLE:
         return float(value)
     if type(like) in PARSERS and type(value) is not type(like):
-        raise UserError(f"{where}: {field} is {value!r}; it must be of the type of {like!r}, which the base has")
+        raise UserError(f"{where}: {field} is {value!r}; it must have the type of the base's {like!r}")
     return value

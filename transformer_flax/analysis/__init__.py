@@ -1,1 +1,1 @@
-"""Pictures of what runs have learned and measured."""
+"""Arrays and pictures of what runs have learned and measured."""

@@ -1,4 +1,4 @@
-"""Which word is the translation of which, by what the decoder attends to; in Pharaoh format, with its error rate."""
+"""Word alignments from the decoder's attention, in Pharaoh format, and their error rate."""
 
 import dataclasses
 import os
@@ -26,14 +26,14 @@ def word_weights(
 ) -> np.ndarray:
     """The share of its attention that each target word gives each source word, float [target words, source words].
 
-    What the pieces of a source word are given is added up, what those of a target word give is averaged; so rows sum to
-    what is not given to the end symbol.
+    Weights are summed over the pieces of a source word, and averaged over those of a target word. So a row sums to 1
+    less the weight of the end symbol.
 
     Args:
       attention: of a sentence and its translation.
-      layers: of the decoder, to be averaged; None for all.
-      heads: the same.
-      by: "written": a word attends as the decoder writes it; "read": as the decoder reads it, a position later.
+      layers: of the decoder, which are averaged; None for all.
+      heads: which are averaged; None for all.
+      by: "written": the weights when the decoder writes a word; "read": when it reads it, a position later.
 
     Raises:
       UserError: there is no such layer or head.
@@ -44,14 +44,14 @@ def word_weights(
     chosen = [attention.weights("cross", layer)[attention.heads(heads)].mean(axis=0) for layer in layers]
     weights = np.mean(chosen, axis=0)  # [T, S]
     if by == "read":
-        weights = np.roll(weights, -1, axis=0)  # the last row, of the end symbol, is of no word
+        weights = np.roll(weights, -1, axis=0)  # the last row, the end symbol's, belongs to no word
     source, target = (_membership(side.words_of, len(side.words)) for side in (attention.source, attention.target))
-    pieces = np.maximum(target.sum(axis=0), 1)[:, None]  # a word that only shares a blank's token has none
+    pieces = np.maximum(target.sum(axis=0), 1)[:, None]  # 0 for a word that only shares a blank's token
     return target.T @ weights @ source / pieces
 
 
 def _membership(words_of: Sequence[Sequence[int]], words: int) -> np.ndarray:
-    """[tokens, words]: 1 where a token belongs to a word, shared where it belongs to several."""
+    """[tokens, words]: 1 if a token belongs to a word, divided among its words if it belongs to several."""
     member = np.zeros((len(words_of), words))
     for token, its_words in enumerate(words_of):
         member[token, list(its_words)] = 1 / max(len(its_words), 1)
@@ -65,33 +65,33 @@ def align(
     heads: Sequence[int] | None = None,
     by: str = "written",
 ) -> Links:
-    """Links each target word with the source word that it attends to most; arguments as of `word_weights`."""
+    """Links each target word to the source word that it attends to most; arguments as in `word_weights`."""
     weights = word_weights(attention, layers=layers, heads=heads, by=by)
     return frozenset((int(row.argmax()), number) for number, row in enumerate(weights) if row.any())
 
 
 def to_pharaoh(links: Iterable[tuple[int, int]]) -> str:
-    """Links as a line: "0-0 1-2", source word first."""
+    """Formats links as a line: "0-0 1-2", source word first."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
 @dataclasses.dataclass(frozen=True)
 class Gold:
-    """What people have linked in a sentence."""
+    """The links of a sentence by human annotators."""
 
     sure: Links
-    possible: Links  # the sure ones included
+    possible: Links  # includes the sure ones
 
 
 def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
-    """Reads a file with the links of a sentence in each line, "0-0 1?2": sure, and with "?" or "p" only possible.
+    """Reads a file with a sentence's links in each line: sure as in "0-0", possible as in "1?2" or "1p2".
 
     Args:
       file: the path.
-      first: the number of a sentence's first word; 1 in some sets.
+      first: number of a sentence's first word; 1 in some data sets.
 
     Raises:
-      UserError: it cannot be read, naming the line.
+      UserError: a line is malformed.
     """
     gold = []
     with open_text(pathlib.Path(file)) as stream:
@@ -102,8 +102,8 @@ def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
             match = LINK.fullmatch(link)
             if match is None or min(int(match[1]), int(match[3])) < first:
                 raise UserError(
-                    f"{file}, line {number:,}: {link[:40]!r} is no link; links are written 0-1 (sure) or 0?1 "
-                    f"(possible), the source word first, counted from {first}"
+                    f"{file}, line {number:,}: {link[:40]!r} is not a link; write 0-1 (sure) or 0?1 (possible), "
+                    f"the source word first, counted from {first}"
                 )
             pair = int(match[1]) - first, int(match[3]) - first
             possible.add(pair)
@@ -114,15 +114,15 @@ def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
 
 
 def error_rate(alignments: Sequence[Links], gold: Sequence[Gold]) -> float:
-    """AER = 1 - (|A & S| + |A & P|) / (|A| + |S|), of all sentences together (Och and Ney, 2003, equation 31).
+    """AER = 1 - (|A & S| + |A & P|) / (|A| + |S|) over all sentences (Och and Ney, 2003, equation 31).
 
     Raises:
-      UserError: there are more sentences of the one than of the other, or no link at all.
+      UserError: the numbers of sentences differ, or there is no link at all.
     """
     if len(alignments) != len(gold):
-        raise UserError(f"there are {len(alignments):,} alignments and {len(gold):,} gold lines: each needs the other")
+        raise UserError(f"there are {len(alignments):,} alignments but {len(gold):,} gold lines")
     found = sum(len(a & g.sure) + len(a & g.possible) for a, g in zip(alignments, gold, strict=True))
     of = sum(len(a) + len(g.sure) for a, g in zip(alignments, gold, strict=True))
     if not of:
-        raise UserError("there is no link in the alignments, nor a sure one in the gold file: no error rate")
+        raise UserError("the alignments have no link and the gold file no sure one; the error rate is undefined")
     return 1 - found / of

@@ -1,6 +1,6 @@
-"""What a model attends to while it reads a sentence and writes its translation, labelled as a person reads it.
+"""The attention weights of a model on a sentence and its translation, with readable labels.
 
-Letters of shapes: N layers, H heads, S tokens of the source, T tokens of the target, the end symbols included.
+Letters of shapes: N layers, H heads, S source tokens, T target tokens, end symbols included.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ from transformer_flax.model.registry import Config, attention_maps, init_params,
 from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL, PAD_ID
 
 KINDS = ("encoder", "decoder", "cross")
-WIDTH = 16  # shapes are multiples of it, so that a handful of programs serves all lengths
-ROWS = 16  # sentences at a time, where there are several
-CONTINUED = "·"  # before a piece that goes on a word
+WIDTH = 16  # lengths are padded to multiples of it, so few programs are compiled
+ROWS = 16  # most sentences at a time
+CONTINUED = "·"  # before a piece that continues a word
 BLANK = "␣"
 
 _maps = jax.jit(attention_maps, static_argnums=0)
@@ -29,31 +29,31 @@ _maps = jax.jit(attention_maps, static_argnums=0)
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
-    """The tokens of a sentence, as a person reads them."""
+    """The tokens of a sentence, with readable labels."""
 
     text: str
-    pieces: tuple[str, ...]  # a label for each token, with "·" before one that goes on a word
-    words: tuple[str, ...]  # of the text, as blanks part them
-    words_of: tuple[tuple[int, ...], ...]  # the words that each token belongs to; none for special tokens
+    pieces: tuple[str, ...]  # a label for each token; "·" begins one that continues a word
+    words: tuple[str, ...]  # of the text, separated by blanks
+    words_of: tuple[tuple[int, ...], ...]  # of each token; none for special tokens
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attention:
     """All attention weights of one pass over a sentence and its translation, float32; every row sums to 1.
 
-    At each position the decoder reads a token (the begin symbol, then those of the target) and writes the next one.
-    Of the kinds of attention that a model does not have, there are no weights: None.
+    At each position the decoder reads a token (the begin symbol, then those of the target) and writes the next one. A
+    kind of attention that the model lacks is None.
     """
 
     source: Sentence
     target: Sentence
-    encoder: np.ndarray | None = None  # [N, H, S, S], from a source token to the source
-    decoder: np.ndarray | None = None  # [N, H, T, T], from a token that is read to those read so far
-    cross: np.ndarray | None = None  # [N, H, T, S], from a token that is written to the source
+    encoder: np.ndarray | None = None  # [N, H, S, S], from source tokens to source tokens
+    decoder: np.ndarray | None = None  # [N, H, T, T], from tokens read to those read before
+    cross: np.ndarray | None = None  # [N, H, T, S], from tokens written to source tokens
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Those of "encoder", "decoder" and "cross" that the model has."""
+        """Its kinds of attention, of "encoder", "decoder" and "cross"."""
         return tuple(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @property
@@ -62,11 +62,11 @@ class Attention:
 
     @property
     def read(self) -> tuple[str, ...]:
-        """What the decoder reads at each position."""
+        """The label of the token that the decoder reads at each position."""
         return (SPECIAL_TOKENS[BEGIN_ID], *self.target.pieces[:-1])
 
     def labels(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of the rows (who attends) and of the columns (to what) of a kind of attention."""
+        """The labels of the rows, which attend, and of the columns, which are attended to."""
         source, written = self.source.pieces, self.target.pieces
         return {"encoder": (source, source), "decoder": (self.read, self.read), "cross": (written, source)}[
             self._known(kind)
@@ -76,12 +76,12 @@ class Attention:
         """The weights of a kind of attention, [N, H, rows, columns].
 
         Raises:
-          UserError: there is no such kind, or the model has none of it.
+          UserError: the model has no such kind.
         """
         return getattr(self, self._known(kind))
 
     def weights(self, kind: str, layer: int) -> np.ndarray:
-        """[H, rows, columns] of one layer, counted from 0, or from -1 backwards.
+        """The weights of one layer, [H, rows, columns]; layers count from 0, or backwards from -1.
 
         Raises:
           UserError: there is no such kind or layer.
@@ -92,7 +92,7 @@ class Attention:
         return layers[layer]
 
     def heads(self, heads: Sequence[int] | None) -> list[int]:
-        """The heads named, or all for None.
+        """The given heads, or all for None.
 
         Raises:
           UserError: there is no such head.
@@ -113,7 +113,7 @@ class Attention:
 
 @functools.cache
 def count_heads(config: Config) -> dict[str, tuple[int, int]]:
-    """How many layers and heads a model has of each kind of attention, found without running it.
+    """The number of layers and heads of each kind of attention; runs no model.
 
     Raises:
       UserError: it has no attention.
@@ -122,7 +122,7 @@ def count_heads(config: Config) -> dict[str, tuple[int, int]]:
     params = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
     maps = jax.eval_shape(functools.partial(attention_maps, config), params, line, line)
     if not maps:
-        raise UserError("the model has no attention to look at (config.model.attention is 'none')")
+        raise UserError("the model has no attention (config.model.attention is 'none')")
     return {kind: (weights.shape[0], weights.shape[2]) for kind, weights in maps.items()}
 
 
@@ -132,7 +132,7 @@ def attend(
     tokenizer: Tokenizer,
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> Iterator[Attention]:
-    """The attention of each pair of (source, target) token ids, which end with the end symbol."""
+    """Computes the attention of each pair of (source, target) token ids, which end with the end symbol."""
     rows = min(ROWS, len(pairs))
     for start in range(0, len(pairs), ROWS):
         chosen = pairs[start : start + ROWS]
@@ -149,7 +149,7 @@ def attend(
 
 
 def _fill(lines: Sequence[Sequence[int]], rows: int, config: Config) -> np.ndarray:
-    """Ids side by side, int32 [rows, a multiple of WIDTH], padding elsewhere."""
+    """Pads ids to int32 [rows, a multiple of WIDTH]."""
     longest = max(map(len, lines))
     width = -(-longest // WIDTH) * WIDTH
     if (most := most_positions(config)) is not None:
@@ -161,9 +161,9 @@ def _fill(lines: Sequence[Sequence[int]], rows: int, config: Config) -> np.ndarr
 
 
 def read_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> Sentence:
-    """The text of ids and which part of it each of them is.
+    """Decodes ids, and labels each with its part of the text.
 
-    A token that begins or ends within a character, being some of its bytes, is shown with the whole character.
+    A token of some bytes of a character is labelled with the whole character.
     """
     text = tokenizer.decode(ids)
     words = [match.span() for match in re.finditer(r"\S+", text)]
@@ -176,7 +176,7 @@ def read_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> Sentence:
         so_far = tokenizer.decode(ids[: number + 1])
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(so_far, text, strict=False))
         whole = max(start, sum(1 for _ in same))
-        end = min(whole + (len(so_far) > whole), len(text))  # one more where its bytes are not complete yet
+        end = min(whole + (len(so_far) > whole), len(text))  # one more if its bytes are incomplete
         pieces.append(_label(text, start, end))
         words_of.append(
             tuple(

@@ -1,13 +1,13 @@
-"""How good translations are by how long the sentences are, such as those longer than any that was trained on."""
+"""The quality of translations by sentence length, also beyond the lengths of training."""
 
 import dataclasses
 import itertools
-import os
 from collections.abc import Mapping, Sequence
 
-import matplotlib.figure
 import numpy as np
+from matplotlib.figure import Figure
 
+from transformer_flax.analysis.plots import File, save
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.training.run_directory import Workdir
@@ -15,20 +15,20 @@ from transformer_flax.training.run_directory import Workdir
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """Translations of sentences of like length."""
+    """The translations of sentences of similar length."""
 
     shortest: int
     longest: int
     count: int
-    right: float  # share of translations that are the reference, to the letter
-    begun: float  # share of a reference's words that are there before the first wrong one, on average
+    right: float  # share of translations that equal the reference
+    begun: float  # mean share of a reference's words before the first wrong one
 
 
 def load_written(workdir: Workdir, split: str) -> list[tuple[str, str, str]]:
-    """The sources and references of a split, each with the translation that a run has written at its end.
+    """Loads a split's sources and references, each with the translation that a run has written at its end.
 
     Raises:
-      UserError: the run has none of this text.
+      UserError: the run has not translated this split, or the split has changed.
     """
     config = workdir.load_config()
     pairs = load_pairs(config.data, split)
@@ -42,12 +42,12 @@ def load_written(workdir: Workdir, split: str) -> list[tuple[str, str, str]]:
 def measure_by_length(
     lengths: Sequence[int], translations: Sequence[str], references: Sequence[str], *, width: int = 1
 ) -> list[Bucket]:
-    """How right translations are, in buckets of `width` lengths: 1 .. width, width + 1 .. 2 width, ...
+    """Measures translations in buckets of `width` lengths: 1 .. width, width + 1 .. 2 width, ...
 
-    Buckets without a sentence are left out.
+    Empty buckets are left out.
 
     Raises:
-      UserError: there are not as many of each, or the width is below 1.
+      UserError: the numbers of sentences differ, or the width is below 1.
     """
     if not len(lengths) == len(translations) == len(references):
         raise UserError(
@@ -78,20 +78,20 @@ def plot_by_length(
     *,
     trained: int | None = None,
     xlabel: str = "tokens of the source",
-    file: str | os.PathLike | None = None,
-) -> matplotlib.figure.Figure:
-    """Draws how right translations are over length: the mean of some runs, and around it all of them.
+    file: File = None,
+) -> Figure:
+    """Draws both measures of buckets over length: the mean of some runs, in the range of all of them.
 
     Args:
-      curves: for each name, its runs (seeds of one config, say), in buckets of the same lengths.
-      trained: the greatest length that was trained on, which is marked.
-      xlabel: what lengths are.
-      file: a picture to write as well; PNG, SVG or PDF by its name.
+      curves: by name, the buckets of each run, such as the seeds of one config; all of the same lengths.
+      trained: the longest length of training, which is marked.
+      xlabel: the unit of lengths.
+      file: of the picture.
 
     Raises:
-      UserError: the runs of a name are not measured at the same lengths.
+      UserError: the runs of a name have buckets of different lengths.
     """
-    figure = matplotlib.figure.Figure(figsize=(11, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
     measures = {"right": "exactly right, %", "begun": "words before the first wrong one, %"}
     for axes, (measure, label) in zip(figure.subplots(1, 2, sharex=True), measures.items(), strict=True):
         for name, runs in curves.items():
@@ -106,6 +106,4 @@ def plot_by_length(
         axes.set(xlabel=xlabel, ylabel=label, ylim=(-3, 103))
         axes.grid(alpha=0.3)
     figure.axes[0].legend()
-    if file is not None:
-        figure.savefig(file, dpi=120)
-    return figure
+    return save(figure, file)

@@ -1,19 +1,188 @@
-"""Curves of one or several runs, as they stand in their working directories."""
+"""Pictures of attention and of runs.
+
+Each function returns a figure, for a notebook. With `file` it also writes it, as PNG, SVG or PDF by the file's name.
+"""
 
 import os
 from collections.abc import Sequence
 
-import matplotlib.figure
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PatchCollection
+from matplotlib.colors import to_hex, to_rgba
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from ml_collections import ConfigDict
 
+from transformer_flax.analysis.alignment import Links, word_weights
+from transformer_flax.analysis.attention import Attention
 from transformer_flax.decoding.scoring import ClassScores
 from transformer_flax.errors import UserError
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.optimizer import paper_schedule
 from transformer_flax.training.run_directory import Workdir
 
+File = str | os.PathLike | None
+INCH_A_TOKEN = 0.26
+INCH_A_LETTER = 0.09
+INCHES_OF_LINES = 1.7  # from the tokens above to those below
+WHO_ATTENDS = {"encoder": ("source", "source"), "decoder": ("read", "read"), "cross": ("written", "source")}
 X_AXES = {"step": ("step", 1), "minutes": ("seconds", 60)}
+CELL = 0.55  # inches
+MOST_NUMBERED = 30  # classes; numbers of more would not be legible
+
+
+def save(figure: Figure, file: File) -> Figure:
+    """Writes a figure if there is a file; returns it."""
+    if file is not None:
+        figure.savefig(file, dpi=120)
+    return figure
+
+
+def head_colours(count: int) -> list[str]:
+    """A colour for each head, as "#rrggbb"."""
+    if count <= 10:
+        return [to_hex(matplotlib.colormaps["tab10"](number)) for number in range(count)]
+    return [to_hex(matplotlib.colormaps["hsv"](number / count)) for number in range(count)]
+
+
+def plot_heads(
+    attention: Attention, kind: str = "cross", layer: int = -1, *, heads: Sequence[int] | None = None, file: File = None
+) -> Figure:
+    """Draws a heatmap of each head of a layer: a row for each token that attends, a column for each attended to.
+
+    Args:
+      attention: of a sentence and its translation.
+      kind: "encoder" or "decoder" (self-attention), or "cross".
+      layer: counted from 0, or backwards from -1.
+      heads: counted from 0; None for all.
+      file: of the picture.
+    """
+    weights, heads = attention.weights(kind, layer), attention.heads(heads)
+    rows, columns = attention.labels(kind)
+    across = min(len(heads), 4)
+    down = -(-len(heads) // across)
+    width = across * (INCH_A_TOKEN * len(columns) + 0.3) + 1.2
+    height = down * (INCH_A_TOKEN * len(rows) + 0.5) + 1.0
+    figure = Figure(figsize=(width, height), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    for axes in grid.flat[len(heads) :]:
+        axes.set_axis_off()
+    for axes, head in zip(grid.flat, heads, strict=False):
+        _heatmap(axes, weights[head], rows, columns)
+        axes.set_title(f"head {head}", fontsize=9)
+    attending, attended = WHO_ATTENDS[kind]
+    figure.suptitle(f"{kind} attention, layer {layer % len(attention.layers(kind))}", fontsize=10)
+    figure.supylabel(attending, fontsize=9)
+    figure.supxlabel(attended, fontsize=9)
+    return save(figure, file)
+
+
+def plot_words(
+    attention: Attention,
+    links: Links = frozenset(),
+    *,
+    layers: Sequence[int] | None = (-1,),
+    heads: Sequence[int] | None = None,
+    by: str = "written",
+    file: File = None,
+) -> Figure:
+    """Draws a heatmap of `word_weights`, with a dot for each link of an alignment."""
+    weights = word_weights(attention, layers=layers, heads=heads, by=by)
+    size = INCH_A_TOKEN * len(attention.source.words) + 1.6, INCH_A_TOKEN * len(attention.target.words) + 1.4
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    _heatmap(axes, weights, attention.target.words, attention.source.words)
+    for source, target in links:
+        axes.plot(source, target, "o", color="tab:orange", markersize=5)
+    return save(figure, file)
+
+
+def _heatmap(axes: Axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> None:
+    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    # parse_math: two dollars in a text are no formula.
+    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=8, parse_math=False)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
+    axes.tick_params(length=0)
+
+
+def plot_lines(
+    attention: Attention,
+    kind: str = "encoder",
+    layer: int = -1,
+    *,
+    word: int | str | None = None,
+    heads: Sequence[int] | None = None,
+    file: File = None,
+) -> Figure:
+    """Draws the paper's figures 3 to 5: lines from tokens, above, to those they attend to, with a colour for each head.
+
+    Args:
+      attention: of a sentence and its translation.
+      kind: "encoder" or "decoder" (self-attention), or "cross".
+      layer: counted from 0, or backwards from -1.
+      word: draw the lines of this one alone, and mark what it attends to: the number of a token, from 0, or its label,
+        or a whole word of several tokens; None for all.
+      heads: counted from 0; None for all.
+      file: of the picture.
+
+    Raises:
+      UserError: there is no such word, or more than one.
+    """
+    weights, heads = attention.weights(kind, layer), attention.heads(heads)
+    colours = head_colours(weights.shape[0])
+    rows, columns = attention.labels(kind)
+    chosen = range(len(rows)) if word is None else _find(word, attention, kind)
+    wide = max(len(rows), len(columns))
+    above, below = ((wide - len(labels)) / 2 for labels in (rows, columns))  # centres the shorter side
+    room = [(INCH_A_LETTER * max(map(len, labels)) + 0.15) / INCHES_OF_LINES for labels in (rows, columns)]
+    figure = Figure(figsize=(INCH_A_TOKEN * (wide + 1), INCHES_OF_LINES * (1 + sum(room))))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-1, wide), ylim=(-room[1], 1 + room[0]))
+    axes.set_axis_off()
+    lines, shades, stripes = [], [], []
+    width = 0.9 / len(heads)  # lines of different heads are side by side
+    for number, head in enumerate(heads):
+        beside = width * (number + 0.5) - 0.45
+        for row in chosen:
+            for column in range(len(columns)):
+                lines.append([(row + above + beside, 1), (column + below + beside, 0)])
+                shades.append(to_rgba(colours[head], float(weights[head, row, column])))
+                stripes.append(Rectangle((column + below + beside - width / 2, -room[1]), width, room[1] - 0.02))
+    axes.add_collection(LineCollection(lines, colors=shades, linewidths=1.5))
+    if word is not None:
+        paler = [(*shade[:3], 0.6 * shade[3]) for shade in shades]  # keeps words legible
+        axes.add_collection(PatchCollection(stripes, facecolors=paler, edgecolors="none", zorder=0))
+        for row in chosen:
+            axes.add_patch(Rectangle((row + above - 0.45, 1.02), 0.9, room[0], color="0.88", zorder=0))
+    style = {"rotation": 90, "ha": "center", "fontsize": 9, "parse_math": False}
+    for number, label in enumerate(rows):
+        axes.text(number + above, 1.05, label, va="bottom", **style)
+    for number, label in enumerate(columns):
+        axes.text(number + below, -0.05, label, va="top", **style)
+    return save(figure, file)
+
+
+def _find(word: int | str, attention: Attention, kind: str) -> list[int]:
+    """The rows of a word, or of a token with that label."""
+    labels, _ = attention.labels(kind)
+    if isinstance(word, int):
+        if not 0 <= word < len(labels):
+            raise UserError(f"word is {word}; it must be from 0 to {len(labels) - 1}, or one of {' '.join(labels)}")
+        return [word]
+    sentence = attention.source if kind == "encoder" else attention.target
+    later = kind == "decoder"  # reads a token a position later than it is written
+    found = [[row] for row, label in enumerate(labels) if label == word] or [
+        [row + later for row, its_words in enumerate(sentence.words_of) if number in its_words]
+        for number, other in enumerate(sentence.words)
+        if other == word
+    ]
+    if len(found) != 1:
+        first = [rows[0] for rows in found]
+        what = f"there are {len(found)}, at {first}; give the number of one" if found else "there is none"
+        raise UserError(f"word is {word!r}; {what}; the tokens are {' '.join(labels)}")
+    return found[0]
 
 
 def plot_curves(
@@ -21,23 +190,23 @@ def plot_curves(
     metric: str = "valid/bleu",
     *,
     x: str = "minutes",
-    file: str | os.PathLike | None = None,
-) -> matplotlib.figure.Figure:
-    """Draws a metric of each run, for a notebook or into a file.
+    file: File = None,
+) -> Figure:
+    """Draws a metric of one or several runs.
 
     Args:
       workdirs: of the runs, or of one.
-      metric: as it is named in metrics.jsonl, such as "valid/bleu" or "train/loss".
+      metric: a name in metrics.jsonl, such as "valid/bleu" or "train/loss".
       x: "minutes" since the run began, evaluation included, or "step".
-      file: a picture to write as well; PNG, SVG or PDF by its name.
+      file: of the picture.
 
     Raises:
-      UserError: a directory holds no run, or a run has not measured that.
+      UserError: a directory holds no run, or a run lacks the metric.
     """
     if x not in X_AXES:
         raise UserError(f"x is {x!r}; it must be one of {', '.join(X_AXES)}")
     name, unit = X_AXES[x]
-    figure = matplotlib.figure.Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for workdir in map(Workdir, [workdirs] if isinstance(workdirs, (str, os.PathLike)) else workdirs):
         run = workdir.load_config().name
@@ -50,27 +219,40 @@ def plot_curves(
     axes.set(xlabel=x, ylabel=metric)
     axes.grid(alpha=0.3)
     axes.legend()
-    if file is not None:
-        figure.savefig(file, dpi=120)
-    return figure
+    return save(figure, file)
 
 
-CELL = 0.55  # inches
-MOST_NUMBERED = 30  # classes, beyond which numbers would not be readable
-
-
-def plot_confusion(scores: ClassScores, *, file: str | os.PathLike | None = None) -> matplotlib.figure.Figure:
-    """Draws how many texts of each class (row) are found to be of which (column), for a notebook or into a file.
-
-    The darker a cell, the larger its share of the row.
+def plot_schedule(configs: Sequence[ConfigDict], *, file: File = None) -> Figure:
+    """Draws the learning rate of each config from the first step to the last, with its peak in the legend.
 
     Args:
-      scores: such as `run.evaluate(*run.split("test"))` gives for a run that classifies.
-      file: a picture to write as well; PNG, SVG or PDF by its name.
+      configs: of runs, such as `configs.base.get_config()` or `run.config`.
+      file: of the picture.
+    """
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for config in configs:
+        warmup = config.optimizer.warmup_steps  # most points are near it, where the curve bends
+        steps = np.unique(np.r_[np.linspace(1, config.steps, 500), np.linspace(1, 2 * warmup, 500), warmup].astype(int))
+        steps = steps[steps <= config.steps]
+        rate = np.asarray(paper_schedule(config.model.d_model, warmup, config.optimizer.factor)(steps - 1))
+        axes.plot(steps, rate, label=f"{config.name}: at most {rate.max():.3g}, at step {steps[rate.argmax()]:,}")
+    axes.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return save(figure, file)
+
+
+def plot_confusion(scores: ClassScores, *, file: File = None) -> Figure:
+    """Draws the number of texts of each class (row) that were classified as each (column), darker by the row's share.
+
+    Args:
+      scores: of a classifier, such as `run.evaluate(*run.split("test"))`.
+      file: of the picture.
     """
     count = len(scores.classes)
     size = max(3.5, CELL * min(count, MOST_NUMBERED) + 1.5)
-    figure = matplotlib.figure.Figure(figsize=(size, size), layout="constrained")
+    figure = Figure(figsize=(size, size), layout="constrained")
     axes = figure.subplots()
     shares = scores.confusion / np.maximum(scores.support, 1)[:, None]
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
@@ -84,54 +266,42 @@ def plot_confusion(scores: ClassScores, *, file: str | os.PathLike | None = None
             if number:
                 colour = "white" if shares[row, column] > 0.5 else "black"
                 axes.text(column, row, f"{number:,}", ha="center", va="center", color=colour, fontsize="small")
-    if file is not None:
-        figure.savefig(file, dpi=120)
-    return figure
+    return save(figure, file)
 
 
 def principal_plane(vectors: np.ndarray) -> np.ndarray:
-    """Where vectors [N, d_model] lie in the plane in which they differ most: [N, 2].
+    """Projects vectors [N, d_model] onto the plane in which they differ most: [N, 2].
 
-    They are taken at length 1, so that their cosines count and not how frequent the words are.
+    They are scaled to length 1 first, so that directions count and not the frequency of words.
     """
     directions = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     u, s, _ = np.linalg.svd(directions - directions.mean(axis=0), full_matrices=False)
     return u[:, :2] * s[:2]
 
 
-def plot_plane(
-    words: Sequence[str], vectors: np.ndarray, *, file: str | os.PathLike | None = None
-) -> matplotlib.figure.Figure:
-    """Writes words where their vectors [words, d_model] lie in their principal plane.
-
-    Args:
-      words: at least three.
-      vectors: theirs.
-      file: a picture to write as well; PNG, SVG or PDF by its name.
-    """
+def plot_plane(words: Sequence[str], vectors: np.ndarray, *, file: File = None) -> Figure:
+    """Draws words, at least three, in the principal plane of their vectors [words, d_model]."""
     points = principal_plane(vectors)
-    figure = matplotlib.figure.Figure(figsize=(9, 7), layout="constrained")
+    figure = Figure(figsize=(9, 7), layout="constrained")
     axes = figure.subplots()
     axes.scatter(*points.T, s=6, color="grey")
     for word, point in zip(words, points, strict=True):
         axes.annotate(word, point, xytext=(3, 2), textcoords="offset points", fontsize=8, parse_math=False)
     axes.set(xlabel="first principal component", ylabel="second")
     axes.grid(alpha=0.3)
-    if file is not None:
-        figure.savefig(file, dpi=120)
-    return figure
+    return save(figure, file)
 
 
-def plot_positions(encoding: np.ndarray, *, file: str | os.PathLike | None = None) -> matplotlib.figure.Figure:
-    """Draws encodings of positions as colours, and beside them how alike any two positions are.
+def plot_positions(encoding: np.ndarray, *, file: File = None) -> Figure:
+    """Draws encodings of positions as colours, beside the cosine of every two positions.
 
     Args:
       encoding: [length, d_model], such as `sinusoids(100, 512)` of `transformer_flax.model.positions`, or a run's
         learned ones, `run.params["positions"]["table"]`.
-      file: a picture to write as well; PNG, SVG or PDF by its name.
+      file: of the picture.
     """
     encoding = np.asarray(encoding)
-    figure = matplotlib.figure.Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     widest = np.abs(encoding).max()
     image = left.imshow(encoding, cmap="RdBu", vmin=-widest, vmax=widest, aspect="auto", interpolation="nearest")
@@ -140,39 +310,13 @@ def plot_positions(encoding: np.ndarray, *, file: str | os.PathLike | None = Non
     image = right.imshow(similarity(encoding), cmap="viridis", interpolation="nearest")
     right.set(xlabel="position", ylabel="position", title="cosine of two positions")
     figure.colorbar(image, ax=right)
-    if file is not None:
-        figure.savefig(file, dpi=120)
-    return figure
+    return save(figure, file)
 
 
 def similarity(encoding: np.ndarray) -> np.ndarray:
-    """The cosine of every two positions, [length, length]. Of the paper's sinusoids it depends on their distance only:
+    """The cosine of every two positions, [length, length]. For sinusoids it depends on their distance alone:
 
     PE(p) . PE(q) = sum_i sin(p w_i) sin(q w_i) + cos(p w_i) cos(q w_i) = sum_i cos((p - q) w_i)
     """
     norms = np.linalg.norm(encoding, axis=1)
     return encoding @ encoding.T / (norms[:, None] * norms)
-
-
-def plot_schedule(configs: Sequence[ConfigDict], *, file: str | os.PathLike | None = None) -> matplotlib.figure.Figure:
-    """Draws the learning rate of each run's config, from its first step to its last, with its peak in the legend.
-
-    Args:
-      configs: such as `configs.base.get_config()` or `run.config`.
-      file: a picture to write as well; PNG, SVG or PDF by its name.
-    """
-    figure = matplotlib.figure.Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for config in configs:
-        # Most points where it bends, at the end of the warm-up.
-        warmup = config.optimizer.warmup_steps
-        steps = np.unique(np.r_[np.linspace(1, config.steps, 500), np.linspace(1, 2 * warmup, 500), warmup].astype(int))
-        steps = steps[steps <= config.steps]
-        rate = np.asarray(paper_schedule(config.model.d_model, warmup, config.optimizer.factor)(steps - 1))
-        axes.plot(steps, rate, label=f"{config.name}: at most {rate.max():.3g}, at step {steps[rate.argmax()]:,}")
-    axes.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    if file is not None:
-        figure.savefig(file, dpi=120)
-    return figure

@@ -1,4 +1,4 @@
-"""What a run costs, from its config alone."""
+"""The cost of a run, computed from its config alone."""
 
 import dataclasses
 
@@ -13,16 +13,16 @@ from transformer_flax.training.config_checks import check, model_config
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """All that is told, in bytes, seconds and floating-point operations."""
+    """The cost of a run."""
 
     parameters: dict[str, int]  # by module
-    tokens_per_step: int  # that the model reads, source and target, of full batches
+    tokens_per_step: int  # source and target tokens of full batches
     forward_flops: dict[str, int]  # of a step, by module
     step_flops: int  # forward and backward
-    memory: dict[str, int]  # bytes, on one device that held all
+    memory: dict[str, int]  # bytes by use, if one device held all
     steps: int
-    training_flops: int  # of the whole training, as the model counts them
-    table2_flops: float  # as the paper's table 2 counts: time x devices x the rate that a device can sustain
+    training_flops: int  # of all steps, as the model counts them
+    table2_flops: float  # as the paper's table 2 counts them: time x devices x peak
     device: str
     tokens_per_second: float
     days: float
@@ -33,18 +33,18 @@ class Cost:
 
 
 def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, utilisation: float, length: int) -> Cost:
-    """The cost of a run's config.
+    """Computes the cost of a run.
 
     Args:
-      config: the run's.
-      device: what it is trained on, in words.
-      peak: floating-point operations a second of one device.
-      num_devices: how many there are.
-      utilisation: the share of the peak that the model's products reach, above 0.
+      config: of the run.
+      device: its name.
+      peak: FLOPs a second of one device.
+      num_devices: number of devices.
+      utilisation: share of the peak that training reaches, above 0.
       length: tokens of every sentence.
 
     Raises:
-      UserError: about the config, or a length that no batch can have.
+      UserError: the config is invalid, or no batch can have the length.
     """
     check(config)
     model, data = model_config(config, config.data.vocab_size), config.data
