@@ -26,25 +26,6 @@ from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.pretrained_embeddings import load_initial
 
-AT_LEAST_1 = (
-    "steps",
-    "accumulation_steps",
-    "loss_chunks",
-    "data.tokens_per_batch",
-    "data.num_buckets",
-    "data.rows_multiple_of",
-    "decode.beam_size",
-    "decode.batch_size",
-    "decode.window",
-    "eval.average",
-    "eval.final_average",
-    "checkpoint.every",
-    "checkpoint.keep",
-    "log.every",
-    "max_skipped",
-)
-AT_LEAST_0 = ("decode.min_length", "decode.max_extra_length", "eval.every", "eval.sentences", "eval.patience")
-
 
 def check(config: ConfigDict) -> None:
     """Checks all that can be without reading the text.
@@ -65,10 +46,6 @@ def check(config: ConfigDict) -> None:
     model = model_config(config, config.data.vocab_size)
     make_optimizer(config.optimizer, config.model.d_model)
     LengthPenalty(config.decode.length_penalty, config.decode.alpha)
-    for name in AT_LEAST_1:
-        require(name, lambda value: value >= 1, "at least 1")
-    for name in AT_LEAST_0:
-        require(name, lambda value: value >= 0, "at least 0")
     require("data.tokens_per_batch", lambda value: value <= LARGEST, f"at most {LARGEST:,}")
     require(
         "eval.patience",
@@ -89,8 +66,6 @@ def check(config: ConfigDict) -> None:
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
     load_initial(config, given_tokenizer(config))
-    for name in ("label_smoothing", "ema_decay"):
-        require(name, lambda value: 0 <= value < 1, "from 0 to below 1")
     averaged = max(config.eval.average, config.eval.final_average)
     require(
         "checkpoint.keep",
@@ -137,7 +112,6 @@ def check_text(config: ConfigDict) -> None:
       UserError: naming the field.
     """
     require = functools.partial(_require, config)
-    require("data.tokenizer_sample", lambda value: value >= 1, "at least 1")
     for name in ("seed", "data.seed"):
         require(name, lambda value: 0 <= value < 2**32, "from 0 to 2^32 - 1")
     require("data.tokenizer", lambda value: value in TOKENIZERS, f"one of {', '.join(TOKENIZERS)}")

@@ -1,4 +1,4 @@
-"""The fields of a config, section by section, with their types; `configs/base.py` explains each.
+"""The fields of a config, section by section, with their types and ranges; `configs/base.py` explains each.
 
 A default is what runs did before there was the field: a saved config that lacks it has that value. So a new field needs
 a default, and none is ever taken out of these classes or given another meaning.
@@ -15,7 +15,13 @@ from transformer_flax.errors import UserError, did_you_mean
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-@dataclasses.dataclass(frozen=True)
+def at_least(least: float, *, below: float | None = None, default: Any = dataclasses.MISSING) -> Any:
+    """A field with a smallest value, and perhaps a bound that it does not reach."""
+    within = (least, below, f"at least {least}" if below is None else f"from {least} to below {below}")
+    return dataclasses.field(default=default, metadata={"within": within})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     source: str
     num_pairs: int
@@ -24,14 +30,14 @@ class DataConfig:
     tokenizer: str
     tokenizer_file: str
     vocab_size: int
-    tokenizer_sample: int
+    tokenizer_sample: int = at_least(1)
     max_length: int
     max_length_ratio: float
     drop_duplicates: bool
-    tokens_per_batch: int
+    tokens_per_batch: int = at_least(1)
     batching: str
-    num_buckets: int
-    rows_multiple_of: int
+    num_buckets: int = at_least(1)
+    rows_multiple_of: int = at_least(1)
     seed: int
     cache_dir: str
     name: str = ""
@@ -43,7 +49,7 @@ class DataConfig:
     held_out: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     factor: float
     warmup_steps: int
@@ -53,56 +59,56 @@ class OptimizerConfig:
     clip_norm: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     mode: str
     num_devices: int
     shard_params: bool
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    beam_size: int
+    beam_size: int = at_least(1)
     length_penalty: str
     alpha: float
-    min_length: int
-    max_extra_length: int
+    min_length: int = at_least(0)
+    max_extra_length: int = at_least(0)
     max_input_length: int
-    batch_size: int
-    window: int
+    batch_size: int = at_least(1)
+    window: int = at_least(1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class EvalConfig:
-    every: int
-    sentences: int
-    average: int
-    final_average: int
+    every: int = at_least(0)
+    sentences: int = at_least(0)
+    average: int = at_least(1)
+    final_average: int = at_least(1)
     test: bool
-    patience: int = 0
+    patience: int = at_least(0, default=0)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    every: int
-    keep: int
+    every: int = at_least(1)
+    keep: int = at_least(1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    every: int
+    every: int = at_least(1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     name: str
     seed: int
-    steps: int
-    accumulation_steps: int
-    loss_chunks: int
-    label_smoothing: float
-    ema_decay: float
-    max_skipped: int
+    steps: int = at_least(1)
+    accumulation_steps: int = at_least(1)
+    loss_chunks: int = at_least(1)
+    label_smoothing: float = at_least(0, below=1)
+    ema_decay: float = at_least(0, below=1)
+    max_skipped: int = at_least(1)
     on_write_failure: str
     deterministic: bool
     model: ConfigDict  # the dataclass of its kind checks it
@@ -125,7 +131,7 @@ def vector_run_config() -> type:
 
 
 def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
-    """Checks which fields a config has, and their types.
+    """Checks which fields a config has, their types, and the values that each can have by itself.
 
     Args:
       config: of a run or of word vectors.
@@ -133,7 +139,7 @@ def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
         or the model, which would not be what they were.
 
     Raises:
-      UserError: a field is unknown, missing or of another type.
+      UserError: a field is unknown, missing, of another type or out of its range.
     """
     dataclass = vector_run_config() if "vectors" in config else RunConfig
     _require_fields(config, dataclass, "config", may_have_more=("config", *_sections(dataclass)) if saved else ())
@@ -223,6 +229,9 @@ def _require_fields(section: ConfigDict, dataclass: type, where: str, may_have_m
         if not isinstance(value, ConfigDict) if is_section else not _is_of(wanted, value):
             must = "a section of fields, a ConfigDict" if is_section else TYPES[wanted]
             raise UserError(f"{where}.{name} is {value!r}; it must be {must}")
+        least, below, requirement = field.metadata.get("within", (None, None, ""))
+        if requirement and not (least <= value and (below is None or value < below)):
+            raise UserError(f"{where}.{name} is {value!r}; it must be {requirement}")
         if is_section and wanted is not ConfigDict:
             _require_fields(value, wanted, f"{where}.{name}", may_have_more)
 

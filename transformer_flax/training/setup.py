@@ -230,10 +230,6 @@ def load_setup(place: Workdir) -> tuple[ConfigDict, Tokenizer, Config]:
         require_run(config)
         require_fields(config, saved=True)
         model = model_config(config, tokenizer.vocab_size)
-        for name in ("eval.final_average", "checkpoint.every"):
-            section, field = name.split(".")
-            if config[section][field] < 1:
-                raise UserError(f"config.{name} is {config[section][field]}; it must be at least 1")
     except UserError as error:
         raise UserError(f"{place.config_file}: {error}") from error
     return config, tokenizer, model
