@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: a live table on a terminal, a line for each event elsewhere."""
+"""Shows a running sweep: a live table on a terminal, a line for each event elsewhere."""
 
 import dataclasses
 import math

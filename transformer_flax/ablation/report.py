@@ -42,8 +42,8 @@ PICTURES = {  # captions by the names of `figures.draw`
 
 ABOUT_AGREEMENT = (
     "The same comparison at each evaluation of base: the number of rows that differ from base as in the paper, and the "
-    "rank correlation of the effects with the paper's. A row with more steps than base is compared at the same share of "
-    "its own. Dotted: expected by chance."
+    "rank correlation of the effects with the paper's. A row with more steps than base is compared at the same share "
+    "of its own. Dotted: expected by chance."
 )
 
 
@@ -144,7 +144,7 @@ def _summary(comparison: Comparison) -> list[str]:
 
 
 def _in_short(comparison: Comparison) -> list[str]:
-    """Which changes of perplexity agree with the paper, and which of them are significant."""
+    """Names the changes of perplexity that disagree with the paper, and those that are significant."""
     measure = comparison.measures[0]
     effects = {entry.variant: entry.effects[measure] for entry in comparison.rows if entry.effects}
     effects = {variant: effect for variant, effect in effects.items() if effect.paper}

@@ -174,8 +174,8 @@ class _Sweep:
                 self._board.say(f"{trial} FAILED: {result.error}")
         if any(trial in self._failed for trial in job.trials):
             last = [line for line in last_of(job.log).splitlines() if line.strip()][-SHOWN:]
-            told = [*last, f"all of it: {job.log}", f"by hand: {self._recipe.shown(job)}"]
-            self._board.say("\n".join(f"    {line}" for line in told))
+            lines = [*last, f"all of it: {job.log}", f"by hand: {self._recipe.shown(job)}"]
+            self._board.say("\n".join(f"    {line}" for line in lines))
 
     def _show_end(self, trial: Trial, result: Result) -> None:
         line = self._lines[trial]
