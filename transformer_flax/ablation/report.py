@@ -292,8 +292,7 @@ def _made(session: Mapping[str, Any]) -> str:
 
 
 def _code(text: str) -> str:
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}\n{text}\n{fence}"
+    return f"```\n{text}\n```"
 
 
 def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:

@@ -43,7 +43,7 @@ def sweep(
       trials: of the sweep, in the order in which they are trained.
       recipe: how they are trained.
       head: of the results.
-      make_launcher: called with a file that each process must keep open.
+      make_launcher: called with a file that each process keeps open.
       together: one process trains all seeds of a variant that are left.
 
     Returns:
