@@ -10,10 +10,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.ablation.jobs import Recipe, Trial, make_jobs
-from transformer_flax.ablation.live_table import Board, show_seconds
+from transformer_flax.ablation.live_table import Board
 from transformer_flax.ablation.results import RESULTS, Result, read, require_same_base, require_same_variants
 from transformer_flax.ablation.variants import Variant
-from transformer_flax.console import counted
+from transformer_flax.console import counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters, training_flops
 from transformer_flax.training.config_checks import model_config
@@ -46,23 +46,20 @@ class Estimator:
       rate: FLOPs a second of a large matrix product on all devices; for when no trial has finished.
     """
 
-    def __init__(self, trials: Sequence[Trial], results: Sequence[Result], rate: float | None = None):
+    def __init__(self, trials: Sequence[Trial], results: Sequence[Result], rate: float = math.nan):
         assumed = {trial.key: assumed_flops(trial.variant) for trial in trials}
         known = [result for result in results if result.finished and result.key in assumed]
         expected = sum(assumed[result.key] for result in known)
         self.measured = len(known)
-        self._flops = sum(result.flops for result in known) / expected if known else 1.0  # for each assumed one
-        self._seconds = math.nan  # for each assumed FLOP
-        if known:
-            self._seconds = sum(result.seconds for result in known) / expected
-        elif rate:
-            self._seconds = 1 / (rate * UTILISATION)
+        # For each assumed FLOP.
+        self._flops = sum(result.flops for result in known) / expected if known else 1.0
+        self._seconds = sum(result.seconds for result in known) / expected if known else 1 / (rate * UTILISATION)
 
     def flops(self, trial: Trial) -> float:
         return self._flops * assumed_flops(trial.variant)
 
     def seconds(self, trial: Trial) -> float:
-        """NaN if nothing is known."""
+        """NaN without a finished trial and without a rate."""
         return self._seconds * assumed_flops(trial.variant)
 
 
@@ -110,7 +107,7 @@ def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> Non
     rows = []
     for trial, result in found.items():
         cells = [str(trial), "finished" if result else "", f"{parameters(trial.variant.config):,}", f"{trial.steps:,}"]
-        rows.append([*cells, f"{estimator.flops(trial):.2e}", show_seconds(estimator.seconds(trial))])
+        rows.append([*cells, f"{estimator.flops(trial):.2e}", duration(estimator.seconds(trial))])
     board = Board()
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]
     board.table(f"{counted(len(trials), 'run')} in {recipe.workdir}", columns, rows)
@@ -119,5 +116,5 @@ def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> Non
         board.say(recipe.shown(job))
     flops, seconds = sum(map(estimator.flops, left)), sum(map(estimator.seconds, left))
     board.say(
-        f"{counted(len(left), 'run')} to make: {flops:.2e} FLOPs, {show_seconds(seconds)} one after another ({source})"
+        f"{counted(len(left), 'run')} to make: {flops:.2e} FLOPs, {duration(seconds)} one after another ({source})"
     )

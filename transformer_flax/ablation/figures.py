@@ -310,10 +310,7 @@ def label_points(
 ) -> None:
     """Labels each point at the nearest place where the label covers the least of points, other labels and the edge.
 
-    Args:
-      axes: in a figure whose layout is settled.
-      points: [N] of (x, y).
-      names, colours: [N].
+    The layout of the figure must be settled.
     """
     renderer = FigureCanvasAgg(axes.get_figure(root=True)).get_renderer()
     scale = axes.figure.dpi / 72  # pixels in a typographic point

@@ -1,4 +1,4 @@
-"""What a sweep trains: trials with their directories, the commands that train them, and how far each is."""
+"""The trials of a sweep: their directories, their progress, and the jobs and commands that train them."""
 
 import dataclasses
 import pathlib
@@ -28,7 +28,7 @@ LONGEST = 120  # characters of a folder's name
 
 @dataclasses.dataclass(frozen=True)
 class TrialProgress:
-    """How far a trial is, according to its metrics."""
+    """The progress of a trial, according to its metrics."""
 
     step: int = 0
     seconds: float = 0.0  # evaluations included; seeds trained together share them
@@ -62,7 +62,7 @@ class Trial:
         return self.variant.config.steps
 
     def progress(self) -> TrialProgress:
-        """How far it is; damaged metrics count as none, and training will refuse them."""
+        """Its progress; damaged metrics count as none, and training will refuse them."""
         file = Workdir(self.path).metrics_file
         try:
             return measure(read_lines(file), self.steps) if file.exists() else TrialProgress()
@@ -114,7 +114,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """What one process trains: a trial, or several seeds of a variant at once.
+    """The trials that one process trains: one, or several seeds of a variant at once.
 
     Args:
       trials: of one variant.
@@ -150,7 +150,7 @@ def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How the trials of a sweep are trained.
+    """Makes the trials of a sweep, and the commands that train them.
 
     Args:
       config: the value of --config, with its argument behind a colon if there is one.

@@ -130,7 +130,7 @@ class _Process:
     start: int  # of its part of the log, which earlier processes have begun
 
     def problem(self) -> str:
-        """What went wrong, in one line."""
+        """Explains in one line what went wrong."""
         return explain(self.popen.returncode, last_of(self.job.log, self.start))
 
 

@@ -1,7 +1,6 @@
-"""What a sweep shows while it runs: a live table on a terminal, a line for each event elsewhere."""
+"""Shows a running sweep: a live table on a terminal, a line for each event elsewhere."""
 
 import dataclasses
-import math
 
 import rich.box
 import rich.console
@@ -115,7 +114,3 @@ def show_best(progress: TrialProgress) -> str:
         return ""
     name, value = progress.best
     return f"BLEU {value:.2f}" if name == "BLEU" else f"{name} {value:.1%}"
-
-
-def show_seconds(seconds: float) -> str:
-    return "?" if math.isnan(seconds) else duration(seconds)

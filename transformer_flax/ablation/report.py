@@ -144,7 +144,7 @@ def _summary(comparison: Comparison) -> list[str]:
 
 
 def _in_short(comparison: Comparison) -> list[str]:
-    """Which changes of perplexity agree with the paper, and which of them are significant."""
+    """Names the changes of perplexity that disagree with the paper, and those that are significant."""
     measure = comparison.measures[0]
     effects = {entry.variant: entry.effects[measure] for entry in comparison.rows if entry.effects}
     effects = {variant: effect for variant, effect in effects.items() if effect.paper}
@@ -292,8 +292,7 @@ def _made(session: Mapping[str, Any]) -> str:
 
 
 def _code(text: str) -> str:
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
-    return f"{fence}\n{text}\n{fence}"
+    return f"```\n{text}\n```"
 
 
 def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:

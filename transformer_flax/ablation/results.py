@@ -168,15 +168,10 @@ class Journal:
 def require_same_variants(
     results: Sequence[Result], changes: Mapping[str, Mapping[str, Any]], file: pathlib.Path
 ) -> None:
-    """Checks that the names of variants mean what they mean in a file of results.
-
-    Args:
-      results: of the file.
-      changes: of each variant, by its name.
-      file: of the results, for the message.
+    """Checks that each variant still has the changes that a file of results has for its name.
 
     Raises:
-      UserError: a variant, as of a --variants file that was edited, changes other fields now.
+      UserError: a variant changes other fields now, as after an edit of a --variants file.
     """
     for result in results:
         now = changes.get(result.variant, result.changes)

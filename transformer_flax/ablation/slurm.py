@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 class Slurm:
-    """Trains jobs in Slurm.
+    """Trains jobs in Slurm; call `require_slurm` first.
 
     The jobs go on when the sweep ends; started again, it watches those that are queued or running. A job that Slurm
     pre-empts, or that reaches its time limit, saves its step and is requeued.
@@ -54,7 +54,7 @@ class Slurm:
       options: more options of sbatch by name; True for one without a value.
 
     Raises:
-      UserError: Slurm or submitit is missing, or an option is the sweep's own.
+      UserError: an option is the sweep's own.
     """
 
     def __init__(
@@ -68,7 +68,6 @@ class Slurm:
         devices: int = 0,
         options: dict[str, str | bool] | None = None,
     ):
-        require_slurm()
         import submitit
 
         if own := sorted({name.replace("_", "-") for name in options or {}} & set(OWN_OPTIONS)):

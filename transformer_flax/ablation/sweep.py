@@ -43,7 +43,7 @@ def sweep(
       trials: of the sweep, in the order in which they are trained.
       recipe: how they are trained.
       head: of the results.
-      make_launcher: called with a file that each process must keep open.
+      make_launcher: called with a file that each process keeps open.
       together: one process trains all seeds of a variant that are left.
 
     Returns:
@@ -174,8 +174,8 @@ class _Sweep:
                 self._board.say(f"{trial} FAILED: {result.error}")
         if any(trial in self._failed for trial in job.trials):
             last = [line for line in last_of(job.log).splitlines() if line.strip()][-SHOWN:]
-            told = [*last, f"all of it: {job.log}", f"by hand: {self._recipe.shown(job)}"]
-            self._board.say("\n".join(f"    {line}" for line in told))
+            lines = [*last, f"all of it: {job.log}", f"by hand: {self._recipe.shown(job)}"]
+            self._board.say("\n".join(f"    {line}" for line in lines))
 
     def _show_end(self, trial: Trial, result: Result) -> None:
         line = self._lines[trial]

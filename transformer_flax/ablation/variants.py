@@ -18,7 +18,6 @@ from transformer_flax.training.config_checks import check
 from transformer_flax.training.fields import flatten
 
 MOST_RUNS = 1_000  # more need --many
-LONGEST_NAME = 100  # characters of a variant's name
 LARGEST_WHOLE = 1 << 53  # below it, every whole number is exact as a float
 OWN_FIELDS = {  # the sweep sets them for every run
     "seed": "--seeds says how many",
@@ -136,8 +135,6 @@ def _read_entries(file: pathlib.Path, base: ConfigDict) -> list[tuple[str, table
         where = f"{file}, {name!r}"
         if not isinstance(entry, dict):
             raise UserError(f"{where} is {entry!r}; it must be a table of overrides, such as {{model.d_ff = 512}}")
-        if not (name.strip() and name.isprintable() and len(name) <= LONGEST_NAME):
-            raise UserError(f"{where} is not a name; use 1 to {LONGEST_NAME} printable characters")
         if name in table3.ALL:
             of = "of table 3" if name in table3.ROWS else "beyond table 3"
             raise UserError(f"{where} has the name of a row {of}; choose another")
