@@ -31,8 +31,9 @@ from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search,
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.attention import causal_mask, padding_mask
 from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.layers import to_logits
 from transformer_flax.model.registry import init_params
-from transformer_flax.model.transformer import Transformer, shift_right, to_logits
+from transformer_flax.model.transformer import Transformer, shift_right
 from transformer_flax.special_tokens import NUM_SPECIAL
 
 SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")

@@ -70,7 +70,9 @@ def test_more_positions_than_were_learned_are_refused():
     config = dataclasses.replace(CONVOLUTIONAL, max_length=T)
     model = ConvolutionalTranslator(config)
     with pytest.raises(UserError, match=rf"7 positions is longer than the {T} that were learned"):
-        model.apply({"params": random_params(config)}, SOURCE[:, :5], 2, 7, method="begin", mutable=["memory", "cache"])
+        model.apply(
+            {"params": random_params(config)}, SOURCE[:, :5], 2, 7, method="init_cache", mutable=["memory", "cache"]
+        )
 
 
 @pytest.mark.parametrize(

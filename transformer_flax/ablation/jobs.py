@@ -15,9 +15,9 @@ from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, FRE
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.decoding.bleu import score
 from transformer_flax.errors import UserError
+from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import count_parameters
-from transformer_flax.model.registry import Config
-from transformer_flax.relatives.classifier import ClassifierConfig
+from transformer_flax.model.registry import kind_of
 from transformer_flax.training.fields import differences, flatten
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import Workdir
@@ -86,9 +86,9 @@ class Run:
         model = model_config(self.variant.config, self.variant.config.data.vocab_size)
         return self._result(FAILED, error, model, self.standing())
 
-    def _result(self, status: str, error: str, model: Config, standing: Standing) -> Result:
+    def _result(self, status: str, error: str, model: ModelConfig, standing: Standing) -> Result:
         # Of BLEU, it depends on nothing but the version of sacreBLEU.
-        signature = "" if isinstance(model, ClassifierConfig) else score(["a"], ["a"]).signature
+        signature = "" if kind_of(model).classifies else score(["a"], ["a"]).signature
         return Result(
             variant=self.variant.name,
             row=self.variant.row,

@@ -50,8 +50,7 @@ class Translator:
     randomness is that of its line's number).
 
     Args:
-      models: Linen modules with the methods `begin(source, hypotheses, length)`, `step(tokens, parents, position)` and
-        `__call__(source, target)`.
+      models: Linen modules with the methods of a model that translates (`model.registry`).
       params: those of each model; may be replaced at any time, compiled programs stay. None until they are there.
       tokenizer: of both languages.
       beam_size: K; 1 is greedy search.
@@ -266,12 +265,12 @@ class Translator:
 def as_step(model: nn.Module, params: Any, source: jax.Array, hypotheses: int, max_length: int) -> tuple[Step, Any]:
     """A model as the search sees it, for source [B, S]: its step, and its cache before the first."""
     _, first = model.apply(
-        {"params": params}, source, hypotheses, max_length, method="begin", mutable=["memory", "cache"]
+        {"params": params}, source, hypotheses, max_length, method="init_cache", mutable=["memory", "cache"]
     )
 
     def step(tokens, parents, position, state):
         logits, updated = model.apply(
-            {"params": params, **state}, tokens, parents, position, method="step", mutable=["cache"]
+            {"params": params, **state}, tokens, parents, position, method="decode_step", mutable=["cache"]
         )
         return logits, {**state, **updated}
 

@@ -13,8 +13,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress, counted, duration
-from transformer_flax.model.flops import check_cost, count_parameters, training_flops
-from transformer_flax.model.registry import Config, init_params, kind_of, make_model
+from transformer_flax.model.config import ModelConfig
+from transformer_flax.model.flops import count_parameters, training_flops
+from transformer_flax.model.registry import init_params, kind_of, make_model
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.compilation_cache import keep_compiled, peak_flops
 from transformer_flax.training.evaluation import Evaluation, Evaluator
@@ -81,7 +82,6 @@ def _train(workdirs: dict[int, pathlib.Path], config: ConfigDict, *, profile: bo
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
     model = model_config(config, config.data.vocab_size)
     compiled = keep_compiled(config.data.cache_dir)
-    check_cost(model)
     with Progress(quiet=not is_first()) as progress:
         rows, parts = config.data.rows_multiple_of, (config.accumulation_steps, config.loss_chunks)
         parallel = make_parallel(config.parallel, rows, *parts)
@@ -104,12 +104,10 @@ def _train(workdirs: dict[int, pathlib.Path], config: ConfigDict, *, profile: bo
         return Trainer(records, parallel, progress, profile=profile and is_first()).run()
 
 
-def _describe(model: Config) -> str:
-    parts = count_parameters(model)
-    return (
-        f"{sum(parts.values()):,} parameters with a vocabulary of {model.vocab_size:,}, "
-        f"{sum(parts.values()) - parts['embeddings']:,} without"
-    )
+def _describe(model: ModelConfig) -> str:
+    parameters = count_parameters(model)
+    rest = sum(count for module, count in parameters.items() if not module.endswith("embedding"))
+    return f"{sum(parameters.values()):,} parameters with a vocabulary of {model.vocab_size:,}, {rest:,} without"
 
 
 class Trainer:
