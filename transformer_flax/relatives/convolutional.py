@@ -61,7 +61,7 @@ class GatedConvolution(nn.Module):
         return nn.glu(conv(Dropout(c.dropout)(x)))
 
 
-class EncoderLayer(nn.Module):
+class EncoderConvolution(nn.Module):
     """(x + GatedConvolution(x)) sqrt(0.5), with as many positions before as after."""
 
     config: ConvolutionalConfig
@@ -77,7 +77,7 @@ class EncoderLayer(nn.Module):
         return (x + self.convolution(padded)) * HALVED
 
 
-class DecoderLayer(nn.Module):
+class DecoderConvolution(nn.Module):
     """A gated convolution of what came before, attention to the encoder's output, and the input, each added in turn."""
 
     config: ConvolutionalConfig
@@ -125,8 +125,8 @@ class ConvolutionalTranslator(Seq2Seq):
         super().setup()
         c = self.config
         self.positions = Positions(c)
-        self.encoder = [EncoderLayer(c) for _ in range(c.num_layers)]
-        self.decoder = [DecoderLayer(c) for _ in range(c.num_layers)]
+        self.encoder = [EncoderConvolution(c) for _ in range(c.num_layers)]
+        self.decoder = [DecoderConvolution(c) for _ in range(c.num_layers)]
         self.output = _dense(c)
         self.dropout = Dropout(c.dropout)
 

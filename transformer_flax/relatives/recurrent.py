@@ -41,7 +41,7 @@ class RecurrentConfig(Seq2SeqConfig):
         self.require("d_model", lambda v: v % 2 == 0, "even: each direction of the encoder has half of it")
 
 
-class Attention(nn.Module):
+class OneHeadAttention(nn.Module):
     """softmax(score(s, h)) h over the encoder's states h, for the decoder's states s, with one head.
 
     The score is v^T tanh(W s + U h) if "additive" (Bahdanau et al., 2015), s^T h if "dot" (Luong et al., 2015), and
@@ -90,7 +90,7 @@ class RecurrentTranslator(Seq2Seq):
         ]
         self.decoder = [cell(c.d_model, dtype=c.dtype) for _ in range(c.num_layers)]
         self.decoder_over_time = [nn.RNN(cell) for cell in self.decoder]
-        self.attention = Attention(c)
+        self.attention = OneHeadAttention(c)
         self.output = _dense(c, c.d_model)
         self.dropout = Dropout(c.dropout)
 

@@ -24,7 +24,7 @@ class Seq2SeqConfig(ModelConfig):
 
 
 class Memory(NamedTuple):
-    """What the decoder attends to."""
+    """The keys and values that the decoder attends to."""
 
     keys: jax.Array  # [B, S, d_model]
     values: jax.Array  # [B, S, d_model]
