@@ -26,7 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from benchmarks.timing import interleaved
 from transformer_flax import cli
 from transformer_flax.decoding.search import follow
-from transformer_flax.model.attention import ancestor_mask, look_up
+from transformer_flax.model.attention import ancestor_mask, attend_to_cache
 
 BATCH = flags.DEFINE_integer("batch_size", 16, "B, sentences at a time")
 BEAM = flags.DEFINE_integer("beam_size", 4, "K, hypotheses a sentence")
@@ -59,12 +59,12 @@ def indices(x, cache, parents, ancestors, position):
     return attend(x, key, value, position), cache
 
 
-def mask(x, cache, parents, ancestors, position, *, look_up=look_up):
+def mask(x, cache, parents, ancestors, position, *, attend_to_cache=attend_to_cache):
     del parents
     new = x.swapaxes(1, 2)  # [B, H, K, D]
     key, value = put(cache[0], new.swapaxes(2, 3), position, 4), put(cache[1], new, position, 3)
     everything = key.reshape(*key.shape[:3], -1), value.reshape(*value.shape[:2], -1, value.shape[-1])
-    return look_up(x, *everything, ancestor_mask(ancestors, position)), (key, value)
+    return attend_to_cache(x, *everything, ancestor_mask(ancestors, position)), (key, value)
 
 
 def look_up_by_matrix_products(query, key, value, mask):
@@ -111,7 +111,9 @@ def main() -> None:
         "gather": make(gather, ("BKHLD", "BKHLD")),
         "indices": make(indices, ("BKHLD", "BKHLD")),
         "mask, sums of products": make(mask, ("BHDKL", "BHKLD")),
-        "mask, matrix products": make(functools.partial(mask, look_up=look_up_by_matrix_products), ("BHDKL", "BHKLD")),
+        "mask, matrix products": make(
+            functools.partial(mask, attend_to_cache=look_up_by_matrix_products), ("BHDKL", "BHKLD")
+        ),
     }
     timings = interleaved(ways, REPEATS.value)
     for name, timing in timings.items():

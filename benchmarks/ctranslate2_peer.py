@@ -14,8 +14,8 @@ import numpy as np
 from ctranslate2.specs import TransformerSpec, common_spec
 
 from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.layers import LAYER_NORM_EPSILON
 from transformer_flax.model.positions import sinusoids
-from transformer_flax.model.transformer import LAYER_NORM_EPSILON
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 

@@ -29,10 +29,11 @@ from benchmarks.timing import interleaved
 from transformer_flax import cli
 from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, follow, greedy_search
 from transformer_flax.decoding.translator import as_step
-from transformer_flax.model.attention import causal_mask, padding_mask
+from transformer_flax.model.attention import padding_mask
 from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.layers import to_logits
 from transformer_flax.model.registry import init_params
-from transformer_flax.model.transformer import Transformer, shift_right, to_logits
+from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 
 SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")
@@ -49,11 +50,8 @@ JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 
 def decode_anew(module: Transformer, tokens, memory, memory_mask, position):
     """The logits behind `position`, with all of the output so far [B, L] decoded for it."""
-    length = tokens.shape[1]
-    y = module._embed(module.target_embedding, shift_right(tokens), module.positions(length))
-    for layer in module.decoder:
-        y = layer(y, causal_mask(length), memory, memory_mask)
-    return to_logits(*module._features(y[:, position]))
+    y = module.decode(tokens, memory, memory_mask)
+    return to_logits(y[:, position], module.output_embedding.embedding)
 
 
 def begin_without_cache(model: Transformer, params, source, hypotheses: int, length: int):

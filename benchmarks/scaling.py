@@ -3,7 +3,7 @@
 For growing d_k, with the scale 1 / sqrt(d_k) and without it. First the softmax of queries and keys whose features are
 independent with variance 1, as the paper assumes them: its largest weight, and how far it moves when its logits do.
 Then a small model on number words: the gradient of its queries and keys before the first update, and its loss after
-some, beside that of an additive compatibility.
+some, beside that of an additive score.
 """
 
 import json
@@ -27,9 +27,9 @@ from configs import numbers
 from transformer_flax import cli
 from transformer_flax.console import Progress
 from transformer_flax.model.attention import attention_weights
-from transformer_flax.model.config import COMPATIBILITIES
+from transformer_flax.model.config import SCORES
 from transformer_flax.model.registry import init_params, make_config, make_model
-from transformer_flax.model.scores import Compatibility, Dot
+from transformer_flax.model.scores import Dot, ScoreFunction
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.run_directory import Workdir
@@ -43,17 +43,17 @@ SEEDS = flags.DEFINE_integer("seeds", 2, "models of each kind and d_k", 1)
 PICTURE = flags.DEFINE_string("picture", None, "draw all into this file")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 QUERIES = 1_000
-COLOURS = dict(zip(COMPATIBILITIES, ("#3b82c4", "#d9822b", "#2a9d6f"), strict=True))
+COLOURS = dict(zip(SCORES, ("#3b82c4", "#d9822b", "#2a9d6f"), strict=True))
 DOTS = {"scaled_dot": Dot(), "dot": Dot(scaled=False)}
 
 
-def softmax_of(compatibility: Compatibility, d_k: int, keys: int) -> dict[str, float]:
+def softmax_of(score: ScoreFunction, d_k: int, keys: int) -> dict[str, float]:
     """Of queries and keys from N(0, 1): the mean of the largest weight, and the median of the softmax's derivative.
 
     That is the Frobenius norm of diag(p) - p p^T, by which a small change of the logits changes the weights p.
     """
     query, key = (jax.random.normal(jax.random.key(i), (1, n, 1, d_k)) for i, n in enumerate((QUERIES, keys)))
-    p = attention_weights(query, key, jnp.ones((1, 1, 1, keys), bool), compatibility)[0, 0]
+    p = attention_weights(query, key, jnp.ones((1, 1, 1, keys), bool), score)[0, 0]
     squares = (p**2).sum(-1)
     derivative = jnp.sqrt(jnp.maximum(squares - 2 * (p**3).sum(-1) + squares**2, 0))
     return {"largest weight": float(p.max(-1).mean()), "softmax's derivative": float(jnp.median(derivative))}
@@ -112,7 +112,7 @@ def measure(d_ks: Sequence[int]) -> dict[str, dict[str, list[list[float]]]]:
             for kind, dot in DOTS.items():
                 for quantity, value in softmax_of(dot, d_k, KEYS.value).items():
                     note(quantity, kind, [value])
-            for kind in COMPATIBILITIES:
+            for kind in SCORES:
                 for quantity, values in learn(config, data, kind, d_k).items():
                     note(quantity, kind, values)
     return figures

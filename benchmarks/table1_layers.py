@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.model.attention import attention_weights
-from transformer_flax.model.local_attention import attend_nearby
+from transformer_flax.model.local_attention import attend_locally
 
 Apply = Callable[..., jax.Array]  # (x [n, d], dilation) -> [n, d]
 
@@ -22,7 +22,7 @@ def self_attention(x: jax.Array, dilation: int = 1, *, heads: int, r: int = 0) -
     """Equation 1 of x with itself, in heads, to everything or to a neighbourhood of r."""
     split = x.reshape(1, len(x), heads, -1)
     mask = jnp.ones((1, 1, 1, len(x)), bool)
-    mixed = attend_nearby(_attend, split, split, split, mask, r) if r else _attend(split, split, split, mask)
+    mixed = attend_locally(_attend, split, split, split, mask, r) if r else _attend(split, split, split, mask)
     return mixed.reshape(x.shape)
 
 

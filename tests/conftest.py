@@ -28,7 +28,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "true"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-TINY = TransformerConfig(
+TINY = TransformerConfig(  # a new field has its default here
     vocab_size=29,
     num_layers=2,
     d_model=16,
@@ -40,8 +40,6 @@ TINY = TransformerConfig(
     positions="sinusoidal",
     max_length=32,
     clip_distance=3,
-    neighbourhood=0,
-    compatibility="scaled_dot",
     attention_dropout=0.0,
     ffn_dropout=0.0,
     pre_norm=False,

@@ -35,7 +35,7 @@ def test_the_base_model_costs_about_what_the_paper_says():
 
 def test_tables_are_for_people():
     shown = succeeds("cost", NUMBERS, "--peak_tflops=19", "--num_devices=2", "--utilisation=0.6").stdout
-    for part in ("decoder cross-attention", "logits", "backward", "Adam's two moments", "as table 2 counts it"):
+    for part in ("decoder/cross_attention", "logits", "backward", "Adam's two moments", "as table 2 counts it"):
         assert part in shown
     assert "1,000 steps on 2 x device, 19 TFLOP/s each, of which 60% are reached" in shown
 

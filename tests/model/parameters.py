@@ -5,11 +5,12 @@ import functools
 import jax
 import numpy as np
 
-from transformer_flax.model.registry import Config, init_params
+from transformer_flax.model.config import ModelConfig
+from transformer_flax.model.registry import init_params
 
 
 @functools.cache
-def random_params(config: Config) -> dict:
+def random_params(config: ModelConfig) -> dict:
     """Random float32 parameters of `make_model(config)`, sized so that activations stay near one."""
     rng = np.random.default_rng(0)
 

@@ -9,9 +9,9 @@ from tests.conftest import TINY
 from transformer_flax.model.attention import (
     MultiHeadAttention,
     ancestor_mask,
+    attend_to_cache,
     attention_weights,
     causal_mask,
-    look_up,
     padding_mask,
 )
 
@@ -106,7 +106,7 @@ def test_looking_up_gives_the_values_by_their_weights(dtype, tolerance):
     query, key, value = (x.astype(dtype) for x in (normal(2, B, 5, 3, 4), normal(3, B, 7, 3, 4), normal(4, B, 7, 3, 6)))
     mask = np.random.default_rng(5).random((B, 1, 5, 7)) < 0.5
     mask[1, 0, 2] = False
-    looked_up = jax.jit(look_up)(query, key.transpose(0, 2, 3, 1), value.swapaxes(1, 2), mask)
+    looked_up = jax.jit(attend_to_cache)(query, key.transpose(0, 2, 3, 1), value.swapaxes(1, 2), mask)
     expected = jnp.einsum("bhqm,bmhv->bqhv", attention_weights(query, key, mask), value)
     assert (looked_up.shape, looked_up.dtype) == ((B, 5, 3, 6), dtype)
     np.testing.assert_allclose(looked_up.astype(np.float32), expected, atol=tolerance)

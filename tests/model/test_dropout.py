@@ -12,7 +12,8 @@ from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, logits_of
 from transformer_flax.model.dropout import Dropout, random_bits
-from transformer_flax.model.transformer import AddAndNorm, Transformer
+from transformer_flax.model.layers import AddAndNorm
+from transformer_flax.model.transformer import Transformer
 
 
 def test_dropout_zeroes_its_share_and_keeps_the_mean():

@@ -13,7 +13,7 @@ from tests.model.sentences import SOURCE, TARGET, B, K, T, logits_of
 from tests.model.test_transformer import decode_stepwise
 from transformer_flax.model.attention import attention_weights, causal_mask
 from transformer_flax.model.flops import forward_flops
-from transformer_flax.model.local_attention import attend_nearby, neighbourhood_mask
+from transformer_flax.model.local_attention import attend_locally, local_mask
 from transformer_flax.model.registry import attention_maps
 from transformer_flax.model.transformer import Transformer, shift_right
 
@@ -23,9 +23,9 @@ NEAR = dataclasses.replace(FAR, neighbourhood=4)
 
 def test_a_neighbourhood_is_centred_around_its_query():
     expected = [[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]
-    np.testing.assert_array_equal(neighbourhood_mask(4, 2)[0, 0], expected)
-    np.testing.assert_array_equal(neighbourhood_mask(4, 3)[0, 0], expected)
-    np.testing.assert_array_equal(neighbourhood_mask(3, 1)[0, 0], np.eye(3))
+    np.testing.assert_array_equal(local_mask(4, 2)[0, 0], expected)
+    np.testing.assert_array_equal(local_mask(4, 3)[0, 0], expected)
+    np.testing.assert_array_equal(local_mask(3, 1)[0, 0], np.eye(3))
 
 
 def attend(query, key, value, mask):
@@ -41,8 +41,8 @@ def test_blocks_give_what_the_mask_gives(length, r, causal):
     mask = np.ones((2, 1, 1, length), bool)
     mask[1, ..., -3:] = False  # padding, so that some rows see nothing
     mask = mask & causal_mask(length) if causal else jnp.array(mask)
-    ours = attend_nearby(attend, query, key, value, mask, r)
-    np.testing.assert_allclose(ours, attend(query, key, value, mask & neighbourhood_mask(length, r)), atol=1e-5)
+    ours = attend_locally(attend, query, key, value, mask, r)
+    np.testing.assert_allclose(ours, attend(query, key, value, mask & local_mask(length, r)), atol=1e-5)
 
 
 def test_blocks_are_all_that_is_computed():
@@ -50,7 +50,7 @@ def test_blocks_are_all_that_is_computed():
     length, r = 256, 8
     x = jax.ShapeDtypeStruct((1, length, 1, 4), np.float32)
     mask = jax.ShapeDtypeStruct((1, 1, 1, length), bool)
-    program = jax.make_jaxpr(lambda x, mask: attend_nearby(attend, x, x, x, mask, r))(x, mask)
+    program = jax.make_jaxpr(lambda x, mask: attend_locally(attend, x, x, x, mask, r))(x, mask)
     largest = max(variable.aval.size for equation in program.eqns for variable in equation.outvars)
     assert largest <= 4 * length * 3 * r
 
@@ -64,14 +64,14 @@ def test_whoever_looks_sees_the_same_model_with_its_weights_in_one_piece():
     maps = attention_maps(NEAR, params, SOURCE, TARGET)
     for kind, length in (("encoder", SOURCE.shape[1]), ("decoder", TARGET.shape[1])):
         seen = np.asarray(maps[kind]).max(axis=(0, 1, 2)) > 0
-        expected = np.asarray(neighbourhood_mask(length, 4)[0, 0])
+        expected = np.asarray(local_mask(length, 4)[0, 0])
         np.testing.assert_array_equal(seen, np.tril(expected) if kind == "decoder" else expected)
     assert (np.asarray(maps["cross"])[:, 0] > 0).all()  # which is not restricted
 
 
 def test_what_it_costs_grows_with_the_length():
     def pairs(config, length):
-        flops = forward_flops(config, np.array([length]), np.array([length]))["encoder self-attention"]
+        flops = forward_flops(config, np.array([length]), np.array([length]))["encoder/self_attention"]
         return flops - 2 * config.num_layers * length * 2 * config.d_model * config.num_heads * (
             config.d_k + config.d_v
         )

@@ -91,7 +91,7 @@ def test_more_positions_than_were_learned_are_refused_with_what_to_do(too_long):
         variables = {"params": random_params(LEARNED)}
         if too_long == "output":
             length = LEARNED.max_length + 1
-            return Transformer(LEARNED).apply(variables, source, 1, length, method="begin", mutable=True)
+            return Transformer(LEARNED).apply(variables, source, 1, length, method="init_cache", mutable=True)
         return Transformer(LEARNED).apply(variables, source, target)
 
     # Indexing an array past its end gives the last row in JAX, silently.

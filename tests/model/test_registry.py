@@ -23,8 +23,8 @@ def test_the_fields_of_a_config_make_the_model_that_they_name():
     ("change", "message"),
     [
         ({"kind": "transfomer"}, "config.model.kind is 'transfomer'; it must be one of transformer"),
-        ({"cell": "gru"}, "config.model.kind is 'transformer', whose config has nothing for config.model.cell"),
-        ({"d_ff": None}, "config.model.kind is 'transformer', whose config lacks config.model.d_ff"),
+        ({"cell": "gru"}, "config.model.cell is not a field of kind 'transformer'; start from the file"),
+        ({"d_ff": None}, "config.model.d_ff is missing for kind 'transformer'"),
     ],
 )
 def test_fields_of_another_kind_are_refused(change, message):
@@ -43,7 +43,7 @@ def test_all_that_a_search_keeps_can_leave_with_its_sentence(config):
             np.full((sentences, 4), 9),
             hypotheses,
             length,
-            method="begin",
+            method="init_cache",
             mutable=["memory", "cache"],
         )[1]
 

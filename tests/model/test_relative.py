@@ -11,7 +11,7 @@ from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, B, K, T, logits_of
 from tests.model.test_transformer import decode_stepwise
 from transformer_flax.model.attention import MultiHeadAttention
-from transformer_flax.model.positions import apart, rotate, sinusoids
+from transformer_flax.model.positions import distances_between, rotate, sinusoids
 from transformer_flax.model.transformer import Transformer, shift_right
 
 RELATIVE = dataclasses.replace(TINY, positions="relative")
@@ -19,8 +19,10 @@ KINDS = {"relative": RELATIVE, "rotary": VARIANTS["rotary"]}
 
 
 def test_distances_are_those_of_keys_from_queries():
-    np.testing.assert_array_equal(apart(3, 3), [[0, 1, 2], [-1, 0, 1], [-2, -1, 0]])
-    np.testing.assert_array_equal(apart(2, 6), [[-2, -1, 0, 1, 2, 3], [-3, -2, -1, 0, 1, 2]])  # a block and its two
+    np.testing.assert_array_equal(distances_between(3, 3), [[0, 1, 2], [-1, 0, 1], [-2, -1, 0]])
+    np.testing.assert_array_equal(
+        distances_between(2, 6), [[-2, -1, 0, 1, 2, 3], [-3, -2, -1, 0, 1, 2]]
+    )  # a block and its two
 
 
 def test_turning_is_what_multiplying_with_complex_numbers_is():

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, logits_of
-from transformer_flax.model.attention import attention_weights, causal_mask, look_up
+from transformer_flax.model.attention import attend_to_cache, attention_weights, causal_mask
 from transformer_flax.model.scores import Additive, Dot
 from transformer_flax.model.transformer import Transformer
 
@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 QUERY, KEY, VALUE = (RNG.normal(size=shape) for shape in ((B, Q, H, D_K), (B, M, H, D_K), (B, M, H, 7)))
 NO_OFFSETS = np.zeros((Q, M, D_K))
 OFFSETS, V = RNG.normal(size=(Q, M, D_K)), RNG.normal(size=(H, D_K))
-COMPATIBILITIES = {"scaled_dot": Dot(), "dot": Dot(scaled=False), "additive": Additive(jnp.array(V, jnp.float32))}
+SCORES = {"scaled_dot": Dot(), "dot": Dot(scaled=False), "additive": Additive(jnp.array(V, jnp.float32))}
 IN_WORDS = {  # one query, one key, one head; in float64
     "scaled_dot": lambda q, k, v: sum(q * k) / np.sqrt(D_K),
     "dot": lambda q, k, v: sum(q * k),
@@ -39,46 +39,46 @@ def single(*arrays):
     return [jnp.array(array, jnp.float32) for array in arrays]
 
 
-@pytest.mark.parametrize("name", COMPATIBILITIES)
+@pytest.mark.parametrize("name", SCORES)
 def test_it_is_that_of_each_query_and_key_for_itself(name):
     query, key, offsets = single(QUERY, KEY, OFFSETS)
-    of_all = COMPATIBILITIES[name].of_all
-    np.testing.assert_allclose(of_all(query, key), expected(name), atol=1e-5)
-    np.testing.assert_allclose(of_all(query, key, offsets), expected(name, OFFSETS), atol=1e-5)
+    full = SCORES[name].full
+    np.testing.assert_allclose(full(query, key), expected(name), atol=1e-5)
+    np.testing.assert_allclose(full(query, key, offsets), expected(name, OFFSETS), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", COMPATIBILITIES)
+@pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("queries", [1, Q])
 def test_it_is_the_same_in_a_step_of_decoding(name, queries):
     query, key, value = single(QUERY[:, :queries], KEY, VALUE)
-    few = COMPATIBILITIES[name].of_few(query, key.transpose(0, 2, 3, 1))
+    few = SCORES[name].cached(query, key.transpose(0, 2, 3, 1))
     np.testing.assert_allclose(few, expected(name)[:, :, :queries], atol=1e-5)
     mask = RNG.random((B, 1, queries, M)) < 0.6
-    looked_up = look_up(query, key.transpose(0, 2, 3, 1), value.swapaxes(1, 2), mask, COMPATIBILITIES[name])
-    weights = attention_weights(query, key, mask, COMPATIBILITIES[name])
+    looked_up = attend_to_cache(query, key.transpose(0, 2, 3, 1), value.swapaxes(1, 2), mask, SCORES[name])
+    weights = attention_weights(query, key, mask, SCORES[name])
     np.testing.assert_allclose(looked_up, jnp.einsum("bhqm,bmhv->bqhv", weights, value), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", COMPATIBILITIES)
+@pytest.mark.parametrize("name", SCORES)
 def test_in_half_the_precision_it_is_float32(name):
     query, key, offsets = (x.astype(jnp.bfloat16) for x in single(QUERY, KEY, OFFSETS))
-    compatibility = COMPATIBILITIES[name]
+    score = SCORES[name]
     for logits in (
-        compatibility.of_all(query, key, offsets),
-        compatibility.of_few(query, key.transpose(0, 2, 3, 1)),
-        compatibility.of_few(query[:, :1], key.transpose(0, 2, 3, 1)),
+        score.full(query, key, offsets),
+        score.cached(query, key.transpose(0, 2, 3, 1)),
+        score.cached(query[:, :1], key.transpose(0, 2, 3, 1)),
     ):
         assert logits.dtype == jnp.float32
-    np.testing.assert_allclose(compatibility.of_all(query, key, offsets), expected(name, OFFSETS), atol=0.2)
+    np.testing.assert_allclose(score.full(query, key, offsets), expected(name, OFFSETS), atol=0.2)
 
 
-@pytest.mark.parametrize("name", COMPATIBILITIES)
+@pytest.mark.parametrize("name", SCORES)
 def test_queries_that_may_see_nothing_have_finite_gradients(name):
     query, key = single(QUERY, KEY)
     mask = causal_mask(M)[:, :, :Q].at[:, :, 0].set(False)
 
     def loss(query, key):
-        weights = attention_weights(query, key, mask, COMPATIBILITIES[name])
+        weights = attention_weights(query, key, mask, SCORES[name])
         return (weights**2).sum(), weights
 
     gradients, weights = jax.grad(loss, argnums=(0, 1), has_aux=True)(query, key)
@@ -91,8 +91,8 @@ def test_without_its_scale_a_product_grows_with_d_k():
     # Section 3.2.1: of independent features of mean 0 and variance 1 it has variance d_k, and scaled variance 1.
     for d_k in (4, 64, 1024):
         query, key = single(*np.random.default_rng(d_k).normal(size=(2, 1, 100, 1, d_k)))
-        assert np.var(Dot(scaled=False).of_all(query, key)) == pytest.approx(d_k, rel=0.1)
-        assert np.var(Dot().of_all(query, key)) == pytest.approx(1, rel=0.1)
+        assert np.var(Dot(scaled=False).full(query, key)) == pytest.approx(d_k, rel=0.1)
+        assert np.var(Dot().full(query, key)) == pytest.approx(1, rel=0.1)
 
 
 def test_all_attention_of_a_model_is_of_the_kind_that_its_config_says():

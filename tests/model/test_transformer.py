@@ -11,8 +11,9 @@ import pytest
 from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, logits_of
+from transformer_flax.model.layers import layer_norm, to_logits
 from transformer_flax.model.registry import attention_maps, init_params
-from transformer_flax.model.transformer import Transformer, layer_norm, shift_right, to_logits
+from transformer_flax.model.transformer import Transformer, shift_right
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 
 
@@ -63,7 +64,8 @@ def test_gradients_reach_the_target_before_them_and_nothing_later(variant):
     def gradient(embedding):
         variables = {"params": params | {"target_embedding": {"embedding": embedding}}}
         mask = np.ones((T, 1, 1, S), bool)
-        logits = to_logits(*Transformer(config).apply(variables, target, memory, mask, method="decode"))
+        y = Transformer(config).apply(variables, target, memory, mask, method="decode")
+        logits = to_logits(y, params["output_embedding"]["embedding"])
         return jnp.einsum("ttv->", logits)  # row t has the gradients of the logits at t
 
     of_tokens = gradient(params["target_embedding"]["embedding"])[target]
@@ -129,12 +131,12 @@ def decode_stepwise(config, tokens, parents=None):
     if parents is None:
         parents = np.broadcast_to(np.arange(K, dtype=np.int32), (T, B, K))
     room = T + 2  # more than is used, so that what is empty must be masked
-    _, state = model.apply(params, SOURCES, K, room, method="begin", mutable=["memory", "cache"])
+    _, state = model.apply(params, SOURCES, K, room, method="init_cache", mutable=["memory", "cache"])
     outputs = []
     for position in jnp.arange(T):
         variables = params | state
         step = tokens[:, :, position], parents[position], position
-        logits, updated = model.apply(variables, *step, method="step", mutable=["cache"])
+        logits, updated = model.apply(variables, *step, method="decode_step", mutable=["cache"])
         state = state | updated
         outputs.append(logits)
     return np.stack(outputs, axis=2)
@@ -279,12 +281,12 @@ def test_step_leaves_the_cache_in_the_shapes_and_types_it_began_with(dtype):
     model, params = Transformer(config), random_params(config)
 
     def begin():
-        return model.apply({"params": params}, SOURCES, K, T, method="begin", mutable=["memory", "cache"])[1]
+        return model.apply({"params": params}, SOURCES, K, T, method="init_cache", mutable=["memory", "cache"])[1]
 
     def step(state, position):
         variables = {"params": params, **state}
         tokens = parents = jnp.zeros((B, K), jnp.int32)
-        return model.apply(variables, tokens, parents, position, method="step", mutable=["cache"])
+        return model.apply(variables, tokens, parents, position, method="decode_step", mutable=["cache"])
 
     state = jax.eval_shape(begin)
     logits, updated = jax.eval_shape(step, state, jnp.int32(0))

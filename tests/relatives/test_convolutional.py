@@ -11,7 +11,8 @@ from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, T
 from tests.relatives.rivals import CONVOLUTIONAL
 from transformer_flax.errors import UserError
-from transformer_flax.relatives.convolutional import ConvolutionalTranslator, DecoderLayer, EncoderLayer, Memory
+from transformer_flax.relatives.convolutional import ConvolutionalTranslator, DecoderConvolution, EncoderConvolution
+from transformer_flax.relatives.seq2seq import Memory
 from transformer_flax.special_tokens import NUM_SPECIAL
 
 D, K = CONVOLUTIONAL.d_model, CONVOLUTIONAL.kernel_width
@@ -30,7 +31,7 @@ def gated(params, windows):
 def test_a_layer_of_the_encoder_sees_as_far_on_both_sides_and_no_padding():
     x = RNG.normal(size=(2, 5, D)).astype(np.float32)
     mask = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)
-    y = EncoderLayer(CONVOLUTIONAL).apply({"params": PARAMS["encoder_0"]}, x, mask[..., None])
+    y = EncoderConvolution(CONVOLUTIONAL).apply({"params": PARAMS["encoder_0"]}, x, mask[..., None])
     for row, length in ((0, 5), (1, 3)):
         words = np.pad(x[row, :length], ((K // 2, K // 2), (0, 0)))
         windows = np.stack([words[i : i + K] for i in range(length)])
@@ -44,7 +45,7 @@ def test_a_layer_of_the_decoder_is_gehring_s():
     length = 3  # then padding
     memory = Memory(z, (z + e) * 0.5**0.5, np.arange(5)[None, None] < length)
     params = PARAMS["decoder_0"]
-    ours = DecoderLayer(CONVOLUTIONAL).apply({"params": params}, y, embedded, memory)
+    ours = DecoderConvolution(CONVOLUTIONAL).apply({"params": params}, y, embedded, memory)
     before = np.pad(y[0], ((K - 1, 0), (0, 0)))
     for t in range(4):
         h = gated(params, before[t : t + K])
@@ -70,7 +71,9 @@ def test_more_positions_than_were_learned_are_refused():
     config = dataclasses.replace(CONVOLUTIONAL, max_length=T)
     model = ConvolutionalTranslator(config)
     with pytest.raises(UserError, match=rf"7 positions is longer than the {T} that were learned"):
-        model.apply({"params": random_params(config)}, SOURCE[:, :5], 2, 7, method="begin", mutable=["memory", "cache"])
+        model.apply(
+            {"params": random_params(config)}, SOURCE[:, :5], 2, 7, method="init_cache", mutable=["memory", "cache"]
+        )
 
 
 @pytest.mark.parametrize(

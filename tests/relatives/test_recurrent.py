@@ -11,7 +11,8 @@ from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE
 from tests.relatives.rivals import RECURRENT
 from transformer_flax.errors import UserError
-from transformer_flax.relatives.recurrent import Attention, Memory, RecurrentTranslator
+from transformer_flax.relatives.recurrent import OneHeadAttention, RecurrentTranslator
+from transformer_flax.relatives.seq2seq import Memory
 
 D = RECURRENT.d_model
 RNG = np.random.default_rng(0)
@@ -27,7 +28,7 @@ SCORES = {  # of one state of the decoder and one of the encoder
 
 @pytest.mark.parametrize("kind", SCORES)
 def test_attention_is_a_softmax_of_its_score_over_what_is_no_padding(kind):
-    attention = Attention(dataclasses.replace(RECURRENT, attention=kind))
+    attention = OneHeadAttention(dataclasses.replace(RECURRENT, attention=kind))
     params = {"query": {"kernel": W}, "key": {"kernel": U}, "v": V.T} if kind == "additive" else {}
     variables = {"params": params}
     keys = attention.apply(variables, STATES, method="keys")
@@ -56,7 +57,7 @@ def test_without_attention_the_context_is_the_state_that_the_encoder_ends_in():
         np.testing.assert_allclose(bottleneck.values[row, 0], last, atol=1e-6)
         np.testing.assert_allclose(states[-1][1][row], last, atol=1e-6)  # h, of (c, h), where the decoder starts
     y = np.zeros((len(SOURCE), 4, D), np.float32)
-    contexts = Attention(config).apply({}, y, bottleneck)
+    contexts = OneHeadAttention(config).apply({}, y, bottleneck)
     np.testing.assert_array_equal(contexts, np.repeat(bottleneck.values, 4, axis=1))
 
 

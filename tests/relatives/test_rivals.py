@@ -12,8 +12,9 @@ from tests.decoding.translators import SETTINGS, WORDS, assert_scored, new, scor
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT, RIVALS
-from transformer_flax.model.flops import check_cost, training_flops
+from transformer_flax.model.flops import count_parameters, forward_flops, training_flops
 from transformer_flax.model.registry import attention_maps, init_params, make_model
+from transformer_flax.relatives.convolutional import ConvolutionalConfig
 from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL, PAD_ID
 from transformer_flax.training.loss import translation_loss
 
@@ -115,11 +116,11 @@ def test_a_hypothesis_has_the_logits_of_its_own_history_at_once_whoever_wrote_it
 
     @jax.jit
     def begin():
-        return model.apply(params, SOURCES, K, T + 2, method="begin", mutable=["memory", "cache"])[1]
+        return model.apply(params, SOURCES, K, T + 2, method="init_cache", mutable=["memory", "cache"])[1]
 
     @jax.jit
     def take_step(state, *step):
-        logits, updated = model.apply(params | state, *step, method="step", mutable=["cache"])
+        logits, updated = model.apply(params | state, *step, method="decode_step", mutable=["cache"])
         return logits, state | updated
 
     state = begin()
@@ -140,12 +141,12 @@ def test_step_leaves_the_cache_in_the_shapes_and_types_it_began_with(rival, dtyp
     model, params = make_model(config), random_params(config)
 
     def begin():
-        return model.apply({"params": params}, SOURCES, K, T, method="begin", mutable=["memory", "cache"])[1]
+        return model.apply({"params": params}, SOURCES, K, T, method="init_cache", mutable=["memory", "cache"])[1]
 
     def step(state, position):
         tokens = parents = jnp.zeros((B, K), jnp.int32)
         variables = {"params": params, **state}
-        return model.apply(variables, tokens, parents, position, method="step", mutable=["cache"])
+        return model.apply(variables, tokens, parents, position, method="decode_step", mutable=["cache"])
 
     state = jax.eval_shape(begin)
     logits, updated = jax.eval_shape(step, state, jnp.int32(0))
@@ -201,8 +202,41 @@ def test_attention_maps_are_of_the_source_alone_and_give_nothing_to_padding(riva
 # ----- cost
 
 
-def test_the_formulas_fit_the_model_that_is_built(rival):
-    check_cost(rival)
+def by_hand(c, source, target):
+    """Parameters without embeddings, and floating-point operations, from formulas."""
+    s, t, pairs = int(source.sum()), int(target.sum()), int((source * target).sum())
+    d, n = c.d_model, c.num_layers
+    logits = t * d * c.vocab_size
+    if isinstance(c, ConvolutionalConfig):
+        convolution = 2 * c.kernel_width * d**2  # bias: 2 d; then two matrices for attention
+        parameters = c.max_length * d + n * (2 * convolution + 4 * d + 2 * (d**2 + d)) + d**2 + d
+        products = n * ((s + t) * convolution + t * 2 * d**2 + pairs * 2 * d) + t * d**2 + logits
+        return parameters, 2 * products
+    gates, half = {"gru": 3, "lstm": 4}[c.cell], d // 2
+    one_way, forward = gates * half * (d + half), gates * d * (d + d)  # biases: 4 per feature
+    parameters = n * (2 * (one_way + 4 * half) + forward + 4 * d) + 2 * d**2 + d
+    products = n * (s * 2 * one_way + t * forward) + t * 2 * d**2 + logits
+    if c.attention == "additive":
+        parameters, products = parameters + 2 * d**2 + d, products + (s + t) * d**2
+    if c.attention != "none":
+        products += pairs * 2 * d
+    return parameters, 2 * products
+
+
+def test_counts_are_those_of_the_formulas(rival):
+    lengths = np.array([1, 7, 2, 30]), np.array([1, 3, 9, 33])
+    parameters, flops = by_hand(rival, *lengths)
+    matrices = 1 if rival.tie_embeddings else 3
+    assert sum(count_parameters(rival).values()) == parameters + matrices * rival.vocab_size * rival.d_model
+    counts = forward_flops(rival, *lengths)
+    assert sum(counts.values()) == flops
+    width = rival.d_model * (1 if isinstance(rival, ConvolutionalConfig) else 2)
+    assert counts["output"] == 2 * lengths[1].sum() * width * rival.d_model
+
+
+def test_attention_without_parameters_is_counted_by_its_name():
+    config = dataclasses.replace(RECURRENT, attention="dot")
+    assert forward_flops(config, np.array([5]), np.array([7]))["attention"] == 2 * 5 * 7 * 2 * config.d_model
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from transformer_flax.analysis.plots import plot_plane, principal_plane
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.relatives.embeddings import Vectors, count_whole_words
-from transformer_flax.relatives.word_vectors import KINDS, VectorConfig, train_vectors
+from transformer_flax.relatives.word_vectors import OBJECTIVES, VectorConfig, train_vectors
 
 SMALL = {"d_model": 8, "rows_per_batch": 4, "epochs": 12, "subsample": 0.0, "learning_rate": 0.2}
 CONFIG = VectorConfig(**{**configured.get_config().vectors, **SMALL})
 TOPIC_OF = {word: topic for topic in TOPICS for word in topic}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=OBJECTIVES)
 def planted(request):
     """Vectors of a text in which words of a topic stand together."""
     tokenizer, sentences = tokenise(planted_text())
@@ -152,7 +152,7 @@ def test_nothing_is_unpickled(saved, tmp_path):
     description["checksums"]["vectors.npy"] = zlib.crc32((folder / "vectors.npy").read_bytes())
     del description["crc32"]
     (folder / "config.json").write_text(json.dumps(description))
-    with pytest.raises(UserError, match=r"cannot be read as word vectors .*Python objects"):
+    with pytest.raises(UserError, match=r"cannot be read as word vectors .*Object arrays cannot be loaded"):
         Vectors.load(folder)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.model.registry import Config, attention_maps, init_params, most_positions
+from transformer_flax.model.config import ModelConfig
+from transformer_flax.model.registry import attention_maps, init_params
 from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL, PAD_ID
 
 KINDS = ("encoder", "decoder", "cross")
@@ -112,7 +113,7 @@ class Attention:
 
 
 @functools.cache
-def count_heads(config: Config) -> dict[str, tuple[int, int]]:
+def count_heads(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """The number of layers and heads of each kind of attention; runs no model.
 
     Raises:
@@ -127,7 +128,7 @@ def count_heads(config: Config) -> dict[str, tuple[int, int]]:
 
 
 def attend(
-    config: Config,
+    config: ModelConfig,
     params: Any,
     tokenizer: Tokenizer,
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
@@ -148,11 +149,11 @@ def attend(
             yield Attention(read_tokens(tokenizer, source), read_tokens(tokenizer, target), **cut)
 
 
-def _fill(lines: Sequence[Sequence[int]], rows: int, config: Config) -> np.ndarray:
+def _fill(lines: Sequence[Sequence[int]], rows: int, config: ModelConfig) -> np.ndarray:
     """Pads ids to int32 [rows, a multiple of WIDTH]."""
     longest = max(map(len, lines))
     width = -(-longest // WIDTH) * WIDTH
-    if (most := most_positions(config)) is not None:
+    if (most := config.most_positions) is not None:
         width = max(longest, min(width, most))
     filled = np.full((rows, width), PAD_ID, np.int32)
     for row, ids in enumerate(lines):

@@ -6,7 +6,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
-from transformer_flax.model.flops import activation_bytes, count_modules, forward_flops, training_flops
+from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops, training_flops
 from transformer_flax.model.registry import kind_of
 from transformer_flax.training.config_checks import check, model_config
 
@@ -55,7 +55,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
             f"{data.tokens_per_batch} slots a side, in rows by {data.rows_multiple_of}"
         )
     lengths = np.full(rows, length)
-    parameters = count_modules(model)
+    parameters = count_parameters(model)
     step_flops = training_flops(model, lengths, lengths)
     total = 4 * sum(parameters.values())  # float32
     tokens = len(kind_of(model).reads) * rows * length

@@ -50,8 +50,7 @@ class Translator:
     number of their line too.
 
     Args:
-      models: Linen modules with the methods `begin(source, hypotheses, length)`, `step(tokens, parents, position)` and
-        `__call__(source, target)`.
+      models: Linen modules with the methods of a model that translates (`model.registry`).
       params: of each model. May be replaced at any time without recompiling; None until they are known.
       tokenizer: of both languages.
       beam_size: K; 1 is greedy search.
@@ -232,12 +231,12 @@ class Translator:
 def as_step(model: nn.Module, params: Any, source: jax.Array, hypotheses: int, max_length: int) -> tuple[Step, Any]:
     """Adapts a model to the search: encodes source [B, S], and returns the step function and the initial cache."""
     _, first = model.apply(
-        {"params": params}, source, hypotheses, max_length, method="begin", mutable=["memory", "cache"]
+        {"params": params}, source, hypotheses, max_length, method="init_cache", mutable=["memory", "cache"]
     )
 
     def step(tokens, parents, position, state):
         logits, updated = model.apply(
-            {"params": params, **state}, tokens, parents, position, method="step", mutable=["cache"]
+            {"params": params, **state}, tokens, parents, position, method="decode_step", mutable=["cache"]
         )
         return logits, {**state, **updated}
 

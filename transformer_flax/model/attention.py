@@ -1,4 +1,4 @@
-"""Attention (section 3.2), its masks, and its memory of keys and values while decoding.
+"""Attention (section 3.2), its masks, and its cache of keys and values for decoding.
 
 Letters of shapes: B batch, Q queries, M keys and values (the memory), H heads, K hypotheses of a search, L longest
 output.
@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from transformer_flax.model.config import EncoderConfig
 from transformer_flax.model.dense import Dense, xavier
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.local_attention import attend_nearby, neighbourhood_mask
-from transformer_flax.model.positions import Distances, apart, rotate, sinusoids
-from transformer_flax.model.scores import Additive, Compatibility, Dot
+from transformer_flax.model.local_attention import attend_locally, local_mask
+from transformer_flax.model.positions import Distances, distances_between, rotate, sinusoids
+from transformer_flax.model.scores import Additive, Dot, ScoreFunction
 from transformer_flax.special_tokens import PAD_ID
 
-SCALED_DOT = Dot()  # the paper's compatibility
+SCALED_DOT = Dot()  # the paper's score
 
 
 def padding_mask(tokens: jax.Array) -> jax.Array:
@@ -32,7 +32,7 @@ def causal_mask(length: int) -> jax.Array:
 
 
 def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
-    """True where query and key belong to the same of several sentences in a row.
+    """True where query and key belong to the same sentence of a row that holds several.
 
     Args:
       query_segments: [B, Q], the number of each position's sentence in its row, counted from 1; 0 for padding.
@@ -45,13 +45,13 @@ def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Arra
     return (same & (key_segments != 0)[:, None, :])[:, None]
 
 
-def ancestor_mask(ancestors: jax.Array, position: jax.Array, neighbourhood: int = 0) -> jax.Array:
-    """True where hypothesis k may attend to what hypothesis j wrote at position l, being its own past or itself.
+def ancestor_mask(ancestors: jax.Array, position: jax.Array, window: int = 0) -> jax.Array:
+    """True where hypothesis k may attend to the key that hypothesis j wrote at position l: its own past, or itself.
 
     Args:
-      ancestors: int [B, K, L], the hypothesis that each one's token at each position was written by.
+      ancestors: int [B, K, L], the hypothesis that wrote each one's token at each position.
       position: the last one written.
-      neighbourhood: r, where self-attention is restricted to so many positions; 0 for all.
+      window: r of local self-attention; 0 for unrestricted.
 
     Returns:
       [B, 1, K, K * L], the keys ordered by (j, l).
@@ -59,7 +59,7 @@ def ancestor_mask(ancestors: jax.Array, position: jax.Array, neighbourhood: int 
     batch, hypotheses, length = ancestors.shape
     own = ancestors[:, :, None, :] == jnp.arange(hypotheses)[:, None]  # [B, K, K, L]
     past = position - jnp.arange(length)
-    seen = (past >= 0) & (past <= neighbourhood // 2) if neighbourhood else past >= 0
+    seen = (past >= 0) & (past <= window // 2) if window else past >= 0
     return (own & seen).reshape(batch, 1, hypotheses, -1)
 
 
@@ -67,22 +67,22 @@ def attention_weights(
     query: jax.Array,
     key: jax.Array,
     mask: jax.Array,
-    compatibility: Compatibility = SCALED_DOT,
+    score: ScoreFunction = SCALED_DOT,
     offsets: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(d_k)), the left half of equation 1, in float32; or the softmax of another compatibility.
+    """softmax(Q K^T / sqrt(d_k)), the left half of equation 1, in float32; or the softmax of another score.
 
     Args:
       query: [B, Q, H, d_k].
       key: [B, M, H, d_k].
       mask: broadcastable to [B, H, Q, M]; True where attention is allowed.
-      compatibility: of queries and keys.
+      score: of queries and keys.
       offsets: [Q, M, d_k], added to the keys as each query sees them.
 
     Returns:
       [B, H, Q, M]; rows sum to 1. A row with nothing allowed is all zeros, with finite gradients.
     """
-    return _masked_softmax(compatibility.of_all(query, key, offsets), mask)
+    return _masked_softmax(score.full(query, key, offsets), mask)
 
 
 def _masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
@@ -90,26 +90,26 @@ def _masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(mask, weights, 0)
 
 
-def look_up(
-    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, compatibility: Compatibility = SCALED_DOT
+def attend_to_cache(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, score: ScoreFunction = SCALED_DOT
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1, for the few queries of a step of decoding.
+    """softmax(Q K^T / sqrt(d_k)) V, equation 1, for the few queries of a decoding step.
 
-    For several queries it is written as sums of products: on a CPU a matrix product for a handful of them would first
-    repack all keys and values, which takes several times as long (benchmarks/ancestors.py). One query alone makes the
-    product one of a matrix and a vector, which repacks nothing and is several times as fast as the sums.
+    Several queries use sums of products: on a CPU, a matrix product for a handful of queries would first repack all
+    keys and values, which takes several times as long (benchmarks/ancestors.py). A single query uses the product of a
+    matrix and a vector, which repacks nothing and is several times as fast as the sums.
 
     Args:
       query: [B, K, H, d_k].
       key: [B, H, d_k, M].
       value: [B, H, M, d_v].
       mask: broadcastable to [B, H, K, M]; True where attention is allowed.
-      compatibility: of queries and keys.
+      score: of queries and keys.
 
     Returns:
       [B, K, H, d_v].
     """
-    weights = _masked_softmax(compatibility.of_few(query, key), mask)
+    weights = _masked_softmax(score.cached(query, key), mask)
     if query.shape[1] == 1:
         return jnp.einsum("bhkm,bhmv->bkhv", weights.astype(value.dtype), value)
     mixed = jnp.sum(weights[..., None] * value[:, :, None], axis=-2)  # with [B, H, 1, M, d_v] -> [B, H, K, d_v]
@@ -119,14 +119,14 @@ def look_up(
 class MultiHeadAttention(nn.Module):
     """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
 
-    Besides the call that training uses, there are the two halves that decoding needs: attention to a memory that is
-    projected once (`remember`, `recall`), and to one's own growing past (`begin`, `step`). What is kept lies in the
-    variable collections "memory" (of the sentence) and "cache" (of the outputs so far). The weights of the call
-    can be had by making the collection "intermediates" mutable.
+    Training uses `__call__`. Decoding caches keys and values: those of the encoder's output once (`cache_memory`,
+    `attend_to_memory`), and those of the outputs so far step by step (`init_cache`, `decode_step`). They lie in the
+    variable collections "memory" and "cache". The weights of a call are in the collection "intermediates", where that
+    is mutable.
     """
 
     config: EncoderConfig
-    to_itself: bool = False  # self-attention, which alone has a neighbourhood and distances
+    to_itself: bool = False  # self-attention, which alone can be local and have relative or rotary positions
 
     def setup(self):
         c = self.config
@@ -137,56 +137,53 @@ class MultiHeadAttention(nn.Module):
         self.output = project(c.d_model, axis=(-2, -1), kernel_init=xavier(c.branch_init))
         self.dropout = Dropout(c.attention_dropout)
         if c.compatibility == "additive":
-            v = self.param("v", nn.initializers.normal(c.d_k**-0.5), (c.num_heads, c.d_k))
-            self.compatibility = Additive(v)
+            self.score = Additive(self.param("v", nn.initializers.normal(c.d_k**-0.5), (c.num_heads, c.d_k)))
         else:
-            self.compatibility = Dot(scaled=c.compatibility == "scaled_dot")
-        self.neighbourhood = c.neighbourhood if self.to_itself else 0
+            self.score = Dot(scaled=c.compatibility == "scaled_dot")
+        self.window = c.neighbourhood if self.to_itself else 0
         self.rotary = self.to_itself and c.positions == "rotary"
         self.distances = Distances(c) if self.to_itself and c.positions == "relative" else None
 
     def __call__(self, x: jax.Array, memory: jax.Array, mask: jax.Array) -> jax.Array:
-        """From x [B, Q, d_model] to memory [B, M, d_model] under mask [B | 1, 1, Q | 1, M] -> [B, Q, d_model]."""
+        """x [B, Q, d_model] attends to memory [B, M, d_model] under mask [B | 1, 1, Q | 1, M] -> [B, Q, d_model]."""
         query, key, value = self.query(x), self.key(memory), self.value(memory)
         if self.rotary:
             turns = jnp.asarray(sinusoids(len(x[0]), self.config.d_k))
             query, key = rotate(query, turns), rotate(key, turns)
-        if not self.neighbourhood:
-            return self.output(self._attend(query, key, value, mask))
-        if self.is_mutable_collection("intermediates"):  # whoever looks wants the weights in one piece
-            return self.output(
-                self._attend(query, key, value, mask & neighbourhood_mask(len(x[0]), self.neighbourhood))
-            )
-        return self.output(attend_nearby(self._attend, query, key, value, mask, self.neighbourhood))
+        if self.window and not self.is_mutable_collection("intermediates"):
+            return self.output(attend_locally(self._attend, query, key, value, mask, self.window))
+        if self.window:  # the weights are wanted, in one piece
+            mask = mask & local_mask(len(x[0]), self.window)
+        return self.output(self._attend(query, key, value, mask))
 
     def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
-        offsets = self.distances(apart(query.shape[1], key.shape[1])) if self.distances else None
-        weights = attention_weights(query, key, mask, self.compatibility, offsets)
+        offsets = self.distances(distances_between(query.shape[1], key.shape[1])) if self.distances else None
+        weights = attention_weights(query, key, mask, self.score, offsets)
         self.sow("intermediates", "weights", weights)
         weights = self.dropout(weights).astype(value.dtype)
         return jnp.einsum("bhqm,bmhv->bqhv", weights, value)
 
-    def remember(self, memory: jax.Array) -> None:
-        """Projects memory [B, M, d_model] once, for every later `recall`."""
+    def cache_memory(self, memory: jax.Array) -> None:
+        """Projects memory [B, M, d_model] once, for every later `attend_to_memory`."""
         self.put_variable("memory", "key", self.key(memory).transpose(0, 2, 3, 1))
         self.put_variable("memory", "value", self.value(memory).swapaxes(1, 2))
 
-    def recall(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        """From x [B, K, d_model] to what was remembered -> [B, K, d_model]."""
+    def attend_to_memory(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        """x [B, K, d_model] attends to the cached memory -> [B, K, d_model]."""
         key, value = self.get_variable("memory", "key"), self.get_variable("memory", "value")
-        return self.output(look_up(self.query(x), key, value, mask, self.compatibility))
+        return self.output(attend_to_cache(self.query(x), key, value, mask, self.score))
 
-    def begin(self, batch: int, hypotheses: int, length: int) -> None:
+    def init_cache(self, batch: int, hypotheses: int, length: int) -> None:
         """Makes room for the keys [B, H, d_k, K, L] and values [B, H, K, L, d_v] of all positions to come."""
         c = self.config
         self.put_variable("cache", "key", jnp.zeros((batch, c.num_heads, c.d_k, hypotheses, length), c.dtype))
         self.put_variable("cache", "value", jnp.zeros((batch, c.num_heads, hypotheses, length, c.d_v), c.dtype))
 
-    def step(self, x: jax.Array, position: jax.Array, mask: jax.Array) -> jax.Array:
-        """From x [B, K, d_model], which stands at `position`, to its own past and itself -> [B, K, d_model].
+    def decode_step(self, x: jax.Array, position: jax.Array, mask: jax.Array) -> jax.Array:
+        """x [B, K, d_model], at `position`, attends to its own past and itself -> [B, K, d_model].
 
         Keys and values stay where they were written: each hypothesis attends to those of all K under a mask
-        [B, 1, K, K * L] of its ancestors (`ancestor_mask`), so that none is moved when hypotheses are exchanged.
+        [B, 1, K, K * L] of its ancestors (`ancestor_mask`), so exchanging hypotheses moves nothing.
         """
         query, key = self.query(x), self.key(x)
         keys, values = self.get_variable("cache", "key"), self.get_variable("cache", "value")
@@ -199,6 +196,6 @@ class MultiHeadAttention(nn.Module):
         self.put_variable("cache", "key", keys)
         self.put_variable("cache", "value", values)
         keys, values = keys.reshape(*keys.shape[:3], -1), values.reshape(*values.shape[:2], -1, values.shape[-1])
-        if self.distances:  # the keys as they are seen from here; in the cache they are as from nowhere
+        if self.distances:  # the cache holds keys without distances, which depend on the query
             keys += jnp.tile(self.distances(jnp.arange(length) - position), (hypotheses, 1)).T
-        return self.output(look_up(query, keys, values, mask, self.compatibility))
+        return self.output(attend_to_cache(query, keys, values, mask, self.score))

@@ -1,114 +1,132 @@
-"""What a Transformer is made of, one row of table 3, and what its encoder alone is."""
+"""Sizes and choices of models, in the paper's symbols; each row of table 3 is one `TransformerConfig`.
+
+A field states which values it allows, so a new field is one line. A field that is added later needs a default, the
+behaviour before there was the field: saved runs lack it.
+"""
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from transformer_flax.errors import UserError
 
-SINUSOIDS = ("sinusoidal", "sinusoidal_concatenated")  # added to embeddings, as learned positions are
-DISTANCES = ("relative", "rotary")  # told to self-attention instead
+SINUSOIDS = ("sinusoidal", "sinusoidal_concatenated")  # added to the embeddings, as learned positions are
+DISTANCES = ("relative", "rotary")  # used inside self-attention instead
 POSITIONS = (*SINUSOIDS, "learned", *DISTANCES)
-COMPATIBILITIES = ("scaled_dot", "dot", "additive")
+SCORES = ("scaled_dot", "dot", "additive")
 REMAT = ("none", "products", "layers")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """Sizes and choices of an encoder, in the paper's symbols; `configs/base.py` explains each.
-
-    A field with a default came after runs had been saved: the default is what these did without it.
-
-    Raises:
-      UserError: a value that none can have, named as the config field it comes from.
-    """
-
-    vocab_size: int  # V
-    num_layers: int  # N
-    d_model: int
-    d_ff: int
-    num_heads: int  # h
-    d_k: int
-    d_v: int
-    dropout: float
-    positions: str
-    max_length: int
-    attention_dropout: float
-    ffn_dropout: float
-    pre_norm: bool
-    attention_bias: bool
-    scan_layers: bool
-    remat: str
-    dtype: str
-    compatibility: str = "scaled_dot"
-    clip_distance: int = 16
-    neighbourhood: int = 0  # r
-    branch_init: float = 1.0
-
-    def __post_init__(self):
-        for name in ("vocab_size", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length", "clip_distance"):
-            require_size(self, name)
-        require_size(self, "num_layers", MOST_LAYERS)
-        require_size(self, "neighbourhood", least=0)
-        for name in ("dropout", "attention_dropout", "ffn_dropout"):
-            require_rate(self, name)
-        for name in ("pre_norm", "attention_bias", "scan_layers"):
-            require_switch(self, name)
-        require_one_of(self, "positions", POSITIONS)
-        require_one_of(self, "compatibility", COMPATIBILITIES)
-        require_one_of(self, "remat", REMAT)
-        require_one_of(self, "dtype", DTYPES)
-        require(self, "branch_init", lambda v: type(v) in (int, float) and 0 < v < math.inf, "a number above 0")
-        if self.positions in SINUSOIDS:
-            require(self, "d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
-        if self.positions == "rotary":
-            require(self, "d_k", lambda v: v % 2 == 0, "even: rotary positions turn features in pairs")
-            require(
-                self,
-                "compatibility",
-                lambda v: v != "additive",
-                "scaled_dot or dot with rotary positions, as products alone tell how far apart turned vectors stand",
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig(EncoderConfig):
-    """Sizes and choices of the whole model."""
-
-    tie_embeddings: bool
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_switch(self, "tie_embeddings")
-
-
 DTYPES = ("float32", "bfloat16")
-# Far beyond any use: what is larger is a mistake, and would be traced for hours before it fails.
+# Larger values are typing errors; without a limit they would be traced for hours before they fail.
 MOST_LAYERS = 1_000
 LARGEST = 1 << 24
 
 
-def require(config: Any, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
-    """Raises:
-    UserError: the value of that field is not valid, named as the field of `config.model` that it comes from.
+def checked(is_valid: Callable[[Any], bool], requirement: str, **default: Any) -> Any:
+    """A dataclass field whose value `CheckedConfig` checks."""
+    return dataclasses.field(metadata={"is_valid": is_valid, "requirement": requirement}, **default)
+
+
+def size(*, least: int = 1, most: int = LARGEST, **default: Any) -> Any:
+    requirement = f"a whole number from {least} to {most:,}"
+    return checked(lambda v: type(v) is int and least <= v <= most, requirement, **default)
+
+
+def rate(**default: Any) -> Any:
+    requirement = "a number from 0 to below 1"
+    return checked(lambda v: type(v) in (int, float) and 0 <= v < 1, requirement, **default)
+
+
+def positive(**default: Any) -> Any:
+    return checked(lambda v: type(v) in (int, float) and 0 < v < math.inf, "a number above 0", **default)
+
+
+def switch(**default: Any) -> Any:
+    return checked(lambda v: type(v) is bool, "True or False", **default)
+
+
+def one_of(known: tuple[str, ...], **default: Any) -> Any:
+    return checked(lambda v: v in known, f"one of {', '.join(known)}", **default)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckedConfig:
+    """A section of the config whose fields are made by `checked`.
+
+    Raises:
+      UserError: a value is not allowed; the message names the config field.
     """
-    value = getattr(config, name)
-    if not is_valid(value):
-        raise UserError(f"config.model.{name} is {value!r}; it must be {requirement}")
+
+    section: ClassVar[str]  # of the run's config
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            self.require(field.name, field.metadata["is_valid"], field.metadata["requirement"])
+
+    def require(self, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
+        value = getattr(self, name)
+        if not is_valid(value):
+            raise UserError(f"config.{self.section}.{name} is {value!r}; it must be {requirement}")
 
 
-def require_size(config: Any, name: str, most: int = LARGEST, least: int = 1) -> None:
-    require(config, name, lambda v: type(v) is int and least <= v <= most, f"a whole number from {least} to {most:,}")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelConfig(CheckedConfig):
+    """The fields that models of every kind have."""
+
+    section: ClassVar[str] = "model"
+
+    vocab_size: int = size()  # V
+    num_layers: int = size(most=MOST_LAYERS)  # N
+    d_model: int = size()
+    dropout: float = rate()
+    dtype: str = one_of(DTYPES)
+
+    @property
+    def most_positions(self) -> int | None:
+        """The number of learned positions, which limits all lengths; None if nothing does."""
+        return None
 
 
-def require_rate(config: Any, name: str) -> None:
-    require(config, name, lambda v: type(v) in (int, float) and 0 <= v < 1, "a number from 0 to below 1")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig(ModelConfig):
+    """Figure 1's layers; `configs/base.py` explains each field."""
+
+    d_ff: int = size()
+    num_heads: int = size()  # h
+    d_k: int = size()
+    d_v: int = size()
+    positions: str = one_of(POSITIONS)
+    max_length: int = size()
+    attention_dropout: float = rate()
+    ffn_dropout: float = rate()
+    pre_norm: bool = switch()
+    attention_bias: bool = switch()
+    scan_layers: bool = switch()
+    remat: str = one_of(REMAT)
+    compatibility: str = one_of(SCORES, default="scaled_dot")
+    clip_distance: int = size(default=16)
+    neighbourhood: int = size(least=0, default=0)  # r
+    branch_init: float = positive(default=1.0)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.positions in SINUSOIDS:
+            self.require("d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
+        if self.positions == "rotary":
+            self.require("d_k", lambda v: v % 2 == 0, "even: rotary positions turn features in pairs")
+            self.require(
+                "compatibility",
+                lambda v: v != "additive",
+                "scaled_dot or dot with rotary positions, as only products depend on the distance alone",
+            )
+
+    @property
+    def most_positions(self) -> int | None:
+        return self.max_length if self.positions == "learned" else None
 
 
-def require_switch(config: Any, name: str) -> None:
-    require(config, name, lambda v: type(v) is bool, "True or False")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig(EncoderConfig):
+    """The whole model."""
 
-
-def require_one_of(config: Any, name: str, known: tuple[str, ...]) -> None:
-    require(config, name, lambda v: v in known, f"one of {', '.join(known)}")
+    tie_embeddings: bool = switch()

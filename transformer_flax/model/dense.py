@@ -21,8 +21,8 @@ def _all_but_the_bias(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *
 def product(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
     """x W, over the last axes of x and the first of W, called as `nn.DenseGeneral` calls `jax.lax.dot_general`.
 
-    The gradient of W is written out as x^T dy. On a CPU, x^T is made before: XLA would copy dy transposed, element by
-    element and with the dropout that is part of it drawn again, and then multiply at a fifth of the usual rate.
+    The gradient of W is written out as x^T dy. On a CPU, x^T is computed first: otherwise XLA copies dy transposed,
+    element by element and with its dropout drawn again, and then multiplies at a fifth of the usual rate.
     """
     return jax.lax.dot_general(x, kernel, dimension_numbers, precision)
 

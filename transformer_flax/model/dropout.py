@@ -1,4 +1,4 @@
-"""Dropout (section 5.4), switched on by being given a key."""
+"""Dropout (section 5.4), active when a key is given."""
 
 import math
 
@@ -27,9 +27,9 @@ class Dropout(nn.Module):
 def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """32 random bits for each element: uint32 [shape].
 
-    They are a hash of the element's number and the key, in a round for each word of the key of the best of Wellons'
-    (2018) search for good 32-bit mixers. It takes a few operations, fused into what uses the bits, where the 20 rounds
-    of JAX's own threefry, made to resist whoever wants to guess, would take a tenth of a step.
+    A hash of the element's number and the key, with one round per word of the key of the best mixer that Wellons (2018)
+    found for 32 bits. These few operations are fused into those that use the bits. The 20 rounds of JAX's threefry, a
+    cryptographic generator, would take a tenth of a training step.
     """
     bits = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     for word in jax.random.key_data(key):

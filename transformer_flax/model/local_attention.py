@@ -1,4 +1,4 @@
-"""Self-attention restricted to a neighbourhood (section 4, table 1): position i sees j where |i - j| <= r // 2.
+"""Local (restricted) self-attention (section 4, table 1): position i sees j where |i - j| <= r // 2.
 
 Letters of shapes: B batch, L length, H heads.
 """
@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 
 
-def neighbourhood_mask(length: int, r: int) -> jax.Array:
-    """True where a key is in the neighbourhood of r positions around the query: [1, 1, length, length]."""
+def local_mask(length: int, r: int) -> jax.Array:
+    """True where a key is at most r // 2 positions from the query: [1, 1, length, length]."""
     position = jnp.arange(length)
     return (jnp.abs(position[:, None] - position) <= r // 2)[None, None]
 
 
-def attend_nearby(
+def attend_locally(
     attend: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
     query: jax.Array,
     key: jax.Array,
@@ -23,17 +23,17 @@ def attend_nearby(
     mask: jax.Array,
     r: int,
 ) -> jax.Array:
-    """`attend(query, key, value, mask)` within neighbourhoods of r positions, at a cost that grows with L r, not L^2.
+    """`attend(query, key, value, mask)` under `local_mask`, at a cost that grows with L r instead of L^2.
 
-    Queries are taken in blocks of r // 2. What a block may see lies in itself and the blocks beside it: blocks are
-    attended from as sentences of their own, to three blocks of keys.
+    Splits the queries into blocks of r // 2. A block sees only itself and the blocks beside it, so each block attends
+    as a sentence of its own to three blocks of keys.
 
     Args:
-      attend: from query [B', Q, H, d_k] to key [B', M, H, d_k] and value [B', M, H, d_v] under a mask that is
-        broadcastable to [B', H, Q, M], gives [B', Q, H, d_v].
+      attend: a function of query [B', Q, H, d_k], key [B', M, H, d_k], value [B', M, H, d_v] and a mask that is
+        broadcastable to [B', H, Q, M]; returns [B', Q, H, d_v].
       query, key, value: [B, L, H, d_k], [B, L, H, d_k] and [B, L, H, d_v].
-      mask: what else is allowed, [B | 1, 1, L | 1, L].
-      r: size of the neighbourhood.
+      mask: [B | 1, 1, L | 1, L]; applies besides `local_mask`.
+      r: width of the window.
 
     Returns:
       [B, L, H, d_v].
@@ -41,12 +41,10 @@ def attend_nearby(
     batch, length = query.shape[:2]
     block = max(r // 2, 1)
     if length <= 3 * block:  # one block would see nearly all
-        return attend(query, key, value, mask & neighbourhood_mask(length, r))
+        return attend(query, key, value, mask & local_mask(length, r))
     blocks = -(-length // block)
-    rest = blocks * block - length  # of the last block, which is filled up
-    columns = jnp.arange(blocks)[:, None] * block + jnp.arange(
-        3 * block
-    )  # [blocks, 3 block], of keys with a block more
+    rest = blocks * block - length  # padding of the last block
+    columns = jnp.arange(blocks)[:, None] * block + jnp.arange(3 * block)  # [blocks, 3 block], keys of each block
 
     def cut(x: jax.Array) -> jax.Array:
         """[B, L, ...] -> [B blocks, block, ...]."""

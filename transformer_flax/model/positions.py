@@ -1,4 +1,4 @@
-"""Where in the sentence a word stands (section 3.5)."""
+"""Positional encodings (section 3.5), and relative and rotary positions."""
 
 from typing import Any
 
@@ -17,8 +17,8 @@ def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.nd
         PE(pos, 2i)   = sin(pos / 10000^(2i / d_model))
         PE(pos, 2i+1) = cos(pos / 10000^(2i / d_model))
 
-    With `concatenated`, the authors' released code instead: all sines, then all cosines, with the exponent
-    i / (d_model/2 - 1). It is no mere permutation: its longest timescale is 10000, the paper's is below that.
+    With `concatenated`, as in the authors' released code: all sines, then all cosines, with the exponent
+    i / (d_model/2 - 1). This is more than a permutation: its longest timescale is 10000, the paper's is shorter.
     """
     half = d_model // 2
     exponent = np.arange(half) / max(half - 1, 1) if concatenated else np.arange(half) * 2 / d_model
@@ -28,19 +28,19 @@ def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.nd
 
 
 def positions_in_segments(segments: jax.Array) -> jax.Array:
-    """Where each token stands in its own sentence, for several sentences in a row: [B, L] segments -> [B, L] from 0."""
+    """Position of each token in its own sentence, counted from 0: segments [B, L] -> [B, L]."""
     column = jnp.arange(segments.shape[1])
     begins = segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
     return column - jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
 
 
 class Positions(nn.Module):
-    """The encodings of positions 0 .. length - 1, [length, d_model]: sinusoids, or learned (table 3, row E).
+    """Encodings of the positions 0 .. length - 1, [length, d_model]: sinusoids, or learned (table 3, row E).
 
-    They are zeros where self-attention is told distances in their place (`relative`).
+    Zeros where self-attention uses relative or rotary positions instead.
     """
 
-    config: Any  # with positions, d_model and max_length
+    config: Any  # has positions, d_model and max_length
 
     @nn.compact
     def __call__(self, length: int) -> jax.Array:
@@ -61,13 +61,12 @@ class Positions(nn.Module):
 def rotate(x: jax.Array, sinusoids: jax.Array) -> jax.Array:
     """Queries or keys turned by their positions: rotary positions (Su et al., 2021).
 
-    At pos, the pair of features (2i, 2i+1) is turned by the angle that the paper's sinusoids have there, pos /
-    10000^(2i / d_k). The product of a query at m and a key at n is that of the query and the key turned by n - m: it
-    depends on nothing but how far apart they stand.
+    Turns the pair of features (2i, 2i+1) by the angle pos / 10000^(2i / d_k) of the paper's sinusoids. The product of
+    a query at m and a key at n then depends on the positions only through n - m.
 
     Args:
-      x: [B, P, H, d_k], or with one position for all of P.
-      sinusoids: [P, d_k], or [1, d_k], those of `positions.sinusoids`: they are sine and cosine of the angles.
+      x: [B, P, H, d_k].
+      sinusoids: [P, d_k], from `sinusoids`: sines and cosines of the angles; or [1, d_k], the same for all P.
     """
     sine, cosine = sinusoids[:, None, 0::2], sinusoids[:, None, 1::2]  # [P, 1, d_k / 2]
     first, second = x[..., 0::2], x[..., 1::2]
@@ -75,21 +74,20 @@ def rotate(x: jax.Array, sinusoids: jax.Array) -> jax.Array:
     return turned.reshape(x.shape).astype(x.dtype)
 
 
-def apart(queries: int, keys: int) -> jax.Array:
-    """How far behind each query a key stands, [queries, keys]; below 0 where it stands before.
+def distances_between(queries: int, keys: int) -> jax.Array:
+    """Positions of the keys minus those of the queries, [queries, keys].
 
-    The keys are the positions of the queries and, if there are more, as many to the left of them as to the right, as in
-    the blocks of `neighbourhood.attend_nearby`.
+    If there are more keys than queries, the others stand half to the left and half to the right, as in the blocks of
+    `attend_locally`.
     """
     return jnp.arange(keys) - (keys - queries) // 2 - jnp.arange(queries)[:, None]
 
 
 class Distances(nn.Module):
-    """Learned embeddings of distances, [...] -> [..., d_k], to be added to keys: relative positions.
+    """Relative positions (Shaw et al., 2018): learned embeddings of distances, [...] -> [..., d_k], added to keys.
 
-    After Shaw et al. (2018): all heads of a layer share them, and what is farther than `clip_distance` counts as that
-    far. They found that embeddings added to the values bring nothing more, so there are none here. The decoder, which
-    does not look ahead, learns those below 1 only.
+    All heads of a layer share them. Distances beyond `clip_distance` count as that. Shaw et al. found no use in adding
+    embeddings to the values too, so there are none. The decoder does not look ahead and learns only those up to 0.
     """
 
     config: EncoderConfig

@@ -1,66 +1,86 @@
-"""Which models there are: `config.model.kind` names one, and its config's type tells it from there on.
+"""The kinds of models: `config.model.kind` names one.
 
-A model of whatever kind is a Linen module of a config, with `vocab_size`, `d_model` and `dtype` among its fields. One
-that translates has the methods that training and search ask for: `features(source, target)`, and
-`begin(source, hypotheses, length)` and `step(tokens, parents, position)`. One that classifies is called with the source
-alone, and gives a logit for each class.
+A kind is a dataclass of fields and a Linen module of that dataclass. `register` adds one; `relatives` has all but the
+Transformer. A module that translates has the methods
+
+    __call__(source, target)                 logits [B, T, V], teacher-forced
+    features(source, target)                 the factors of these logits: [B, T, d_model] and [V, d_model]
+    init_cache(source, hypotheses, length)   starts a search
+    decode_step(tokens, parents, position)   logits [B, K, V] of the next tokens
+
+A module that classifies has `__call__(source)`, logits [B, C].
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.model import transformer
-from transformer_flax.model.config import TransformerConfig
-from transformer_flax.relatives import classifier, convolutional, recurrent
-from transformer_flax.relatives.classifier import ClassifierConfig
-from transformer_flax.relatives.convolutional import ConvolutionalConfig
-from transformer_flax.relatives.recurrent import RecurrentConfig
-
-Config = TransformerConfig | ClassifierConfig | RecurrentConfig | ConvolutionalConfig
+from transformer_flax.model.config import EncoderConfig, ModelConfig, TransformerConfig
+from transformer_flax.model.transformer import Transformer
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What there is of a kind of model."""
+    """A kind of model."""
 
-    config: type[Config]
+    config: type[ModelConfig]
     module: type[nn.Module]
-    attention_maps: Callable[..., dict[str, jax.Array]]
-    reads: tuple[str, ...] = ("source", "target")  # sides of a batch that it is called with
-    segments: bool = False  # keep several pairs in a row apart, where they are given
+    attention: Mapping[str, str]  # attention maps by name: the modules that sow "weights" [B, H, Q, M], * for a layer
+    classifies: bool = False  # otherwise it translates
+    segments: bool = False  # can keep several pairs in a row apart
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The sides of a batch that the model is called with."""
+        return ("source",) if self.classifies else ("source", "target")
 
 
-KINDS = {
-    "transformer": Kind(TransformerConfig, transformer.Transformer, transformer.attention_maps, segments=True),
-    "classifier": Kind(ClassifierConfig, classifier.Classifier, classifier.attention_maps, reads=("source",)),
-    "recurrent": Kind(RecurrentConfig, recurrent.RecurrentTranslator, recurrent.attention_maps),
-    "convolutional": Kind(ConvolutionalConfig, convolutional.ConvolutionalTranslator, convolutional.attention_maps),
-}
+KINDS: dict[str, Kind] = {}
 
 
-def make_config(vocab_size: int, fields: Mapping[str, Any]) -> Config:
-    """The config of a model from the fields of `config.model`, of which `kind` says which.
+def register(name: str, kind: Kind) -> None:
+    """Makes a kind of model available as `config.model.kind`."""
+    KINDS[name] = kind
+
+
+register(
+    "transformer",
+    Kind(
+        TransformerConfig,
+        Transformer,
+        attention={
+            "encoder": "encoder_*/self_attention",
+            "decoder": "decoder_*/self_attention",
+            "cross": "decoder_*/cross_attention",
+        },
+        segments=True,
+    ),
+)
+
+
+def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
+    """The model's config from the fields of `config.model`.
 
     Raises:
-      UserError: there is no such kind, or it cannot have such a field or such a value.
+      UserError: the kind, a field or a value is unknown.
     """
     kind = find_kind(fields["kind"])
     own = {name: value for name, value in fields.items() if name != "kind"}
     known = {field.name: field for field in dataclasses.fields(kind.config) if field.name != "vocab_size"}
     for name in sorted(own.keys() ^ known.keys()):
-        if name in known and known[name].default is not dataclasses.MISSING:  # a run from before there was the field
+        if name in known and known[name].default is not dataclasses.MISSING:  # a run from before the field existed
             continue
-        says = "lacks" if name in known else "has nothing for"
+        problem = "is missing for" if name in known else "is not a field of"
         hint = "" if name in known else did_you_mean(name, known)
-        advice = hint or "start from the file of configs/ that is for this kind of model"
-        raise UserError(f"config.model.kind is {fields['kind']!r}, whose config {says} config.model.{name}; {advice}")
+        advice = hint or "start from the file of configs/ that is for this kind"
+        raise UserError(f"config.model.{name} {problem} kind {fields['kind']!r}; {advice}")
     return kind.config(vocab_size=vocab_size, **own)
 
 
@@ -75,36 +95,37 @@ def find_kind(name: str) -> Kind:
     return KINDS[name]
 
 
-def kind_of(config: Config) -> Kind:
-    """The kind that a model's config is of."""
+def kind_of(config: ModelConfig) -> Kind:
+    """The kind of a model's config."""
     return next(kind for kind in KINDS.values() if type(config) is kind.config)
 
 
-def most_positions(config: Config) -> int | None:
-    """How many positions a model has learned, beyond which it cannot go; None for one without a limit."""
-    if isinstance(config, RecurrentConfig) or config.positions != "learned":
-        return None
-    return config.max_length
-
-
-def make_model(config: Config) -> Any:
+def make_model(config: ModelConfig) -> Any:
     """The module of a config."""
     return kind_of(config).module(config)
 
 
-@functools.partial(jax.jit, static_argnums=0)  # op by op there would be hundreds of programs to compile
-def init_params(config: Config, key: jax.Array) -> Any:
+@functools.partial(jax.jit, static_argnums=0)  # op by op, there would be hundreds of programs to compile
+def init_params(config: ModelConfig, key: jax.Array) -> Any:
     """Fresh float32 parameters of `make_model(config)`."""
     tokens = jnp.ones((1, 1), jnp.int32)
     return make_model(config).init(key, *(tokens for _ in kind_of(config).reads))["params"]
 
 
-def attention_maps(config: Config, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:
-    """The attention weights of one pass over what the model reads, in float32: source [B, S] and, teacher-forced,
-    target [B, T].
+def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:
+    """The attention weights of one pass over source [B, S] and, teacher-forced, target [B, T], in float32.
 
     Returns:
-      Those of "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T], "cross" [N, B, H, T, S] and "pooling"
-      [1, B, H, 1, S] that this kind of model has, layer by layer.
+      Those that this kind of model has, layer by layer: "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T], "cross"
+      [N, B, H, T, S] and "pooling" [1, B, H, 1, S].
     """
-    return kind_of(config).attention_maps(config, params, *sides)
+    if isinstance(config, EncoderConfig):
+        config = dataclasses.replace(config, scan_layers=False)  # scanned layers sow nothing
+    _, sown = make_model(config).apply({"params": params}, *sides, mutable=["intermediates"])
+    weights: dict[str, Any] = flatten_dict(sown.get("intermediates", {}), sep="/")
+    maps = {}
+    for name, module in kind_of(config).attention.items():
+        places = dict.fromkeys(f"{module.replace('*', str(n))}/weights" for n in range(config.num_layers))
+        if layers := [weights[place][0] for place in places if place in weights]:
+            maps[name] = jnp.stack(layers)
+    return maps

@@ -1,4 +1,4 @@
-"""How well a query and a key go together (section 3.2.1): that of which attention's weights are the softmax.
+"""Scores of a query and a key, of which attention takes the softmax (section 3.2.1).
 
 Letters of shapes: B batch, Q queries, M keys, H heads, K hypotheses of a search.
 """
@@ -10,24 +10,24 @@ import jax
 import jax.numpy as jnp
 
 
-class Compatibility(Protocol):
-    """A function of a query and a key, in the two layouts in which attention has them; the results are float32."""
+class ScoreFunction(Protocol):
+    """A function of queries and keys, in the two layouts that attention has them in. Scores are float32."""
 
-    def of_all(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
-        """Of the queries and keys of whole sentences.
+    def full(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
+        """Scores for whole sentences.
 
         Args:
           query: [B, Q, H, d_k].
           key: [B, M, H, d_k].
-          offsets: [Q, M, d_k], added to the keys as each query sees them (`relative.Distances`).
+          offsets: [Q, M, d_k], added to the keys as each query sees them (`positions.Distances`).
 
         Returns:
           [B, H, Q, M].
         """
         ...
 
-    def of_few(self, query: jax.Array, key: jax.Array) -> jax.Array:
-        """Of the queries of a step of decoding: [B, K, H, d_k] and [B, H, d_k, M] -> [B, H, K, M]."""
+    def cached(self, query: jax.Array, key: jax.Array) -> jax.Array:
+        """Scores for a decoding step: [B, K, H, d_k] and [B, H, d_k, M] -> [B, H, K, M]."""
         ...
 
 
@@ -35,19 +35,19 @@ class Compatibility(Protocol):
 class Dot:
     """q . k / sqrt(d_k), the paper's; or not `scaled`, q . k.
 
-    Of independent features of variance 1, q . k has the variance d_k: where that is large, the softmax is next to one
-    for a single key, and has next to no gradient (section 3.2.1).
+    For independent features of variance 1, q . k has variance d_k. If that is large, the softmax is close to 1 for one
+    key, and its gradient close to 0 (section 3.2.1).
     """
 
     scaled: bool = True
 
-    def of_all(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
+    def full(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
         products = jnp.einsum("bqhd,bmhd->bhqm", query, key, preferred_element_type=jnp.float32)
-        if offsets is not None:  # q . (k + a) = q . k + q . a, and there is no [B, Q, M, H, d_k]
+        if offsets is not None:  # q . (k + a) = q . k + q . a avoids an array [B, Q, M, H, d_k]
             products += jnp.einsum("bqhd,qmd->bhqm", query, offsets, preferred_element_type=jnp.float32)
         return self._scale(products, query.shape[-1])
 
-    def of_few(self, query: jax.Array, key: jax.Array) -> jax.Array:
+    def cached(self, query: jax.Array, key: jax.Array) -> jax.Array:
         d_k = query.shape[-1]
         if query.shape[1] == 1:
             return self._scale(jnp.einsum("bkhd,bhdm->bhkm", query, key, preferred_element_type=jnp.float32), d_k)
@@ -60,21 +60,21 @@ class Dot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Additive:
-    """v . tanh(q + k), a hidden layer of d_k (Bahdanau et al., 2015), with q = x W^Q and k = x W^K as ever.
+    """v . tanh(q + k), a hidden layer of d_k (Bahdanau et al., 2015), with q = x W^Q and k = x W^K as usual.
 
-    It holds the hidden layer of every query and key, [B, H, Q, M, d_k], where a dot product has [B, H, Q, M].
+    Needs memory for the hidden layer of every query and key, [B, H, Q, M, d_k]; a dot product needs [B, H, Q, M].
     """
 
     v: jax.Array  # [H, d_k]
 
-    def of_all(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
+    def full(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
         key = key[:, None]  # [B, 1, M, H, d_k]
         if offsets is not None:
             key += offsets[:, :, None]
         hidden = jnp.tanh(query[:, :, None] + key)  # [B, Q, M, H, d_k]
         return jnp.einsum("bqmhd,hd->bhqm", hidden, self.v.astype(hidden.dtype), preferred_element_type=jnp.float32)
 
-    def of_few(self, query: jax.Array, key: jax.Array) -> jax.Array:
+    def cached(self, query: jax.Array, key: jax.Array) -> jax.Array:
         query = query.swapaxes(1, 2)[..., None].astype(jnp.float32)  # [B, H, K, d_k, 1]
         hidden = jnp.tanh(query + key[:, :, None])  # with [B, H, 1, d_k, M]
         return jnp.sum(self.v[:, None, :, None] * hidden, axis=-2)

@@ -1,50 +1,46 @@
-"""The encoder alone, telling classes of texts apart: encoder, pooling, linear layer.
+"""The Transformer's encoder as a classifier of texts: encoder, pooling, linear layer.
 
 Letters of shapes: B batch, S positions, H heads, C classes.
 """
 
 import dataclasses
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention, padding_mask
-from transformer_flax.model.config import EncoderConfig, require, require_one_of, require_size
+from transformer_flax.model.config import EncoderConfig, one_of, positive, size
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.transformer import Encoder, embedding
+from transformer_flax.model.layers import embed, embedding
+from transformer_flax.model.positions import Positions
+from transformer_flax.model.registry import Kind, register
+from transformer_flax.model.transformer import Encoder
 
 POOLING = ("mean", "max", "first", "attention")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(EncoderConfig):
-    """Sizes and choices of a classifier; `configs/classifier.py` explains those that the Transformer has not."""
+    """`configs/classifier.py` explains the fields that the Transformer does not have."""
 
-    pooling: str
-    num_classes: int  # C
-    embedding_deviation: float = 1.0
-
-    def __post_init__(self):
-        super().__post_init__()
-        require_one_of(self, "pooling", POOLING)
-        require_size(self, "num_classes", least=2)
-        require(self, "embedding_deviation", lambda v: type(v) in (int, float) and v > 0, "above 0")
+    pooling: str = one_of(POOLING)
+    num_classes: int = size(least=2)  # C
+    embedding_deviation: float = positive(default=1.0)
 
 
 class Pooling(nn.Module):
-    """One vector for a whole text; padding has no part in it.
+    """One vector for a whole text, padding left out.
 
-    The mean of the encoder's outputs, the largest of each of their elements, the first token's, or what multi-head
-    attention from one query, which is learned, finds in them.
+    It is the mean of the encoder's outputs, their element-wise maximum, the first token's output, or multi-head
+    attention from one learned query.
     """
 
     config: ClassifierConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        """x [B, S, d_model], mask [B, 1, 1, S] -> [B, d_model]; of a row without a token, some finite vector."""
+        """x [B, S, d_model], mask [B, 1, 1, S] -> [B, d_model], finite for a row without a token too."""
         c = self.config
         if c.pooling == "first":
             return x[:, 0]
@@ -61,17 +57,19 @@ class Pooling(nn.Module):
         return (total / jnp.maximum(jnp.sum(there, axis=1), 1)).astype(c.dtype)
 
 
-class Classifier(Encoder):
-    """Token ids in, a logit for each class out. Dropout, also of what is pooled, is active when a key is given."""
+class Classifier(nn.Module):
+    """Token ids in, a logit for each class out. Dropout is active when a "dropout" key is given."""
 
-    config: ClassifierConfig  # pyrefly: ignore (which is never set anew)
+    config: ClassifierConfig
 
     def setup(self):
-        super().setup()
         c = self.config
-        self.embedding = self.source_embedding = embedding(c, c.embedding_deviation)
+        self.embedding = embedding(c, "embedding", c.embedding_deviation)
+        self.positions = Positions(c)
+        self.embedding_dropout, self.pooled_dropout = Dropout(c.dropout), Dropout(c.dropout)
+        self.encoder = Encoder(c)
+        nn.share_scope(self, self.encoder)
         self.pooling = Pooling(c)
-        self.pooled_dropout = Dropout(c.dropout)
         self.output = nn.Dense(c.num_classes, dtype=jnp.float32, kernel_init=nn.initializers.xavier_uniform())
 
     def __call__(self, source: jax.Array) -> jax.Array:
@@ -79,18 +77,18 @@ class Classifier(Encoder):
         pooled = self.pooling(self.encode(source), padding_mask(source))
         return self.output(self.pooled_dropout(pooled))
 
+    def encode(self, source: jax.Array) -> jax.Array:
+        """source [B, S] -> [B, S, d_model]."""
+        x = embed(self.embedding, source) + self.positions(source.shape[1])
+        return self.encoder(self.embedding_dropout(x.astype(self.config.dtype)), padding_mask(source))
 
-def attention_maps(config: ClassifierConfig, params: Any, source: jax.Array) -> dict[str, jax.Array]:
-    """The attention weights of one pass over source [B, S], in float32.
 
-    Returns:
-      {"encoder": [N, B, H, S, S]}, layer by layer, and where pooling attends {"pooling": [1, B, H, 1, S]}.
-    """
-    config = dataclasses.replace(config, scan_layers=False)  # whose layers keep nothing apart
-    _, sown = Classifier(config).apply({"params": params}, source, mutable=["intermediates"])
-    weights: Any = sown["intermediates"]
-    layers = [weights[f"encoder_{n}"]["self_attention"]["weights"][0] for n in range(config.num_layers)]
-    maps = {"encoder": jnp.stack(layers)}
-    if config.pooling == "attention":
-        maps["pooling"] = jnp.stack([weights["pooling"]["attention"]["weights"][0]])
-    return maps
+register(
+    "classifier",
+    Kind(
+        ClassifierConfig,
+        Classifier,
+        attention={"encoder": "encoder_*/self_attention", "pooling": "pooling/attention"},
+        classifies=True,
+    ),
+)

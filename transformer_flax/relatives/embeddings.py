@@ -1,7 +1,7 @@
-"""Trained word vectors: a folder on the disk, and what is near to a word.
+"""Trained word vectors: their folder on disk, and the neighbours of a word.
 
-A word is a piece of the vocabulary that begins with a blank and that the text has mostly as a whole word. A word of
-several pieces has no vector of its own: it is given the mean of theirs, and is no neighbour of any.
+A word is a piece of the vocabulary that begins with a blank and is a whole word in most of its occurrences. A word of
+several pieces has the mean of their vectors, and is never listed as a neighbour.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ import numpy as np
 from transformer_flax.data.corpus import Sentences, blocks
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.files import checked, read_json, require_plain, signed
+from transformer_flax.files import checked, read_json, signed
 from transformer_flax.special_tokens import END_ID
 
 TOKENIZER, DESCRIPTION = "tokenizer.json", "config.json"
@@ -36,15 +36,15 @@ class Vectors:
 
     tokenizer: Tokenizer
     vectors: np.ndarray  # float32 [V, d_model], of mean square length 1
-    counts: np.ndarray  # int64 [2, V]: how often each piece stands in the text, and how often as a whole word
+    counts: np.ndarray  # int64 [2, V]: occurrences of each piece in the text, and those as a whole word
 
     @classmethod
     def make(
         cls, tokenizer: Tokenizer, vectors: np.ndarray, counts: np.ndarray, whole: np.ndarray, rng: np.random.Generator
     ) -> "Vectors":
-        """Vectors as a model's embeddings start: of mean square length 1, or an entry's variance 1 / d_model.
+        """Scales vectors to the size of a model's initial embeddings: mean square length 1, a variance of 1 / d_model.
 
-        Those of pieces that the text does not have are drawn from a normal distribution of that variance.
+        Pieces that the text does not have get random vectors of that variance.
         """
         seen = counts > 0
         scaled = rng.normal(scale=vectors.shape[1] ** -0.5, size=vectors.shape)
@@ -57,38 +57,38 @@ class Vectors:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with any of the vectors."""
+        """A hash of all vectors."""
         return hashlib.sha256(self.vectors.tobytes()).hexdigest()
 
     def vector(self, word: str) -> np.ndarray:
-        """The vector of a word or of a few, [d_model]: the mean of its pieces'.
+        """The vector of one or several words, [d_model]: the mean over their pieces.
 
         Raises:
-          UserError: there is nothing to look up, or the text had none of its pieces.
+          UserError: the word is empty, or the text has none of its pieces.
         """
         [pieces] = self.tokenizer.encode([word.strip()])
         known = [piece for piece in pieces if self.counts[0, piece]]
         if not known:
-            raise UserError(f"there is no vector of {word!r}: the text that these vectors are of had no piece of it")
+            raise UserError(f"there is no vector of {word!r}: the training text had no piece of it")
         return self.vectors[known].mean(axis=0)
 
     def words(self, least: int = 1) -> list[tuple[str, int]]:
-        """The words that stand in the text at least so often, with the ids of their pieces; the most frequent first."""
+        """The words that occur at least so often, with the ids of their pieces; the most frequent first."""
         pieces, whole = self.counts
         chosen = np.flatnonzero((whole >= max(least, 1)) & (whole > MOSTLY * pieces))
         chosen = chosen[np.argsort(-whole[chosen], kind="stable")]
         return [(self._spellings[piece].strip(), int(piece)) for piece in chosen]
 
     def nearest(self, word: str, count: int = 10, *, least: int = 5) -> list[tuple[str, float]]:
-        """The words whose vectors have the greatest cosine with a word's, and the cosines.
+        """The neighbours of a word: those with the greatest cosine, and the cosines.
 
         Args:
-          word: one or a few, in their usual spelling: "Dog" is not "dog".
+          word: one or several, as they are spelt in the text: "Dog" is not "dog".
           count: how many.
-          least: how often a neighbour stands in the text.
+          least: occurrences that a neighbour must have.
 
         Raises:
-          UserError: as `vector`, or there are no words so frequent.
+          UserError: as `vector`, or no word is so frequent.
         """
         others = [(name, piece) for name, piece in self.words(least) if name != word.strip()]
         if not others:
@@ -99,14 +99,14 @@ class Vectors:
         return [(others[i][0], float(cosines[i])) for i in np.argsort(-cosines, kind="stable")[:count]]
 
     def save(self, folder: pathlib.Path, config: dict[str, Any]) -> None:
-        """Writes them, whole or not at all.
+        """Writes the folder, whole or not at all.
 
         Args:
-          folder: that is not there yet.
-          config: of the training, to be told.
+          folder: must not exist.
+          config: of the training, for the record.
 
         Raises:
-          UserError: it is there.
+          UserError: the folder exists.
           OSError: it cannot be written.
         """
         require_free(folder)
@@ -115,7 +115,7 @@ class Vectors:
         try:
             contents = {TOKENIZER: self.tokenizer.to_json().encode()}
             for name in ARRAYS:
-                stream = io.BytesIO()  # np.save to a file overlooks that its last bytes could not be written
+                stream = io.BytesIO()  # np.save to a file does not notice that its last bytes could not be written
                 np.save(stream, getattr(self, name), allow_pickle=False)
                 contents[f"{name}.npy"] = stream.getvalue()
             for name, content in contents.items():
@@ -129,10 +129,10 @@ class Vectors:
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Vectors":
-        """What `save` has written; nothing in the folder is unpickled.
+        """Reads a folder that `save` wrote; unpickles nothing.
 
         Raises:
-          UserError: there is no such folder, or what it holds is damaged or something else.
+          UserError: the folder does not exist, holds something else, or is damaged.
         """
         if not folder.is_dir():
             raise UserError(f"there is no folder {folder} of word vectors")
@@ -140,58 +140,47 @@ class Vectors:
             raise UserError(f"{folder} holds no word vectors: it has no {DESCRIPTION}")
         try:
             checksums = checked(read_json(folder / DESCRIPTION))["checksums"]
-            for name in (TOKENIZER, *(f"{name}.npy" for name in ARRAYS)):
-                require_plain(folder / name)
-                if zlib.crc32((folder / name).read_bytes()) != checksums[name]:
+            contents = {name: (folder / name).read_bytes() for name in (TOKENIZER, *(f"{name}.npy" for name in ARRAYS))}
+            for name, content in contents.items():
+                if zlib.crc32(content) != checksums[name]:
                     raise ValueError(f"{name} has changed")
             tokenizer = Tokenizer.load(folder / TOKENIZER)
-            found = cls(tokenizer, **{name: _load(folder / f"{name}.npy", dtype) for name, dtype in ARRAYS.items()})
-            rows = tokenizer.vocab_size
+            arrays = {name: np.load(io.BytesIO(contents[f"{name}.npy"]), allow_pickle=False) for name in ARRAYS}
+            found, rows = cls(tokenizer, **arrays), tokenizer.vocab_size
+            if {name: array.dtype for name, array in arrays.items()} != ARRAYS:
+                raise ValueError("its arrays have other types")
             if len(found.vectors) != rows or found.counts.shape != (2, rows) or not np.isfinite(found.vectors).all():
-                raise ValueError(f"they are not {rows:,} vectors of numbers, as its tokenizer has pieces")
-        except Exception as error:  # what a damaged header can do to NumPy is of many kinds
+                raise ValueError(f"it does not have a finite vector for each of the tokenizer's {rows:,} pieces")
+        except Exception as error:  # damaged headers make NumPy raise errors of many types
             raise UserError(f"{folder} cannot be read as word vectors ({error}); train them again") from error
         return found
 
 
 def require_free(folder: pathlib.Path) -> None:
     """Raises:
-    UserError: there is something at that place already.
+    UserError: the folder exists.
     """
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} is there already; name another folder for the vectors")
 
 
 def spell(tokenizer: Tokenizer) -> list[str]:
-    """Each piece as it stands behind another word: with a blank if it begins one. Bytes alone are U+FFFD."""
+    """The text of each piece after another word: with a blank if it begins a word. Incomplete characters are U+FFFD."""
     [anchor] = tokenizer.encode(["a"])
     before = tokenizer.decode(anchor)
     return [tokenizer.decode([*anchor, piece]).removeprefix(before) for piece in range(tokenizer.vocab_size)]
 
 
 def count_whole_words(sides: Sequence[Sentences], tokenizer: Tokenizer) -> np.ndarray:
-    """How often each piece is a whole word of a text: it begins one, and what comes next does not go on with it."""
+    """Occurrences of each piece as a whole word: it begins one, and the next piece does not continue it."""
     spellings = spell(tokenizer)
     is_word = np.array([text.lstrip()[:1].isalnum() or text.lstrip().startswith(UNREADABLE) for text in spellings])
     begins = is_word & np.array([text[:1].isspace() for text in spellings])
-    goes_on = is_word & ~begins
+    continues = is_word & ~begins
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     for side in sides:
         for block in blocks(len(side.ids)):
             ids = np.asarray(side.ids[block])
             behind = np.append(side.ids[block.start + 1 : block.stop + 1], END_ID)[: len(ids)]
-            counts += np.bincount(ids[begins[ids] & ~goes_on[behind]], minlength=len(counts))
+            counts += np.bincount(ids[begins[ids] & ~continues[behind]], minlength=len(counts))
     return counts
-
-
-def _load(file: pathlib.Path, dtype: np.dtype) -> np.ndarray:
-    """A two-dimensional array, memory-mapped.
-
-    Raises:
-      Exception: it is none, or another.
-    """
-    require_plain(file)
-    array = np.load(file, mmap_mode="r", allow_pickle=False)
-    if array.dtype != dtype or array.ndim != 2:
-        raise ValueError(f"{file.name} is {array.dtype} of {array.ndim} axes")
-    return array

@@ -1,57 +1,60 @@
-"""What the rivals of the Transformer have in common: sizes, and the words' vectors that a model begins and ends with.
+"""The parts that the recurrent and the convolutional translator share.
 
-Letters of shapes: B batch, T positions, V vocabulary.
+Letters of shapes: B batch, S source positions, T target positions, V vocabulary.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import flax.linen as nn
+import jax
 
-from transformer_flax.model.config import (
-    DTYPES,
-    LARGEST,
-    MOST_LAYERS,
-    require_one_of,
-    require_rate,
-    require_size,
-    require_switch,
-)
+from transformer_flax.model.attention import attention_weights
+from transformer_flax.model.config import ModelConfig, switch
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.transformer import embedding
+from transformer_flax.model.layers import embeddings, to_logits
+from transformer_flax.model.scores import ScoreFunction
 
 
-@dataclasses.dataclass(frozen=True)
-class EmbeddedConfig:
-    """Sizes and choices of a rival, whichever it is; the files of `configs/` that are for rivals explain each.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Seq2SeqConfig(ModelConfig):
+    """The fields that both have; `configs/recurrent.py` and `configs/convolutional.py` explain each."""
 
-    Raises:
-      UserError: a value that none can have, named as the config field it comes from.
+    tie_embeddings: bool = switch()
+
+
+class Memory(NamedTuple):
+    """The keys and values that the decoder attends to."""
+
+    keys: jax.Array  # [B, S, d_model]
+    values: jax.Array  # [B, S, d_model]
+    mask: jax.Array  # bool [B, 1, S], False at padding
+
+
+def one_head_weights(module: nn.Module, query: jax.Array, memory: Memory, score: ScoreFunction) -> jax.Array:
+    """The attention weights of query [B, T, d_model] on the memory, [B, T, S], float32. `module` sows them."""
+    weights = attention_weights(query[:, :, None], memory.keys[:, :, None], memory.mask[:, None], score)
+    module.sow("intermediates", "weights", weights)
+    return weights[:, 0]
+
+
+class Seq2Seq(nn.Module):
+    """A translator: token ids in, next-token logits out. Dropout is active when a "dropout" key is given.
+
+    Subclasses must define `features`, `init_cache` and `decode_step` (`model.registry`).
     """
 
-    vocab_size: int  # V
-    num_layers: int  # N
-    d_model: int
-    dropout: float
-    tie_embeddings: bool
-    dtype: str
-
-    def __post_init__(self):
-        for name, most in (("vocab_size", LARGEST), ("num_layers", MOST_LAYERS), ("d_model", LARGEST)):
-            require_size(self, name, most)
-        require_rate(self, "dropout")
-        require_switch(self, "tie_embeddings")
-        require_one_of(self, "dtype", DTYPES)
-
-
-class Embedded(nn.Module):
-    """A model with embeddings of the source and the target, and the matrix of its logits: one, if they are tied."""
-
-    config: EmbeddedConfig
+    config: Seq2SeqConfig
 
     def setup(self):
         c = self.config
-        if c.tie_embeddings:  # as the Transformer's (section 3.4)
-            self.embedding = self.source_embedding = self.target_embedding = self.output_embedding = embedding(c)
-        else:
-            self.source_embedding, self.target_embedding, self.output_embedding = (embedding(c) for _ in range(3))
+        self.source_embedding, self.target_embedding, self.output_embedding = embeddings(c, tied=c.tie_embeddings)
         self.embedding_dropout = Dropout(c.dropout)
+
+    def __call__(self, source: jax.Array, target: jax.Array) -> jax.Array:
+        """source [B, S], target [B, T] -> logits [B, T, V] in float32; those at t see only the target before t."""
+        return to_logits(*self.features(source, target))
+
+    def features(self, source: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The factors of the logits: the decoder's output [B, T, d_model] and the embedding [V, d_model]."""
+        raise NotImplementedError

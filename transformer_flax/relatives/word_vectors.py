@@ -1,11 +1,10 @@
-"""How word vectors are trained."""
+"""Training of word vectors: skip-gram and CBOW with negative sampling (Mikolov et al., 2013)."""
 
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,54 +14,40 @@ from jax.nn import log_sigmoid
 from transformer_flax.data.corpus import BLOCK, Sentences, count, ranges
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
+from transformer_flax.model.config import CheckedConfig, checked, one_of, positive, rate, size
 from transformer_flax.relatives.embeddings import Vectors, count_whole_words
 from transformer_flax.special_tokens import NUM_SPECIAL, PAD_ID
 
-KINDS = ("skipgram", "cbow")
+OBJECTIVES = ("skipgram", "cbow")
 SIDES = ("both", "interleaved", "source", "target")
+LARGEST = 1 << 20
 
 
-@dataclasses.dataclass(frozen=True)
-class VectorConfig:
-    """Sizes and choices of the training; `configs/vectors.py` explains each.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorConfig(CheckedConfig):
+    """Sizes and choices of the training; `configs/vectors.py` explains each."""
 
-    Raises:
-      UserError: a value that cannot be, named as the config field it comes from.
-    """
+    section: ClassVar[str] = "vectors"
 
-    kind: str
-    d_model: int
-    window: int
-    negatives: int
-    shared_negatives: int
-    noise_power: float
-    subsample: float
-    sides: str
-    epochs: int
-    rows_per_batch: int
-    learning_rate: float
-
-    def __post_init__(self):
-        self._require("kind", lambda v: v in KINDS, f"one of {', '.join(KINDS)}")
-        self._require("sides", lambda v: v in SIDES, f"one of {', '.join(SIDES)}")
-        for name in ("d_model", "window", "negatives", "shared_negatives", "epochs", "rows_per_batch"):
-            self._require(name, lambda v: type(v) is int and 1 <= v <= 1 << 20, f"a whole number from 1 to {1 << 20:,}")
-        self._require("noise_power", lambda v: type(v) in (int, float) and 0 <= v <= 1, "from 0 to 1")
-        self._require("subsample", lambda v: type(v) in (int, float) and 0 <= v < 1, "0, or below 1")
-        self._require("learning_rate", lambda v: type(v) in (int, float) and 0 < v < math.inf, "above 0")
-
-    def _require(self, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
-        value = getattr(self, name)
-        if not is_valid(value):
-            raise UserError(f"config.vectors.{name} is {value!r}; it must be {requirement}")
+    kind: str = one_of(OBJECTIVES)
+    d_model: int = size(most=LARGEST)
+    window: int = size(most=LARGEST)
+    negatives: int = size(most=LARGEST)
+    shared_negatives: int = size(most=LARGEST)
+    noise_power: float = checked(lambda v: type(v) in (int, float) and 0 <= v <= 1, "a number from 0 to 1")
+    subsample: float = rate()
+    sides: str = one_of(SIDES)
+    epochs: int = size(most=LARGEST)
+    rows_per_batch: int = size(most=LARGEST)
+    learning_rate: float = positive()
 
 
 def windows(sentences: jax.Array | np.ndarray, reach: jax.Array | np.ndarray) -> jax.Array:
-    """Which words are contexts of which: [R, T, C], 1 or 0.
+    """1 where word c is a context of word t, else 0: [R, T, C].
 
     Args:
-      sentences: [R, T], the number of the sentence that each word stands in; -1 for padding.
-      reach: [R, T], how many words to each side it looks.
+      sentences: [R, T], the number of each word's sentence; -1 for padding.
+      reach: [R, T], the words on each side that are its context.
     """
     place = jnp.arange(sentences.shape[1])
     distance = jnp.abs(place[:, None] - place)
@@ -75,11 +60,11 @@ def skipgram_loss(v: jax.Array, u: jax.Array, noise: jax.Array, window: jax.Arra
 
         -log sigma(u_c . v_w) - sum_{i=1..k} log sigma(-u_{n_i} . v_w), summed over all (w, c)
 
-    Noise is shared: each of a row's M words of noise stands against all pairs (w, c) of the row and weighs k / M, which
-    is the same on average.
+    Noise is shared: each of a row's M words of noise counts for all pairs (w, c) of the row with weight k / M, which is
+    the same on average.
 
     Args:
-      v, u: [R, T, d_model], the words' own vectors, and theirs as contexts.
+      v, u: [R, T, d_model], the vectors of the words, and their vectors as contexts.
       noise: [R, M, d_model], vectors of noise as contexts.
       window: [R, T, C].
       negatives: k.
@@ -91,11 +76,11 @@ def skipgram_loss(v: jax.Array, u: jax.Array, noise: jax.Array, window: jax.Arra
 
 
 def cbow_loss(v: jax.Array, u: jax.Array, noise: jax.Array, window: jax.Array, negatives: float) -> jax.Array:
-    """The mean h of a window predicts the word w in its middle, against k words n of noise:
+    """The mean h of a window predicts the word w in its centre, against k words n of noise:
 
         -log sigma(u_w . h) - sum_{i=1..k} log sigma(-u_{n_i} . h), summed over all w that have a context
 
-    Arguments, and the sharing of noise, as of `skipgram_loss`.
+    Arguments and shared noise are as in `skipgram_loss`.
     """
     contexts = window.sum(-1, keepdims=True)  # [R, T, 1]
     h = jnp.einsum("rtc,rcd->rtd", window / jnp.maximum(contexts, 1), v)
@@ -107,38 +92,38 @@ def cbow_loss(v: jax.Array, u: jax.Array, noise: jax.Array, window: jax.Array, n
 LOSSES = {"skipgram": skipgram_loss, "cbow": cbow_loss}
 
 
-ROW = 64  # words: more, and most products would be of words too far from each other; fewer, and its ends cut windows
+ROW = 64  # words. In longer rows most products are of distant words; the ends of shorter rows cut more windows.
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """A batch: what is in R rows of ROW words, all int32."""
+    """A batch of R rows of ROW words; all arrays are int32."""
 
     words: np.ndarray  # [R, ROW]
-    sentences: np.ndarray  # [R, ROW], which of them stand in the same one; -1 for padding
-    reach: np.ndarray  # [R, ROW], of the window of each
+    sentences: np.ndarray  # [R, ROW], the number of each word's sentence; -1 for padding
+    reach: np.ndarray  # [R, ROW], of each word's window
     noise: np.ndarray  # [R, M]
-    done: float  # share of the epoch behind it
+    done: float  # share of the epoch that precedes it
 
 
 def count_words(sides: Sequence[Sentences], vocab_size: int) -> np.ndarray:
-    """How often each word is there, special ones left out: int64 [V]."""
+    """Occurrences of each word, without special ones: int64 [V]."""
     counts = np.sum([count(side.ids, vocab_size) for side in sides], axis=0)
     counts[:NUM_SPECIAL] = 0
     return counts
 
 
 class Text:
-    """Sentences of one or two languages as an endless supply of rows.
+    """Sentences of one or two languages as rows for training.
 
-    `epoch(k)` is a pure function of (sentences, config, seed, k). Frequent words are left out at random, and what is
-    left moves together, so windows reach farther (Mikolov et al., 2013). Interleaved, the two sentences of a pair are
-    merged into one by how far along each word stands, so that windows see both languages (Vulic and Moens, 2015).
+    `epoch(k)` is a pure function of (sentences, config, seed, k). Frequent words are left out at random and the others
+    close ranks, so windows reach farther (Mikolov et al., 2013). With sides "interleaved", the two sentences of a pair
+    are merged by the relative position of their words, so windows see both languages (Vulic and Moens, 2015).
     """
 
     def __init__(self, sides: Sequence[Sentences], counts: np.ndarray, config: VectorConfig, seed: int):
         self._sides, self._config, self._seed = sides, config, seed
-        # Of each side, the number of its first sentence; pairs that are merged have one number.
+        # The number of each side's first sentence. Merged pairs have one number.
         self._firsts = [0, 0, len(sides[0])] if config.sides == "interleaved" else np.cumsum([0, *map(len, sides)])
         frequencies = np.maximum(counts, 1) / counts.sum()
         self._kept = np.sqrt(config.subsample / frequencies) if config.subsample else np.ones(len(counts))
@@ -155,7 +140,7 @@ class Text:
             yield from self._rows(rng, words, sentences, start, len(order))
 
     def _take(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The words of these sentences, and the number of the sentence that each stands in."""
+        """The words of these sentences, and the number of each word's sentence."""
         words, sentences, places = [], [], []
         for side, first in zip(self._sides, self._firsts, strict=False):
             own = chosen[(chosen >= first) & (chosen < first + len(side))]
@@ -172,7 +157,7 @@ class Text:
         return words[merged], sentences[merged]
 
     def _rows(self, rng, words: np.ndarray, sentences: np.ndarray, start: int, total: int) -> Iterator[Rows]:
-        """Batches of a block of sentences, which begins at `start` of `total`; the last one is filled up."""
+        """Batches of the block of sentences that begins at `start` of `total`; the last one is padded."""
         kept = rng.random(len(words)) < self._kept[words]
         words, sentences = words[kept], sentences[kept]
         shape = (-1, self._config.rows_per_batch, ROW)
@@ -190,23 +175,23 @@ class Text:
             yield Rows(words[i], sentences[i], reach, noise.astype(np.int32), done)
 
 
-READ = 100  # steps, after which the host waits for their losses
-LEAST = 1e-10  # of the sum of squares that Adagrad divides by
+READ = 100  # steps between reading losses, for which the host waits
+LEAST = 1e-10  # added to the sum of squares that Adagrad divides by
 
 
 class Tables(NamedTuple):
-    """What is trained."""
+    """The state of training."""
 
-    vectors: jax.Array  # [2 V, d_model], each word's own, then each word's as a context
-    squares: jax.Array  # [2 V], of the gradients so far: the sum of each vector's mean
+    vectors: jax.Array  # [2 V, d_model], of each word, then of each word as a context
+    squares: jax.Array  # [2 V], sums over steps of each gradient's mean square
 
 
 class Touched(NamedTuple):
-    """A batch and the vectors that it touches, as many as there is room for at most."""
+    """A batch and the vectors that it touches."""
 
-    places: np.ndarray  # int32, ascending, in the tables; from 2 V on where there are fewer
-    v: np.ndarray  # int32 [R, T], where in `places` each word's own vector is
-    u: np.ndarray  # int32 [R, T], and its vector as a context
+    places: np.ndarray  # int32, ascending rows of the tables, filled up with rows from 2 V on
+    v: np.ndarray  # int32 [R, T], index in `places` of each word's vector
+    u: np.ndarray  # int32 [R, T], and of its vector as a context
     noise: np.ndarray  # int32 [R, M]
     sentences: np.ndarray  # int32 [R, T]
     reach: np.ndarray  # int32 [R, T]
@@ -224,7 +209,7 @@ def touch(rows: Rows, vocab_size: int) -> Touched:
 
 
 def gradient(vectors: jax.Array, batch: Touched, kind: str, negatives: float) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The loss of a batch, the words that have a context, and the gradient of the vectors at its places."""
+    """The loss of a batch, its number of words with a context, and the gradient of the vectors at its places."""
     window = windows(batch.sentences, batch.reach)
 
     def loss(touched: jax.Array) -> jax.Array:
@@ -238,7 +223,7 @@ def gradient(vectors: jax.Array, batch: Touched, kind: str, negatives: float) ->
 def update(
     tables: Tables, batch: Touched, rate: jax.Array, *, kind: str, negatives: float
 ) -> tuple[Tables, jax.Array, jax.Array]:
-    """One step of Adagrad with one rate for each vector: the tables after it, the loss and the words it is of."""
+    """One step of Adagrad with one rate per vector: the new tables, the loss and its number of words."""
     loss, count, grads = gradient(tables.vectors, batch, kind, negatives)
     own = {"mode": "drop", "unique_indices": True, "indices_are_sorted": True}
     squares = tables.squares.at[batch.places].get(mode="fill", fill_value=1.0) + jnp.mean(grads**2, axis=-1)
@@ -255,17 +240,17 @@ def train_vectors(
     *,
     progress: Callable[[float, float], None] = lambda epochs, loss: None,
 ) -> Vectors:
-    """Vectors of the pieces of a text.
+    """Trains vectors of the pieces of a text.
 
     Args:
-      sides: its sentences, one language or both.
-      tokenizer: that made them.
+      sides: its sentences, in one language or both.
+      tokenizer: of the sentences.
       config: of the training.
-      seed: rules all that is random; the same gives the same vectors.
-      progress: called after some steps with the epochs that are done and the loss of a word since the last time.
+      seed: the same seed gives the same vectors.
+      progress: called every `READ` steps with the epochs done and the loss per word since the last call.
 
     Raises:
-      UserError: there is no text, or the vectors are not finite.
+      UserError: the text is empty, or the vectors are not finite.
     """
     counts = count_words(sides, tokenizer.vocab_size)
     if not counts.any():
@@ -294,6 +279,6 @@ def train_vectors(
     table = np.array(tables.vectors[: tokenizer.vocab_size])
     if not np.isfinite(table).all():
         raise UserError(
-            f"the vectors are not finite: lower config.vectors.learning_rate, which is {config.learning_rate}"
+            f"the vectors are not finite; lower config.vectors.learning_rate, which is {config.learning_rate}"
         )
     return Vectors.make(tokenizer, table, counts, count_whole_words(sides, tokenizer), rng)

@@ -18,9 +18,8 @@ from transformer_flax.data.tokenizer import (
 )
 from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import LARGEST
-from transformer_flax.model.registry import Config, find_kind, make_config, most_positions
-from transformer_flax.relatives.classifier import ClassifierConfig
+from transformer_flax.model.config import LARGEST, ModelConfig
+from transformer_flax.model.registry import find_kind, make_config
 from transformer_flax.training.fields import require_fields
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_optimizer
@@ -56,7 +55,8 @@ def check(config: ConfigDict) -> None:
     if share()[1] > 1:
         require("on_write_failure", lambda value: value == "stop", "stop with several processes")
     require("data.batching", lambda value: value in BATCHING, f"one of {', '.join(BATCHING)}")
-    if not (find_kind(config.model.kind).segments or isinstance(model, ClassifierConfig)):
+    kind = find_kind(config.model.kind)
+    if not (kind.segments or kind.classifies):
         require(
             "data.batching",
             lambda value: value != "packed",
@@ -72,7 +72,7 @@ def check(config: ConfigDict) -> None:
         lambda value: value >= averaged,
         f"at least {averaged}: what config.eval.average or final_average takes must be kept",
     )
-    if isinstance(model, ClassifierConfig):
+    if kind.classifies:
         for name, only in (("loss_chunks", 1), ("data.batching", "bucketed"), ("data.max_length_ratio", 0)):
             require(name, lambda value, only=only: value == only, f"{only!r} where texts are classified")
     else:
@@ -84,8 +84,8 @@ def check(config: ConfigDict) -> None:
             lambda value: value >= least,
             f"at least {least:,} when packed: config.data.rows_multiple_of rows of config.data.max_length tokens",
         )
-    if most_positions(model) is not None:
-        extra = 0 if isinstance(model, ClassifierConfig) else config.decode.max_extra_length
+    if model.most_positions is not None:
+        extra = 0 if kind.classifies else config.decode.max_extra_length
         longest = max(config.data.max_length, config.decode.max_input_length + extra)
         require(
             "model.max_length",
@@ -145,6 +145,6 @@ def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
     return tokenizer
 
 
-def model_config(config: ConfigDict, vocab_size: int) -> Config:
+def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
     """The model of a run's config, for a vocabulary of that size."""
     return make_config(vocab_size, config.model)

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.transformer import to_logits
+from transformer_flax.model.layers import to_logits
 from transformer_flax.special_tokens import NUM_SPECIAL, PAD_ID
 
 Sums = dict[str, jax.Array]

@@ -22,9 +22,9 @@ from transformer_flax.data.tokenizer import (
     sample_texts,
 )
 from transformer_flax.errors import UserError
-from transformer_flax.model.flops import check_cost, count_parameters
-from transformer_flax.model.registry import Config
-from transformer_flax.relatives.classifier import ClassifierConfig
+from transformer_flax.model.config import ModelConfig
+from transformer_flax.model.flops import count_parameters
+from transformer_flax.model.registry import find_kind
 from transformer_flax.relatives.embeddings import Vectors
 from transformer_flax.training.checkpoint_files import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.compilation_cache import keep_compiled
@@ -78,7 +78,6 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
     model = model_config(config, config.data.vocab_size)
     compiled = keep_compiled(config.data.cache_dir)
-    check_cost(model)
     parallel = make_parallel(
         config.parallel, config.data.rows_multiple_of, config.accumulation_steps, config.loss_chunks
     )
@@ -91,12 +90,10 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
     return parallel
 
 
-def _describe(model: Config) -> str:
-    parts = count_parameters(model)
-    return (
-        f"{sum(parts.values()):,} parameters with a vocabulary of {model.vocab_size:,}, "
-        f"{sum(parts.values()) - parts['embeddings']:,} without"
-    )
+def _describe(model: ModelConfig) -> str:
+    parameters = count_parameters(model)
+    rest = sum(count for module, count in parameters.items() if not module.endswith("embedding"))
+    return f"{sum(parameters.values()):,} parameters with a vocabulary of {model.vocab_size:,}, {rest:,} without"
 
 
 def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sources_only: bool = False) -> Tokenizer:
@@ -206,7 +203,7 @@ def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
     Raises:
       UserError: there are not as many as the model has.
     """
-    if not isinstance(model_config(config, config.data.vocab_size), ClassifierConfig):
+    if not find_kind(config.model.kind).classifies:
         return None
     classes = Classes.of(pairs)
     if len(classes) < 2:
@@ -219,7 +216,7 @@ def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
     return classes
 
 
-def load_setup(place: Workdir) -> tuple[ConfigDict, Tokenizer, Config]:
+def load_setup(place: Workdir) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
     """Reads the config, the tokenizer and the model's config of a finished run, and checks them.
 
     Raises:

@@ -1,0 +1,165 @@
+"""The parts of the paper's figure 1: embeddings, sub-layers, layers and stacks of layers.
+
+Letters of shapes: B batch, S source positions, T target positions, K hypotheses of a search, V vocabulary.
+"""
+
+import functools
+from typing import Any, ClassVar
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from transformer_flax.model.attention import MultiHeadAttention
+from transformer_flax.model.config import EncoderConfig, ModelConfig
+from transformer_flax.model.dense import Dense, xavier
+from transformer_flax.model.dropout import Dropout
+
+LAYER_NORM_EPSILON = 1e-6
+
+
+def embedding(config: ModelConfig, name: str, deviation: float = 1.0) -> nn.Embed:
+    """The embedding matrix [V, d_model] (section 3.4). At first, `embed` returns entries of this standard deviation."""
+    init = nn.initializers.normal(deviation * config.d_model**-0.5)
+    return nn.Embed(config.vocab_size, config.d_model, embedding_init=init, name=name)
+
+
+def embeddings(config: ModelConfig, *, tied: bool) -> tuple[nn.Embed, nn.Embed, nn.Embed]:
+    """The embeddings of source and target, and the matrix of the logits. Tied, all are one (section 3.4)."""
+    if tied:
+        return (embedding(config, "embedding"),) * 3
+    source, target, output = (embedding(config, f"{name}_embedding") for name in ("source", "target", "output"))
+    return source, target, output
+
+
+def embed(embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
+    """Tokens [...] -> [..., d_model], times sqrt(d_model) (section 3.4).
+
+    In float32 whatever the model computes in: the gradient of a frequent word's vector is a sum over many tokens.
+    """
+    return embedding(tokens) * embedding.features**0.5
+
+
+def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:
+    """The linear transformation before the softmax (section 3.4): [..., d_model], [V, d_model] -> [..., V], float32."""
+    return jnp.einsum("...d,vd->...v", y, embedding.astype(y.dtype), preferred_element_type=jnp.float32)
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation 2."""
+
+    config: EncoderConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        c = self.config
+        dense = functools.partial(Dense, dtype=c.dtype, kernel_init=xavier(c.branch_init))
+        hidden = nn.relu(dense(c.d_ff, name="w_1")(x))
+        return dense(c.d_model, name="w_2")(Dropout(c.ffn_dropout)(hidden))
+
+
+def layer_norm(config: EncoderConfig, **kwargs) -> nn.LayerNorm:
+    # The plain variance: the fast one, E[x^2] - E[x]^2, cancels where activations are large beside their spread.
+    return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, dtype=config.dtype, use_fast_variance=False, **kwargs)
+
+
+class AddAndNorm(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))), the residual connection around every sub-layer (sections 3.1 and 5.4).
+
+    With `pre_norm`, x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code.
+    """
+
+    config: EncoderConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, sublayer) -> jax.Array:
+        norm = layer_norm(self.config, name="norm")
+        dropout = Dropout(self.config.dropout)
+        if self.config.pre_norm:
+            return x + dropout(sublayer(norm(x)))
+        return norm(x + dropout(sublayer(x)))
+
+
+class EncoderLayer(nn.Module):
+    """Figure 1, left: self-attention, then feed-forward."""
+
+    config: EncoderConfig
+
+    def setup(self):
+        self.self_attention = MultiHeadAttention(self.config, to_itself=True)
+        self.feed_forward = FeedForward(self.config)
+        self.after_self_attention = AddAndNorm(self.config)
+        self.after_feed_forward = AddAndNorm(self.config)
+
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        x = self.after_self_attention(x, lambda x: self.self_attention(x, x, mask))
+        return self.after_feed_forward(x, self.feed_forward)
+
+
+class DecoderLayer(nn.Module):
+    """Figure 1, right: masked self-attention, attention to the encoder's output, feed-forward."""
+
+    config: EncoderConfig
+
+    def setup(self):
+        self.self_attention = MultiHeadAttention(self.config, to_itself=True)
+        self.cross_attention = MultiHeadAttention(self.config)
+        self.feed_forward = FeedForward(self.config)
+        self.after_self_attention = AddAndNorm(self.config)
+        self.after_cross_attention = AddAndNorm(self.config)
+        self.after_feed_forward = AddAndNorm(self.config)
+
+    def __call__(self, y: jax.Array, mask: jax.Array, memory: jax.Array, memory_mask: jax.Array) -> jax.Array:
+        y = self.after_self_attention(y, lambda y: self.self_attention(y, y, mask))
+        y = self.after_cross_attention(y, lambda y: self.cross_attention(y, memory, memory_mask))
+        return self.after_feed_forward(y, self.feed_forward)
+
+    def init_cache(self, memory: jax.Array, hypotheses: int, length: int) -> None:
+        self.cross_attention.cache_memory(memory)
+        self.self_attention.init_cache(memory.shape[0], hypotheses, length)
+
+    def decode_step(self, y: jax.Array, position: jax.Array, mask: jax.Array, memory_mask: jax.Array) -> jax.Array:
+        y = self.after_self_attention(y, lambda y: self.self_attention.decode_step(y, position, mask))
+        y = self.after_cross_attention(y, lambda y: self.cross_attention.attend_to_memory(y, memory_mask))
+        return self.after_feed_forward(y, self.feed_forward)
+
+
+class Stack(nn.Module):
+    """N layers, one after the other. With `pre_norm` a LayerNorm follows, as no layer normalises its output.
+
+    The model that a stack is part of shares its scope with it (`nn.share_scope`): parameters are the model's
+    encoder_0, encoder_1, ..., encoder_norm.
+    """
+
+    config: EncoderConfig
+    layer: ClassVar[type[nn.Module]]
+    prefix: ClassVar[str]
+
+    def setup(self):
+        c, layer = self.config, self.layer
+        if c.remat != "none":  # gradients compute layers again instead of keeping them
+            policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
+            layer = nn.remat(layer, policy=policies[c.remat], prevent_cse=not c.scan_layers)
+        self.layers = [layer(c, name=f"{self.prefix}_{n}") for n in range(c.num_layers)]
+        self.norm = layer_norm(c, name=f"{self.prefix}_norm") if c.pre_norm else lambda x: x
+
+    def __call__(self, x: jax.Array, *others: jax.Array) -> jax.Array:
+        """x [B, T, d_model], and the other arguments of each layer -> [B, T, d_model]."""
+        if self.config.scan_layers and not self.is_initializing():
+            return self.norm(self._scan(x, *others))
+        for layer in self.layers:
+            x = layer(x, *others)
+        return self.norm(x)
+
+    def _scan(self, x: jax.Array, *others: jax.Array) -> jax.Array:
+        # Parameters are stacked here and not in checkpoints, so that a run looks the same either way.
+        params = jax.tree.map(lambda *p: jnp.stack(p), *(layer.variables["params"] for layer in self.layers))
+        keys = jax.random.split(self.make_rng("dropout"), len(self.layers)) if self.has_rng("dropout") else None
+        one = self.layers[0].clone(parent=None)
+
+        def apply(x, params_and_key):
+            params, key = params_and_key
+            y: Any = one.apply({"params": params}, x, *others, rngs=None if key is None else {"dropout": key})
+            return y, None
+
+        return jax.lax.scan(apply, x, (params, keys))[0]
