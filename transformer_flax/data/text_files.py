@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from transformer_flax.errors import UserError
+from transformer_flax.files import cache_error
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, MemoryError)  # raised by damaged compressed files
@@ -170,11 +171,8 @@ class Lines:
                     if last:
                         os.fsync(file.fileno())  # some network file systems report a full disk only now
                 except OSError as error:
-                    needed = starts[-1] + sum(len(line.encode()) + 1 for line in remaining)
-                    raise UserError(
-                        f"a text needs {needed / 1e6:,.1f} MB in {folder} while it is prepared, which cannot be "
-                        f"written ({error}); make room there, or name another place with --config.data.cache_dir"
-                    ) from error
+                    size = starts[-1] + sum(len(line.encode()) + 1 for line in remaining)
+                    raise cache_error("a text that is prepared", f"{size / 1e6:,.1f} MB", folder, error) from error
                 block.clear()
 
             for line in remaining:
