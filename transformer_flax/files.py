@@ -243,3 +243,11 @@ def cache_root(cache_dir: str) -> pathlib.Path:
     if cache_dir:
         return pathlib.Path(cache_dir)
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "transformer_flax"
+
+
+def cache_error(what: str, needed: str, folder: pathlib.Path, error: OSError) -> UserError:
+    """The error to raise when a cache folder cannot be written; `needed` is a size, such as "12.3 MB"."""
+    return UserError(
+        f"{what} needs {needed} in {folder}, which cannot be written ({error.strerror or error}); make room there, or "
+        "name another place with --config.data.cache_dir"
+    )

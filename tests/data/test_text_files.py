@@ -57,7 +57,7 @@ def test_a_short_text_needs_no_folder():
 
 
 def test_a_folder_that_cannot_be_is_refused_with_what_it_is_for():
-    with pytest.raises(UserError, match=rf"needs {SIZE / 1e6:.1f} MB in {NOWHERE} .*--config\.data\.cache_dir"):
+    with pytest.raises(UserError, match=rf"needs {SIZE / 1e6:.1f} MB in {NOWHERE}, .*--config\.data\.cache_dir"):
         Lines(LONG, NOWHERE)
 
 
@@ -66,7 +66,7 @@ def test_a_full_disk_is_reported_with_all_that_is_needed_and_leaves_nothing_behi
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # bytes of a file
     try:
-        with pytest.raises(UserError, match=rf"needs {SIZE / 1e6:.1f} MB in {re.escape(str(tmp_path))} "):
+        with pytest.raises(UserError, match=rf"needs {SIZE / 1e6:.1f} MB in {re.escape(str(tmp_path))}, "):
             Lines(LONG, tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -16,7 +16,7 @@ import numpy as np
 
 from transformer_flax.data.sources import Pairs, iterate_pairs
 from transformer_flax.errors import UserError
-from transformer_flax.files import cache_root, read_json, require_plain, whole_folder
+from transformer_flax.files import cache_error, cache_root, read_json, require_plain, whole_folder
 from transformer_flax.special_tokens import END_ID
 
 FORMAT = "2"  # raise it when the content of cache entries changes
@@ -140,10 +140,7 @@ def load_corpus(
                 progress(done, len(pairs))
     except OSError as error:
         needed = f"about {written / done * len(pairs) / 1e6:,.1f} MB" if done else "room"
-        raise UserError(
-            f"the tokenised text needs {needed} in {folder.parent}, which cannot be written ({error}); "
-            "make room there, or name another place with --config.data.cache_dir"
-        ) from error
+        raise cache_error("the tokenised text", needed, folder.parent, error) from error
     try:
         return _open(folder, vocabularies)
     except Exception as error:

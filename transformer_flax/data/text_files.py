@@ -8,7 +8,6 @@ import array
 import codecs
 import contextlib
 import gzip
-import itertools
 import lzma
 import mmap
 import os
@@ -21,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from transformer_flax.errors import UserError
+from transformer_flax.files import cache_error
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, MemoryError)  # raised by damaged compressed files
@@ -154,10 +154,38 @@ class Lines:
     text: bytes | mmap.mmap  # UTF-8, each line with a line feed
 
     def __init__(self, lines: Iterable[str], folder: pathlib.Path):
+        remaining = iter(lines)
         starts = array.array("q", [0])  # grows in place, which NumPy's arrays cannot
-        blocks = _encode(lines, starts)
-        first, second = next(blocks), next(blocks, None)
-        self.text = first if second is None else _store(itertools.chain([first, second], blocks), folder)
+        block, file = bytearray(), None
+        with contextlib.ExitStack() as stack:
+
+            def write(*, last: bool = False) -> None:
+                nonlocal file
+                try:
+                    if file is None:
+                        folder.mkdir(parents=True, exist_ok=True)
+                        file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
+                    left = bytes(block)
+                    while left:  # an unbuffered write may take a part only
+                        left = left[file.write(left) :]
+                    if last:
+                        os.fsync(file.fileno())  # some network file systems report a full disk only now
+                except OSError as error:
+                    size = starts[-1] + sum(len(line.encode()) + 1 for line in remaining)
+                    raise cache_error("a text that is prepared", f"{size / 1e6:,.1f} MB", folder, error) from error
+                block.clear()
+
+            for line in remaining:
+                raw = line.encode() + b"\n"
+                starts.append(starts[-1] + len(raw))
+                block += raw
+                if len(block) >= BLOCK:
+                    write()
+            if file is None:
+                self.text = bytes(block)
+            else:
+                write(last=True)
+                self.text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._starts = np.frombuffer(starts, np.int64)  # of each line, and the end of the last: [lines + 1]
 
     def __len__(self) -> int:
@@ -172,48 +200,3 @@ class Lines:
         places = np.asarray(indices, np.int64)
         starts, ends = self._starts[places].tolist(), (self._starts[places + 1] - 1).tolist()
         return [self.text[start:end].decode() for start, end in zip(starts, ends, strict=True)]
-
-
-def _encode(lines: Iterable[str], starts: array.array) -> Iterator[bytes]:
-    """Yields the text in one or more blocks, and appends the start of each next line to `starts`."""
-    block = bytearray()
-    end = 0
-    for line in lines:
-        if len(block) >= BLOCK:
-            yield bytes(block)
-            block.clear()
-        raw = line.encode() + b"\n"
-        block += raw
-        end += len(raw)
-        starts.append(end)
-    yield bytes(block)
-
-
-def _store(blocks: Iterator[bytes], folder: pathlib.Path) -> mmap.mmap:
-    """Writes the blocks to an unnamed file. Errors of reading them pass unchanged."""
-    size = 0
-
-    @contextlib.contextmanager
-    def writing() -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            needed = size + sum(len(block) for block in blocks)
-            raise UserError(
-                f"a text needs {needed / 1e6:,.1f} MB in {folder} while it is prepared, which cannot be written "
-                f"({error}); make room there, or name another place with --config.data.cache_dir"
-            ) from error
-
-    with contextlib.ExitStack() as stack:
-        with writing():
-            folder.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
-        for block in blocks:
-            size += len(block)
-            with writing():
-                left = memoryview(block)
-                while left:  # an unbuffered write may take a part only
-                    left = left[file.write(left) :]
-        with writing():
-            os.fsync(file.fileno())  # some network file systems report a full disk only now
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

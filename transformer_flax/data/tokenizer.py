@@ -17,7 +17,7 @@ import tokenizers
 from transformer_flax.data.sources import Pairs, iterate_pairs
 from transformer_flax.data.text_files import require_characters
 from transformer_flax.errors import UserError
-from transformer_flax.files import cache_root, read_json, write_whole
+from transformer_flax.files import cache_error, cache_root, read_json, write_whole
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
 LOSSLESS = ("bpe", "wordpiece")
@@ -319,10 +319,7 @@ def keep_tokenizer(tokenizer: Tokenizer, pairs: Pairs, config, *, sources_only: 
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / _cache_name(_cache_key(pairs, config, sources_only), content), content)
     except OSError as error:
-        raise UserError(
-            f"the tokenizer needs {len(content) / 1e6:,.1f} MB in {folder}, which cannot be written "
-            f"({error.strerror}); make room there, or name another place with --config.data.cache_dir"
-        ) from error
+        raise cache_error("the tokenizer", f"{len(content) / 1e6:,.1f} MB", folder, error) from error
 
 
 def _cache_folder(config) -> pathlib.Path:

@@ -1,5 +1,6 @@
 """Lines on their way into a model: token ids in batches of few shapes."""
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,33 +18,23 @@ ROOMY = 64  # wider batches have fewer rows, so that memory stays bounded
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True)
 class Inputs:
     """Encodes lines and batches them, window by window.
-
-    Args:
-      tokenizer: of the lines.
-      max_input_length: longer lines (in tokens, the end symbol included) are cut, with a warning that counts them.
-      batch_size: rows of a batch; fewer where lines are long.
-      window: lines that are read and sorted by length at a time.
-      refuse_long: raise an error for longer lines instead.
 
     Raises:
       UserError: a setting is out of range.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        *,
-        max_input_length: int,
-        batch_size: int,
-        window: int,
-        refuse_long: bool = False,
-    ):
-        require_at_least(2, max_input_length=max_input_length)
-        require_at_least(1, batch_size=batch_size, window=window)
-        self.tokenizer, self.longest = tokenizer, max_input_length
-        self._batch_size, self._window, self._refuse_long = batch_size, window, refuse_long
+    tokenizer: Tokenizer
+    max_input_length: int  # longer lines (in tokens, the end symbol included) are cut, with a warning that counts them
+    batch_size: int  # rows of a batch; fewer where lines are long
+    window: int  # lines that are read and sorted by length at a time
+    refuse_long: bool = False  # raise an error for longer lines instead
+
+    def __post_init__(self):
+        require_at_least(2, max_input_length=self.max_input_length)
+        require_at_least(1, batch_size=self.batch_size, window=self.window)
 
     def windows(self, lines: Iterable[str]) -> Iterator[tuple[int, list[list[int]]]]:
         """Yields (lines before, ids of each line) of each window. Reads lines no further than that.
@@ -54,9 +45,9 @@ class Inputs:
         remaining = iter(lines)
         read = cut = 0
         try:
-            while window := list(itertools.islice(remaining, self._window)):
+            while window := list(itertools.islice(remaining, self.window)):
                 before, read = read, read + len(window)
-                encoded, shortened = self.encode(window, self.longest, lines_before=before)
+                encoded, shortened = self.encode(window, self.max_input_length, lines_before=before)
                 cut += len(shortened)
                 yield before, encoded
         finally:
@@ -70,7 +61,7 @@ class Inputs:
         """
         encoded = [[*ids, END_ID] for ids in self.tokenizer.encode(lines)]
         long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
-        if long and self._refuse_long:
+        if long and self.refuse_long:
             raise UserError(
                 f"line {lines_before + long[0] + 1:,} has {len(encoded[long[0]]):,} tokens and at most {limit:,} are "
                 "taken; split it, or raise max_input_length"
@@ -81,7 +72,7 @@ class Inputs:
 
     def warn_of_cut(self, cut: int, lines: int) -> None:
         if cut:
-            logger.warning("%d of %d lines were cut to %d tokens", cut, lines, self.longest)
+            logger.warning("%d of %d lines were cut to %d tokens", cut, lines, self.max_input_length)
 
     def batches(
         self,
@@ -98,7 +89,7 @@ class Inputs:
           lengths: in tokens; lines of length 0 are left out.
           progress: called with the number of lines done after each batch.
           done: lines done before.
-          longest: the largest width; None for that of inputs.
+          longest: the largest width; `max_input_length` if None.
           roomy: batches of up to this width have `batch_size` rows; wider ones have fewer.
         """
         pending = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
@@ -106,8 +97,8 @@ class Inputs:
             width = NARROWEST
             while width < lengths[pending[0]]:
                 width *= 2
-            width = min(width, longest or self.longest)
-            rows = max(1, self._batch_size * roomy // max(width, roomy))
+            width = min(width, longest or self.max_input_length)
+            rows = max(1, self.batch_size * roomy // max(width, roomy))
             yield pending[:rows], rows, width
             done += len(pending[:rows])
             progress(done)
@@ -123,6 +114,9 @@ def fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
 
 
 def require_at_least(least: int, **settings: int) -> None:
+    """Raises:
+    UserError: a setting is smaller; names it.
+    """
     for name, value in settings.items():
         if value < least:
             raise UserError(f"{name} is {value}; it must be at least {least}")

@@ -24,7 +24,7 @@ class Predictor:
       params: of each model. May be replaced at any time without recompiling; None until they are known.
       tokenizer: of the text.
       classes: the names of the C classes.
-      settings: of `Inputs`.
+      max_input_length, batch_size, window, refuse_long: see `Inputs`.
     """
 
     def __init__(
@@ -33,11 +33,15 @@ class Predictor:
         params: Sequence[Any] | None,
         tokenizer: Tokenizer,
         classes: Sequence[str],
-        **settings: Any,
+        *,
+        max_input_length: int,
+        batch_size: int,
+        window: int,
+        refuse_long: bool = False,
     ):
         self.models, self.params, self.classes = list(models), params, tuple(classes)
         self.compilations = 0
-        self._inputs = Inputs(tokenizer, **settings)
+        self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long)
         self._classify = jax.jit(self._classify_batch)
 
     def predict(self, lines: Iterable[str], *, progress: Callable[[int], Any] = lambda done: None) -> list[str]:

@@ -59,7 +59,7 @@ class Translator:
       max_extra_length: tokens that an output may have more than its input.
       nbest: hypotheses for each line, at most `beam_size`; with `sampling`, the number of samples.
       sampling: draw samples instead of searching with a beam.
-      inputs: max_input_length, batch_size, window and refuse_long, as of `Inputs`.
+      max_input_length, batch_size, window, refuse_long: see `Inputs`.
 
     Raises:
       UserError: a setting is out of range.
@@ -76,9 +76,12 @@ class Translator:
         alpha: float,
         min_length: int,
         max_extra_length: int,
+        max_input_length: int,
+        batch_size: int,
+        window: int,
         nbest: int = 1,
         sampling: Sampling | None = None,
-        **inputs: Any,
+        refuse_long: bool = False,
     ):
         require_at_least(0, min_length=min_length, max_extra_length=max_extra_length)
         require_at_least(1, beam_size=beam_size, nbest=nbest)
@@ -88,8 +91,8 @@ class Translator:
             raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam of that size holds no more hypotheses")
         self.models, self.params, self.tokenizer = list(models), params, tokenizer
         self.compilations = 0
-        self._inputs = Inputs(tokenizer, **inputs)
-        self._longest_output = self._inputs.longest + max_extra_length
+        self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long)
+        self._longest_output = max_input_length + max_extra_length
         self._beam_size, self._nbest, self._sampling = beam_size, nbest, sampling
         self._penalty = LengthPenalty(length_penalty, alpha)
         self._min_length, self._max_extra_length = min_length, max_extra_length
@@ -143,7 +146,7 @@ class Translator:
         """
         if len(sources) != len(targets):
             raise UserError(f"there are {len(sources):,} sources and {len(targets):,} targets: each needs the other")
-        inputs, cut_inputs = self._inputs.encode(sources, self._inputs.longest)
+        inputs, cut_inputs = self._inputs.encode(sources, self._inputs.max_input_length)
         outputs, cut_outputs = self._inputs.encode(targets, self._longest_output)
         for i in cut_outputs:
             outputs[i].pop()
