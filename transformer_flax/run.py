@@ -18,6 +18,7 @@ from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.bleu import FullScores, full_scores
 from transformer_flax.decoding.f1 import ClassScores, compare
+from transformer_flax.decoding.inputs import encode
 from transformer_flax.decoding.predictor import Labeller
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
@@ -234,16 +235,13 @@ class Run:
             raise UserError("an ensemble has no attention of its own: use one of its members")
         decode = {**self.config.decode, **settings}
         longest = decode["max_input_length"]
-        inputs = [[*ids, END_ID] for ids in self.tokenizer.encode(sources)]
-        _require_short("line", inputs, longest, "max_input_length")
+        inputs, _ = encode(self.tokenizer, sources, longest, refuse_long=True)
         if targets is None:
             found = self.translator(**settings).search(sources)
-            outputs = [[token for token in best.tokens if token != END_ID] for best, *_ in found]
+            outputs = [[*(token for token in best.tokens if token != END_ID), END_ID] for best, *_ in found]
         else:
             _require_as_many(sources, "targets", targets)
-            outputs = self.tokenizer.encode(targets)
-        outputs = [[*ids, END_ID] for ids in outputs]
-        _require_short("target line", outputs, longest + decode["max_extra_length"], "max_extra_length")
+            outputs, _ = encode(self.tokenizer, targets, longest + decode["max_extra_length"], refuse_long=True)
         pairs = list(zip(inputs, outputs, strict=True))
         return attend(self.model.config, self.params, self.tokenizer, pairs)
 
@@ -286,14 +284,6 @@ def _texts(method: str, lines: Iterable[str]) -> list[str]:
 def _require_as_many(sources: Sequence, what: str, others: Sequence) -> None:
     if len(sources) != len(others):
         raise UserError(f"there are {len(sources):,} sources and {len(others):,} {what}; give one for each source")
-
-
-def _require_short(what: str, lines: Sequence[Sequence[int]], longest: int, setting: str) -> None:
-    for number, ids in enumerate(lines, 1):
-        if len(ids) > longest:
-            raise UserError(
-                f"{what} {number:,} has {len(ids):,} tokens; the limit is {longest:,}: split it, or raise {setting}"
-            )
 
 
 def restore(
