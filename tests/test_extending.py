@@ -18,7 +18,7 @@ from configs import bag, numbers, table3
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.model.flops import count_parameters, forward_flops
 from transformer_flax.training.loss import classification_loss
-from transformer_flax.training.setup import check, model_config
+from transformer_flax.training.config_checks import check, model_config
 from transformer_flax.model.registry import init_params, make_model
 
 row, = (variant for variant in make_variants(numbers.get_config(), "swiglu"))

@@ -1,5 +1,6 @@
 """A trained run as one object, and what is told to those who name one that cannot be had."""
 
+import concurrent.futures
 import dataclasses
 import gc
 import json
@@ -101,6 +102,13 @@ def test_a_translator_is_made_once_for_the_same_settings(run, sources):
     before = greedy.compilations
     run.translate(sources[3:6], beam_size=1)
     assert greedy.compilations == before
+
+
+def test_threads_may_share_a_run_from_its_first_call_on(run, sources):
+    expected = run.translate(sources[:8])
+    fresh = dataclasses.replace(run)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert [found for [found] in pool.map(lambda line: fresh.translate([line]), sources[:8])] == expected
 
 
 def test_a_string_is_no_list_of_lines(run):

@@ -5,10 +5,9 @@ Without --target, aligns the run's own translations. With --gold=FILE, the align
 error.
 """
 
-import contextlib
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -41,44 +40,32 @@ def main() -> None:
     else:
         with open_text(pathlib.Path(SOURCE.value)) as stream:
             sources, targets = list(decode_lines(stream, SOURCE.value)), None
-    with contextlib.ExitStack() as stack:
-        page = None if PAGE.value is None else stack.enter_context(_opened(pathlib.Path(PAGE.value)))
-        # After the flags are checked: JAX takes seconds to import.
-        from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh
-        from transformer_flax.analysis.page import write_page
+    if PAGE.value is not None:
+        cli.require_writable(pathlib.Path(PAGE.value))
+    # After the flags are checked: JAX takes seconds to import.
+    from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh
+    from transformer_flax.analysis.page import write_page
 
-        gold = None
-        if GOLD.value is not None:
-            gold = read_gold(GOLD.value, first=FIRST.value)
-            require_as_many(pathlib.Path(SOURCE.value), sources, pathlib.Path(GOLD.value), gold)
-        run, settings = RESTORE()
-        for name, chosen, there in zip(("layers", "heads"), (layers, heads), run.count_heads()["cross"], strict=True):
-            if not all(-there <= number < there for number in chosen or ()):
-                raise UserError(f"--{name} has {max(chosen or (), key=abs)}; the model has {name} 0 to {there - 1}")
-        alignments, shown = [], []
-        for number, attention in enumerate(run.attentions(sources, targets, **settings)):
-            _require_same_words(number + 1, sources[number], attention.source.words)
-            if targets is not None:
-                _require_same_words(number + 1, targets[number], attention.target.words)
-            alignments.append(align(attention, layers=layers, heads=heads, by=BY.value))
-            shown += [attention] if page is not None else []
-            print(to_pharaoh(alignments[-1]))
-        if PAGE.value is not None:
-            write_page(shown, PAGE.value)
-        if gold is not None:
-            print(f"alignment error rate: {error_rate(alignments, gold):.4f}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _opened(file: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a file after checking, before the work, that it can be written; removes it if nothing was written."""
-    existed = file.exists()
-    file.open("a").close()
-    try:
-        yield file
-    finally:
-        if not existed and not file.stat().st_size:
-            file.unlink()
+    gold = None
+    if GOLD.value is not None:
+        gold = read_gold(GOLD.value, first=FIRST.value)
+        require_as_many(pathlib.Path(SOURCE.value), sources, pathlib.Path(GOLD.value), gold)
+    run, settings = RESTORE()
+    for name, chosen, there in zip(("layers", "heads"), (layers, heads), run.count_heads()["cross"], strict=True):
+        if not all(-there <= number < there for number in chosen or ()):
+            raise UserError(f"--{name} has {max(chosen or (), key=abs)}; the model has {name} 0 to {there - 1}")
+    alignments, shown = [], []
+    for number, attention in enumerate(run.attentions(sources, targets, **settings)):
+        _require_same_words(number + 1, sources[number], attention.source.words)
+        if targets is not None:
+            _require_same_words(number + 1, targets[number], attention.target.words)
+        alignments.append(align(attention, layers=layers, heads=heads, by=BY.value))
+        shown += [attention] if PAGE.value is not None else []
+        print(to_pharaoh(alignments[-1]))
+    if PAGE.value is not None:
+        write_page(shown, PAGE.value)
+    if gold is not None:
+        print(f"alignment error rate: {error_rate(alignments, gold):.4f}", file=sys.stderr)
 
 
 def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:

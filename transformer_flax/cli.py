@@ -171,8 +171,20 @@ def restore_named(name: str, average: str | None = None) -> "Run":
     return restore(name, average=int(average) if average and average.isdecimal() else average)
 
 
+def require_writable(file: pathlib.Path) -> None:
+    """Checks that a file can be written, before the work whose result it is to hold.
+
+    Raises:
+      OSError: it cannot be.
+    """
+    existed = file.exists()
+    file.open("ab").close()
+    if not existed:
+        file.unlink()
+
+
 def require_picture(flag: str, name: str) -> None:
-    """Checks before the work that a picture can be written to a file.
+    """Checks that a picture can be written to a file.
 
     Raises:
       UserError: the name does not end like a picture's.
@@ -181,10 +193,7 @@ def require_picture(flag: str, name: str) -> None:
     file = pathlib.Path(name)
     if file.suffix.lower() not in PICTURES:
         raise UserError(f"--{flag}={name}: the file of a picture must end in {', '.join(PICTURES)}")
-    existed = file.exists()
-    file.open("ab").close()
-    if not existed:
-        file.unlink()
+    require_writable(file)
 
 
 def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str = "") -> None:

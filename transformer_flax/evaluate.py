@@ -44,7 +44,7 @@ def main() -> None:
         texts = [file for file in (SOURCE.value, REFERENCE.value) if file is not None]
         if os.path.isfile(TRANSLATIONS.value) and any(os.path.samefile(TRANSLATIONS.value, file) for file in texts):
             raise UserError(f"{TRANSLATIONS.value} is an input; write the translations to another file")
-        open(TRANSLATIONS.value, "ab").close()  # an error comes before the work
+        cli.require_writable(pathlib.Path(TRANSLATIONS.value))
     if CONFUSION.value is not None:
         cli.require_picture("confusion", CONFUSION.value)
     sources, references, what = [], [], f"{SPLIT.value} split"

@@ -16,6 +16,7 @@ from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.decoding.inputs import Inputs
 from transformer_flax.decoding.predictor import Predictor
 from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scores, score_labels
 from transformer_flax.decoding.translator import Translator
@@ -234,16 +235,14 @@ class Run:
             raise UserError("an ensemble has no attention of its own: use one of its members")
         decode = {**self.config.decode, **settings}
         longest = decode["max_input_length"]
-        inputs = [[*ids, END_ID] for ids in self.tokenizer.encode(sources)]
-        _require_short("line", inputs, longest, "max_input_length")
+        reader = Inputs(self.tokenizer, longest, decode["batch_size"], decode["window"], refuse_long=True)
+        inputs, _ = reader.encode(sources, longest)
         if targets is None:
             found = self.translator(**settings).search(sources)
-            outputs = [[token for token in best.tokens if token != END_ID] for best, *_ in found]
+            outputs = [[*(token for token in best.tokens if token != END_ID), END_ID] for best, *_ in found]
         else:
             _require_as_many(sources, "targets", targets)
-            outputs = self.tokenizer.encode(targets)
-        outputs = [[*ids, END_ID] for ids in outputs]
-        _require_short("target line", outputs, longest + decode["max_extra_length"], "max_extra_length")
+            outputs, _ = reader.encode(targets, longest + decode["max_extra_length"])
         pairs = list(zip(inputs, outputs, strict=True))
         return attend(self.model.config, self.params, self.tokenizer, pairs)
 
@@ -286,14 +285,6 @@ def _texts(method: str, lines: Iterable[str]) -> list[str]:
 def _require_as_many(sources: Sequence, what: str, others: Sequence) -> None:
     if len(sources) != len(others):
         raise UserError(f"there are {len(sources):,} sources and {len(others):,} {what}; give one for each source")
-
-
-def _require_short(what: str, lines: Sequence[Sequence[int]], longest: int, setting: str) -> None:
-    for number, ids in enumerate(lines, 1):
-        if len(ids) > longest:
-            raise UserError(
-                f"{what} {number:,} has {len(ids):,} tokens; the limit is {longest:,}: split it, or raise {setting}"
-            )
 
 
 def restore(

@@ -57,7 +57,7 @@ def test_a_line_that_was_changed_is_refused_and_one_without_a_checksum_is_read(t
     writer.write(10, "train", {"loss": 5.25})
     writer.close()
     file.write_text(file.read_text().replace("5.25", "5.75"))
-    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged after line 0"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged in line 1"):
         read_lines(file)
     file.write_text('{"step": 3, "seconds": 1.5, "train/loss": 5.75}\n')
     assert read_lines(file) == [{"step": 3, "seconds": 1.5, "train/loss": 5.75}]

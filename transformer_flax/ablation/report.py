@@ -27,7 +27,7 @@ from transformer_flax.ablation.comparison import (
 from transformer_flax.ablation.results import Result
 from transformer_flax.ablation.statistics import Estimate
 from transformer_flax.console import counted
-from transformer_flax.training.run_directory import write_whole
+from transformer_flax.files import write_whole
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 NONE = "—"  # an empty cell

@@ -20,9 +20,8 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
-from transformer_flax.files import checked, parse_json, require_plain, signed
+from transformer_flax.files import checked, parse_json, require_plain, signed, write_whole
 from transformer_flax.training.fields import differences, flatten
-from transformer_flax.training.run_directory import write_whole
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")

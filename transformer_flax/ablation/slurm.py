@@ -23,8 +23,7 @@ from typing import Any
 from transformer_flax.ablation.jobs import Job, Trial
 from transformer_flax.ablation.launch import STOPPED, explain, last_of
 from transformer_flax.errors import UserError
-from transformer_flax.files import read_json
-from transformer_flax.training.run_directory import write_whole
+from transformer_flax.files import read_json, write_whole
 
 FOLDER = "slurm"
 JOBS = "jobs.json"  # Slurm's number and the log of each trial, for when the sweep is started again

@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import fcntl
 import logging
 import pathlib
 import time
@@ -17,8 +16,9 @@ from transformer_flax.ablation.live_table import RUNNING, WAITING, Board, Line
 from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
 from transformer_flax.console import counted, duration
 from transformer_flax.errors import UserError
+from transformer_flax.files import is_partial, try_lock
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.run_directory import Workdir, is_partial
+from transformer_flax.training.run_directory import Workdir
 
 REPORT = "report"  # a folder
 LOCK = ".lock"  # held by the sweep
@@ -85,24 +85,14 @@ def _claim(workdir: pathlib.Path, interruption: Interruption) -> Iterator[IO]:
     if others and RESULTS not in others:
         raise UserError(f"{workdir} holds no sweep, but {min(others)}; choose another --workdir")
     with (workdir / LOCK).open("a") as own, (workdir / JOBS_LOCK).open("a") as inherited:
-        if not _lock(own, workdir):
+        if not try_lock(own):
             raise UserError(f"another sweep runs in {workdir}; wait for it, or choose another --workdir")
-        if not _lock(inherited, workdir):
+        if not try_lock(inherited):
             logger.warning("waiting for the runs of an earlier sweep in %s, which save their step", workdir)
-            while not _lock(inherited, workdir):
+            while not try_lock(inherited):
                 interruption.check("before anything was started")
                 time.sleep(POLL)
         yield inherited
-
-
-def _lock(file: IO, workdir: pathlib.Path) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        logger.warning("%s cannot be locked: make sure that no other sweep runs there", workdir)
-    return True
 
 
 class _Sweep:

@@ -1,8 +1,5 @@
 """Numbers on their way to the user: sums on the host, `metrics.jsonl`, TensorBoard."""
 
-import contextlib
-import errno
-import json
 import math
 import os
 import pathlib
@@ -14,17 +11,16 @@ from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore (m
 from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore (the same)
 
 from transformer_flax.errors import UserError
-from transformer_flax.files import checked, parse_json, require_plain, signed
+from transformer_flax.files import JsonLines, read_json_lines
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.multihost import is_first
-from transformer_flax.training.run_directory import write_whole
 
 
 class Meter:
     """Adds up sums and counts, divides once, and keeps the rate of training alone.
 
     Args:
-      totals: of another one, to go on from.
+      totals: of another one, to continue from.
     """
 
     def __init__(self, totals: dict[str, dict[str, float]] | None = None):
@@ -73,60 +69,43 @@ class Meter:
         }
 
 
-class JsonLines:
-    """A file of JSON objects, one a line, each with its step and a checksum; a line is there whole or not at all.
-
-    Of several processes only the first writes.
+class StepLines:
+    """A file of JSON lines, each with its step. Of several processes only the first writes.
 
     Args:
-      file: what was written of later steps than `step` is cut off.
-      step: that a run goes on from.
+      file: its lines of steps after `step` are removed.
+      step: where the run resumes.
     """
 
     def __init__(self, file: pathlib.Path, step: int):
-        self._file = file
         self.kept = [line for line in read_lines(file) if line["step"] <= step] if file.exists() else []
-        self._writes = is_first()
-        if not self._writes:
-            return
-        # Written anew: what the file may be a link to is left alone.
-        write_whole(file, "".join(f"{json.dumps(signed(line))}\n" for line in self.kept))
-        self._stream = file.open("a+b", buffering=0)
+        self._lines = JsonLines(file, self.kept) if is_first() else None
 
     def write(self, line: dict[str, Any]) -> None:
         """Appends a line.
 
         Raises:
-          UserError: the disk is full, or something like it.
+          UserError: it cannot be written, as on a full disk.
         """
-        if not self._writes:
-            return
-        data = json.dumps(signed(line)).encode() + b"\n"
-        length = self._stream.seek(0, os.SEEK_END)
-        try:
-            if self._stream.write(data) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            with contextlib.suppress(OSError):  # the same again
-                self._stream.truncate(length)
-            raise UserError(f"{self._file} cannot be written: {error.strerror}; mend that") from error
+        if self._lines:
+            self._lines.write(line)
 
     def close(self) -> None:
-        if self._writes:
-            self._stream.close()
+        if self._lines:
+            self._lines.close()
 
 
 class MetricsWriter:
     """Writes scalars to `metrics.jsonl` and to TensorBoard events beside it.
 
     Args:
-      file: the JSON lines, as `JsonLines` has them; time goes on from the last that is kept.
+      file: the JSON lines, as `StepLines` has them; time resumes from the last that is kept.
       step: the step that training starts from.
       score: the name of the validation score, which `scores` has by step, where it is of that step's parameters alone.
     """
 
     def __init__(self, file: pathlib.Path, step: int, *, score: str):
-        self._lines = JsonLines(file, step)
+        self._lines = StepLines(file, step)
         kept = self._lines.kept
         self._written: set[tuple[int, str, bool]] = set()
         self.validation_losses: dict[int, float] = {}  # by step, of evaluations on the way
@@ -186,28 +165,27 @@ class MetricsWriter:
 
 
 def read_lines(file: pathlib.Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl` or the like, by step; a last line that was cut short by a kill is left out.
+    """Reads a `metrics.jsonl` or the like, ordered by step; a last line that a kill cut short is left out.
 
     Raises:
-      UserError: it cannot be read, or a line is not what is written there.
+      UserError: the file cannot be read, or a line is damaged.
     """
-    read: list[dict[str, Any]] = []
-    try:
-        require_plain(file)
-        *lines, _ = file.read_text(encoding="utf-8").split("\n")
-        for line in lines:
-            read.append(_measured(line, read[-1]["step"] if read else 0))
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # neither JSON nor UTF-8
-        raise UserError(
-            f"{file} is damaged after line {len(read):,}: {error}; mend what follows or move the file away"
-        ) from error
-    return read
+    last = 0
+
+    def parse(values: dict[str, Any]) -> dict[str, Any]:
+        nonlocal last
+        last = _require_measured(values, last)
+        return values
+
+    return read_json_lines(file, parse)
 
 
-def _measured(line: str, least: int) -> dict[str, Any]:
-    values = checked(parse_json(line))
+def _require_measured(values: dict[str, Any], least: int) -> int:
+    """The step of a line.
+
+    Raises:
+      ValueError: the step is below `least`, or a value is not a number.
+    """
     if type(step := values.get("step")) is not int or step < least:
         raise ValueError(f"its step is {step!r} and must be a whole number of at least {least}")
     scalars = [name for name in values if "/" in name]  # "train/loss", of which curves are drawn
@@ -216,4 +194,4 @@ def _measured(line: str, least: int) -> dict[str, Any]:
             raise ValueError(f"its {name} is {values.get(name)!r}, which is no number")
     if not 0 <= values.get("seconds", 0) < math.inf:
         raise ValueError(f"its seconds are {values['seconds']!r}")
-    return values
+    return step

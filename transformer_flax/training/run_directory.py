@@ -10,7 +10,6 @@ checkpoints.
 """
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -25,7 +24,16 @@ from ml_collections import ConfigDict
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.files import CHECKSUM, checked, read_json, require_plain, signed
+from transformer_flax.files import (
+    CHECKSUM,
+    checked,
+    is_partial,
+    read_json,
+    require_plain,
+    signed,
+    try_lock,
+    write_whole,
+)
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.fields import added_fields, differences, flatten
 from transformer_flax.training.multihost import is_first
@@ -78,7 +86,7 @@ class Workdir:
         """
         if self.config_file.exists():
             self._refuse_another(config, fingerprints, tokenizer)
-        elif self.path.exists() and any(not is_partial(file) for file in self.path.iterdir()):
+        elif self.path.exists() and any(file.name != LOCK and not is_partial(file) for file in self.path.iterdir()):
             raise UserError(f"{self.path} is not empty and holds no run; choose another --workdir")
 
     def claim(
@@ -120,16 +128,12 @@ class Workdir:
         if lock.is_symlink():  # what it leads to would be emptied
             lock.unlink()
         with lock.open("a+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not try_lock(file):
                 file.seek(0)
                 raise UserError(
                     f"another process trains in {self.path} already ({file.read().strip()}); wait for it, or choose "
                     "another --workdir"
-                ) from error
-            except OSError:  # a file system without locks
-                logger.warning("%s cannot be locked: see to it that no other process trains there", self.path)
+                )
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
@@ -276,25 +280,3 @@ class Workdir:
             raise UserError(
                 f"{file} cannot be written: {error.strerror}; mend that and run the same command"
             ) from error
-
-
-def write_whole(file: pathlib.Path, content: str | bytes) -> None:
-    """Puts a text or bytes in the place of a file, or of a link of that name, whole or not at all.
-
-    Raises:
-      OSError: it cannot be written; what was there is there still.
-    """
-    partial = file.with_name(f".{file.name}.partial")
-    partial.unlink(missing_ok=True)
-    try:
-        with partial.open("xb") as stream:  # "x": not through a link that is there
-            stream.write(content if isinstance(content, bytes) else content.encode())
-        partial.replace(file)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def is_partial(file: pathlib.Path) -> bool:
-    """Whether a file is none of a run's or a sweep's own: what `write_whole` was killed at, or the lock."""
-    return file.name == LOCK or (file.name.startswith(".") and file.name.endswith(".partial"))

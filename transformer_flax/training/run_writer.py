@@ -13,7 +13,7 @@ from transformer_flax.training.averaging import Choice
 from transformer_flax.training.checkpoint_files import UnreadableError
 from transformer_flax.training.checkpoints import Checkpoints, moved
 from transformer_flax.training.evaluation import Evaluation
-from transformer_flax.training.metrics import JsonLines, Meter, MetricsWriter
+from transformer_flax.training.metrics import Meter, MetricsWriter, StepLines
 from transformer_flax.training.multihost import share
 from transformer_flax.training.run_directory import Workdir
 from transformer_flax.training.setup import Data
@@ -56,7 +56,7 @@ class RunWriter:
         self.checkpoints = checkpoints
         self.meter = Meter(totals)  # of the steps since the last log
         self._metrics = MetricsWriter(directory.metrics_file, step, score=task.score)
-        self._skipped = JsonLines(directory.skipped_file, step)
+        self._skipped = StepLines(directory.skipped_file, step)
 
     def __enter__(self) -> "RunWriter":
         return self
