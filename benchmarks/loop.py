@@ -24,7 +24,7 @@ from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.programs import Programs
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import prepare_data, set_up_devices
 from transformer_flax.training.trainer import open_trainer
 
@@ -40,7 +40,7 @@ class Bench:
     """A run that is resumed again and again, and its bare step."""
 
     def __init__(self, config, folder: pathlib.Path):
-        self._config, self._directory = config, Workdir(folder)
+        self._config, self._directory = config, RunDirectory(folder)
         config.eval.every, config.eval.sentences, config.eval.test, config.eval.final_average = 0, 1, False, 1
         config.decode.update(beam_size=1, max_extra_length=0)  # as the end of a run is evaluated all the same
         config.log.every = WARM

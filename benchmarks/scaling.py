@@ -32,7 +32,7 @@ from transformer_flax.model.registry import init_params, make_config, make_model
 from transformer_flax.model.scores import Dot, ScoreFunction
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import Data, prepare_data
 from transformer_flax.training.step import TrainState, init_key, make_train_step
 
@@ -107,7 +107,7 @@ def measure(d_ks: Sequence[int]) -> dict[str, dict[str, list[list[float]]]]:
 
     with tempfile.TemporaryDirectory() as folder:
         config = small_config(folder)
-        data = prepare_data(config, Workdir(pathlib.Path(folder) / "run"), Progress(quiet=True))
+        data = prepare_data(config, RunDirectory(pathlib.Path(folder) / "run"), Progress(quiet=True))
         for d_k in d_ks:
             for kind, dot in DOTS.items():
                 for quantity, value in softmax_of(dot, d_k, KEYS.value).items():

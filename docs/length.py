@@ -52,10 +52,10 @@ def measure(path: str):
     """Of a run: its positions, the tokens of the longest source it was trained on, and how right it is by length."""
     from transformer_flax.analysis.length import load_written, measure_by_length
     from transformer_flax.data.sources import load_pairs
-    from transformer_flax.training.run_directory import Workdir
+    from transformer_flax.training.run_directory import RunDirectory
     from transformer_flax.training.setup import load_setup
 
-    place = Workdir(path)
+    place = RunDirectory(path)
     config, tokenizer, _ = load_setup(place)
     written = [triple for split in ("valid", "test") for triple in load_written(place, split)]
     sources, references, translations = map(list, zip(*written, strict=True))

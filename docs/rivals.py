@@ -50,10 +50,10 @@ def read(sweep: pathlib.Path):
     """The finished runs of a sweep, each with its working directory."""
     from transformer_flax.ablation import results
     from transformer_flax.ablation.jobs import folder_name
-    from transformer_flax.training.run_directory import Workdir
+    from transformer_flax.training.run_directory import RunDirectory
 
     finished = [run for run in results.read(sweep / results.RESULTS)[1] if run.finished]
-    return [(run, Workdir(sweep / folder_name(run.variant) / f"seed{run.seed}")) for run in finished]
+    return [(run, RunDirectory(sweep / folder_name(run.variant) / f"seed{run.seed}")) for run in finished]
 
 
 def require_alike(places) -> None:

@@ -21,7 +21,7 @@ from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import classification_loss, cross_entropy
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 
 WORDS = {"animal": ["cat", "dog", "cow"], "colour": ["red", "blue", "green"], "number": ["two", "ten", "six"]}
 FILLERS = ["the", "a", "of", "is", "seen", "here", "again"]
@@ -159,7 +159,7 @@ def test_classes_that_are_not_those_of_the_model_are_refused(trained, tmp_path):
         (copy / "config.json").write_text(json.dumps(noted | {"classes": classes}))
         with pytest.raises(UserError, match=message):
             restore(copy)
-    assert Workdir(trained[1]).load_classes().names == ("animal", "colour", "number")
+    assert RunDirectory(trained[1]).load_classes().names == ("animal", "colour", "number")
 
 
 @pytest.mark.parametrize(

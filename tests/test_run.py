@@ -27,7 +27,7 @@ from transformer_flax.run import Run, restore
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.step import TrainState
 
 LAST, BEFORE = 200, 150  # checkpoints of the finished run
@@ -193,7 +193,7 @@ def make(path: pathlib.Path, *, words: str = "one two three", steps=STEPS, **ove
     """A run's directory as training leaves it, with parameters at random."""
     config = small_config(checkpoint__every=10, checkpoint__keep=5, eval__final_average=2, **overrides)
     tokenizer = Tokenizer.train([words] * 3, 270)
-    workdir = Workdir(path)
+    workdir = RunDirectory(path)
     workdir.claim(config, {"train": "abc"}, tokenizer)
     shapes = jax.eval_shape(lambda: init_params(model_config(config, tokenizer.vocab_size), jax.random.key(0)))
     checkpoints = Checkpoints(workdir.checkpoints, every=10, keep=5, seed=0)

@@ -25,9 +25,9 @@ def main(*files: str) -> None:
     with IO.opened(files) as lines:
         IO.open_output()
         run, settings = RESTORE()
-        labeller = run.labeller(**IO.settings | settings)
-        found = labeller.log_probabilities(lines, progress=IO.start(lines))
-        IO.write((_show(log_probs, labeller.classes) for log_probs in found), labeller)
+        predictor = run.predictor(**IO.settings | settings)
+        found = predictor.log_probabilities(lines, progress=IO.start(lines))
+        IO.write((_show(log_probs, predictor.classes) for log_probs in found), predictor)
 
 
 def _show(log_probs: "np.ndarray", classes: Sequence[str]) -> str:

@@ -26,7 +26,7 @@ from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.averaging import choose, mean
 from transformer_flax.training.checkpoint_files import UnreadableError, load_params, require_vocabulary
 from transformer_flax.training.loss import perplexity
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import load_setup
 
 
@@ -78,14 +78,14 @@ class Run:
         return self.translator(**settings).translate(_texts("translate", lines))
 
     def classify(self, lines: Iterable[str], **settings) -> list[str]:
-        """Returns the likeliest class of each line, in order; settings are those of `labeller`."""
-        return self.labeller(**settings).predict(_texts("classify", lines))
+        """Returns the likeliest class of each line, in order; settings are those of `predictor`."""
+        return self.predictor(**settings).predict(_texts("classify", lines))
 
     def probabilities(self, lines: Iterable[str], **settings) -> np.ndarray:
         """Returns the probability of each class, in the order of `run.classes.names`: float32 [lines, C]."""
-        labeller = self.labeller(**settings)
-        found = list(labeller.log_probabilities(_texts("probabilities", lines)))
-        return np.exp(np.array(found, np.float32).reshape(-1, len(labeller.classes)))
+        predictor = self.predictor(**settings)
+        found = list(predictor.log_probabilities(_texts("probabilities", lines)))
+        return np.exp(np.array(found, np.float32).reshape(-1, len(predictor.classes)))
 
     def score(self, sources: Sequence[str], targets: Sequence[str], **settings) -> list[list[float]]:
         """Returns log P of each token of given targets, the end symbol included."""
@@ -104,7 +104,7 @@ class Run:
         self._require_translator()
         return self._make(Translator, self.tokenizer, settings=settings)
 
-    def labeller(self, **settings) -> Predictor:
+    def predictor(self, **settings) -> Predictor:
         """Returns the run's classifier. The same settings give the same object, with its compiled programs.
 
         Args:
@@ -168,18 +168,18 @@ class Run:
         )
 
     def _evaluate_labels(self, sources, references, progress, settings) -> ClassReport:
-        labeller = self.labeller(**settings)
+        predictor = self.predictor(**settings)
         started = time.perf_counter()
-        found = list(labeller.log_probabilities(sources, progress=progress))
+        found = list(predictor.log_probabilities(sources, progress=progress))
         seconds = time.perf_counter() - started
-        labels = [labeller.classes[np.argmax(log_probs)] for log_probs in found]
-        scores = score_labels(labels, references, labeller.classes)
-        right = [log_probs[labeller.classes.index(name)] for log_probs, name in zip(found, references, strict=True)]
+        labels = [predictor.classes[np.argmax(log_probs)] for log_probs in found]
+        scores = score_labels(labels, references, predictor.classes)
+        right = [log_probs[predictor.classes.index(name)] for log_probs, name in zip(found, references, strict=True)]
         return ClassReport(
             **vars(scores),
             perplexity=perplexity(-np.sum(right, dtype=np.float64), len(right)),
             lines_per_second=len(labels) / seconds,
-            compilations=labeller.compilations,
+            compilations=predictor.compilations,
             parameters=self.parameters,
             labels=labels,
         )
@@ -301,7 +301,7 @@ def restore(
     Raises:
       UserError: there is no run or no such checkpoint, or one cannot be read.
     """
-    place = Workdir(workdir)
+    place = RunDirectory(workdir)
     config, tokenizer, sizes = load_setup(place)
     classes = place.load_classes()
     named, built = len(classes) if classes else 0, getattr(sizes, "num_classes", 0)

@@ -16,7 +16,7 @@ from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.variants import Variant, make_variants
 from transformer_flax.errors import UserError
 from transformer_flax.training.fields import flatten
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 
 
 def recipe(workdir, base=None, **overrides):
@@ -268,7 +268,7 @@ def test_a_directory_of_a_sweep_of_another_base_is_refused(tmp_path):
 def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finished):
     for name in ("metrics.jsonl", "tokenizer.json"):
         shutil.copy(finished / name, tmp_path)
-    config = Workdir(finished).load_config()
+    config = RunDirectory(finished).load_config()
     run = Trial(Variant("base", "base", {}, config), config.seed, tmp_path)
     kept = json.loads((finished / "config.json").read_text())
     del kept["crc32"]

@@ -5,12 +5,12 @@ from transformer_flax.analysis.plots import plot_curves
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.metrics import MetricsWriter, read_lines
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 
 
 @pytest.fixture
 def workdir(tmp_path):
-    workdir = Workdir(tmp_path / "run")
+    workdir = RunDirectory(tmp_path / "run")
     workdir.claim(small_config(), {}, Tokenizer.train(["a b"], 259))
     writer = MetricsWriter(workdir.metrics_file, 0, score="bleu")
     for step in (10, 20, 30):

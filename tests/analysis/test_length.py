@@ -9,7 +9,7 @@ from transformer_flax.analysis.length import Bucket, load_written, measure_by_le
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 
 LENGTHS = [1, 2, 2, 3, 6, 6]
 TRANSLATIONS = ["a", "b c", "b", "", "x", "x y"]
@@ -57,7 +57,7 @@ def test_what_does_not_fit_together_is_refused():
 def test_translations_belong_to_the_text_that_they_were_made_of(tmp_path):
     config = small_config(steps=1, data__path=str(write_text(tmp_path)))
     pairs = {split: load_pairs(config.data, split) for split in ("train", "valid", "test")}
-    place = Workdir(tmp_path / "run")
+    place = RunDirectory(tmp_path / "run")
     fingerprints = {split: pairs[split].fingerprint for split in pairs}
     english, german = ((tmp_path / f"test.{language}").read_text().splitlines() for language in ("en", "de"))
     place.claim(config, fingerprints, Tokenizer.train(english + german, 300))
@@ -72,7 +72,7 @@ def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
     made = {"source": "copy", "num_pairs": 100, "longest_trained": 5, "longest_tested": 7}
     config = small_config(steps=1, **{f"data__{name}": value for name, value in made.items()})
     pairs = {split: load_pairs(config.data, split) for split in ("train", "valid", "test")}
-    place = Workdir(tmp_path / "run")
+    place = RunDirectory(tmp_path / "run")
     fingerprints = {split: pairs[split].fingerprint for split in pairs}
     place.claim(config, fingerprints, Tokenizer.train(pairs["train"].lines, 285))
     # As if the model had learned to copy, but six letters at most.

@@ -30,7 +30,7 @@ from transformer_flax.run import restore
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.averaging import choose
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import load_setup
 
 PAIRS = ListPairs((f"number {n}", f"die Nummer {n}") for n in range(3))
@@ -96,14 +96,14 @@ class Config(Target):
     pattern = "config.json"
 
     def prepare(self) -> None:
-        Workdir(self.folder).claim(small_config(), {"train": "abc"}, TOKENIZER)
+        RunDirectory(self.folder).claim(small_config(), {"train": "abc"}, TOKENIZER)
         run = json.loads((self.folder / "config.json").read_text())
         del run["crc32"]  # which would catch most of what is tried here before it comes further
         (self.folder / "config.json").write_text(json.dumps(run, indent=2))
         (self.folder / "checkpoints/3/state").mkdir(parents=True)
 
     def read(self, changed: pathlib.Path) -> str:
-        place = Workdir(self.folder)
+        place = RunDirectory(self.folder)
         config, tokenizer, _ = load_setup(place)
         choose(place.checkpoints, config)
         Translator([], None, tokenizer, **config.decode)

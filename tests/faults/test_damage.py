@@ -11,7 +11,7 @@ import pytest
 from transformer_flax.errors import UserError
 from transformer_flax.run import restore
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import load_setup
 
 FLIPS = 5  # of each file
@@ -68,17 +68,17 @@ def leaves(run: pathlib.Path) -> list[bytes]:
 def test_every_damage_to_the_tokenizer_is_noticed(copy, rng):
     file = copy / "tokenizer.json"
     contents = list(damages(rng, file.read_bytes(), flips=200))
-    assert outcomes(file, contents, lambda: load_setup(Workdir(copy))) == [None] * len(contents)
+    assert outcomes(file, contents, lambda: load_setup(RunDirectory(copy))) == [None] * len(contents)
 
 
 def test_every_damage_to_the_config_is_noticed_or_harmless(copy, rng):
     file = copy / "config.json"
-    whole = Workdir(copy).load_config()
+    whole = RunDirectory(copy).load_config()
     *cuts, last = list(damages(rng, file.read_bytes(), flips=0))
-    assert outcomes(file, cuts, lambda: load_setup(Workdir(copy))) == [None] * len(cuts)
-    assert outcomes(file, [last], Workdir(copy).load_config) == [whole]  # it lacks its last line break only
+    assert outcomes(file, cuts, lambda: load_setup(RunDirectory(copy))) == [None] * len(cuts)
+    assert outcomes(file, [last], RunDirectory(copy).load_config) == [whole]  # it lacks its last line break only
     flips = [flipped(file.read_bytes(), rng.randrange(8 * file.stat().st_size)) for _ in range(200)]
-    found = outcomes(file, flips, Workdir(copy).load_config)
+    found = outcomes(file, flips, RunDirectory(copy).load_config)
     assert all(config is None or config == whole for config in found)
     assert found.count(None) > 150
 

@@ -22,7 +22,7 @@ from transformer_flax.data.text_files import LONGEST, decode_lines, open_text
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import load_setup
 
 briefly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -70,7 +70,7 @@ def described(folder: pathlib.Path, **changes) -> str:
         run["config"][section][field] = value
     (folder / "config.json").write_text(json.dumps(run))
     with pytest.raises(UserError) as refusal:
-        load_setup(Workdir(folder))
+        load_setup(RunDirectory(folder))
     assert str(folder / "config.json") in str(refusal.value) or "config.model." in str(refusal.value)
     return str(refusal.value)
 
@@ -121,7 +121,7 @@ def test_json_that_is_no_config_is_refused_by_its_name(tmp_path, content):
     Config(tmp_path)
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=r"config\.json"):
-        load_setup(Workdir(tmp_path))
+        load_setup(RunDirectory(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
@@ -131,7 +131,7 @@ def test_what_never_ends_is_not_read(tmp_path, name, make):
     (tmp_path / name).unlink()
     make(tmp_path / name)
     with pytest.raises(UserError, match=name):
-        load_setup(Workdir(tmp_path))
+        load_setup(RunDirectory(tmp_path))
 
 
 # tokenizer.json
@@ -173,9 +173,9 @@ def test_a_tokenizer_other_than_that_of_the_run_is_refused(tmp_path):
     other = Tokenizer.train(["quite another text"], 270)
     (tmp_path / "tokenizer.json").write_text(other.to_json())
     with pytest.raises(UserError, match=r"tokenizer\.json has changed since the run was made"):
-        load_setup(Workdir(config.folder))
+        load_setup(RunDirectory(config.folder))
     with pytest.raises(UserError, match=r"tokenizer\.json has changed since the run was made"):
-        Workdir(config.folder).load_tokenizer()
+        RunDirectory(config.folder).load_tokenizer()
 
 
 def test_a_run_that_has_noted_no_checksum_of_its_tokenizer_is_read(tmp_path):
@@ -183,7 +183,7 @@ def test_a_run_that_has_noted_no_checksum_of_its_tokenizer_is_read(tmp_path):
     run = json.loads(config.files["config.json"])
     del run["tokenizer_crc32"]
     (tmp_path / "config.json").write_text(json.dumps(run))
-    assert load_setup(Workdir(tmp_path))[0] == small_config()
+    assert load_setup(RunDirectory(tmp_path))[0] == small_config()
 
 
 # metrics.jsonl

@@ -12,7 +12,7 @@ from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.loop import train
 from transformer_flax.training.optimizer import make_optimizer
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.step import TrainState, init_key
 
 PAIRS = {"train": 1_000, "valid": 20, "test": 20}
@@ -79,7 +79,7 @@ def learn(folder: pathlib.Path) -> pathlib.Path:
 
 def final_state(path: pathlib.Path, step: int) -> TrainState:
     """The state of the last checkpoint of a run, which must be of that step."""
-    workdir = Workdir(path)
+    workdir = RunDirectory(path)
     config = workdir.load_config()
     model = model_config(config, workdir.load_tokenizer().vocab_size)
     optimizer = make_optimizer(config.optimizer, config.model.d_model)

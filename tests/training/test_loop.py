@@ -19,7 +19,7 @@ from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.tasks import Translation
 
@@ -170,7 +170,7 @@ def test_updates_that_are_not_finite_are_left_out_and_end_the_run_after_so_many_
     assert "step       2: the loss is nan" in capsys.readouterr().out
     lines = read_lines(tmp_path / "run/skipped.jsonl")
     assert [line["step"] for line in lines] == [2, 3, 4]
-    tokenizer, english = Workdir(tmp_path / "run").load_tokenizer(), (text / "train.en").read_text().splitlines()
+    tokenizer, english = RunDirectory(tmp_path / "run").load_tokenizer(), (text / "train.en").read_text().splitlines()
     assert [tokenizer.decode(ids) for ids in lines[0]["source"]] == [english[i] for i in lines[0]["pairs"]]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(final_state(tmp_path / "run", 3)))
     metrics = read_lines(tmp_path / "run/metrics.jsonl")
@@ -246,7 +246,7 @@ def opened(workdir, step):
 
 def test_a_run_whose_directory_is_gone_saves_nothing_more(run, tmp_path):
     run("run", eval__every=0)
-    state, workdir = final_state(tmp_path / "run", 6), Workdir(tmp_path / "run")
+    state, workdir = final_state(tmp_path / "run", 6), RunDirectory(tmp_path / "run")
     with opened(workdir, 6) as writer:
         workdir.path.rename(tmp_path / "moved")
         workdir.checkpoints.mkdir(parents=True)  # as Orbax does where it is writing at that moment
@@ -257,7 +257,7 @@ def test_a_run_whose_directory_is_gone_saves_nothing_more(run, tmp_path):
 
 def test_where_an_average_can_read_no_checkpoint_nothing_is_put_aside(run, tmp_path):
     run("run", eval__every=0)
-    state, workdir = final_state(tmp_path / "run", 6), Workdir(tmp_path / "run")
+    state, workdir = final_state(tmp_path / "run", 6), RunDirectory(tmp_path / "run")
     for step in (3, 6):  # while the run is at step 6
         cut_short(workdir.checkpoints / str(step))
     with opened(workdir, 6) as writer, pytest.raises(UserError, match="checkpoints/3 cannot be read"):
@@ -293,7 +293,7 @@ def test_two_do_not_train_in_one_directory(run, tmp_path):
     run("run")
     refusal = pytest.raises(UserError, match=r"another process trains in .* already \(process \d+ on ")
     config = (tmp_path / "run/config.json").read_text()
-    with Workdir(tmp_path / "run").lock(), refusal:
+    with RunDirectory(tmp_path / "run").lock(), refusal:
         run("run", steps=50)
     assert (tmp_path / "run/config.json").read_text() == config
     assert run("run")

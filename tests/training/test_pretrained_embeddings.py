@@ -15,7 +15,7 @@ from transformer_flax.relatives.embeddings import Vectors
 from transformer_flax.run import restore
 from transformer_flax.training.config_checks import check, model_config
 from transformer_flax.training.loop import train
-from transformer_flax.training.pretrained_embeddings import with_vectors
+from transformer_flax.training.pretrained_embeddings import with_embeddings
 from transformer_flax.training.step import init_key
 
 UNMOVED = 1e-30  # times the paper's learning rate: less than any entry's last digit
@@ -77,12 +77,12 @@ def test_where_embeddings_are_not_tied_those_of_words_start_from_them():
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
     rng = np.random.default_rng(0)
     table = rng.normal(size=(config.vocab_size, config.d_model)).astype(np.float32)
-    started = with_vectors(params, Vectors(Tokenizer.train(["a"], 259), table, np.ones((2, 259), np.int64)))
+    started = with_embeddings(params, Vectors(Tokenizer.train(["a"], 259), table, np.ones((2, 259), np.int64)))
     for name in ("source_embedding", "target_embedding"):
         np.testing.assert_array_equal(started[name]["embedding"], table)
     assert started["output_embedding"] is params["output_embedding"]
     assert jax.tree.structure(started) == jax.tree.structure(params)
-    assert with_vectors(params, None) is params
+    assert with_embeddings(params, None) is params
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from tests.training.small import small_config
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 
 DATA = {"train": "abc", "valid": "def"}
 TOKENIZER = Tokenizer.train(["a b a b"], 270)
@@ -18,16 +18,16 @@ def snapshot(path):
 
 def test_a_config_comes_back_as_it_was(tmp_path):
     config = small_config()
-    Workdir(tmp_path / "run").claim(config, DATA, TOKENIZER)
-    assert Workdir(tmp_path / "run").load_config() == config
+    RunDirectory(tmp_path / "run").claim(config, DATA, TOKENIZER)
+    assert RunDirectory(tmp_path / "run").load_config() == config
 
 
 def test_a_run_of_another_config_is_refused_with_the_fields_that_differ_and_nothing_changes(tmp_path):
-    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
     before = snapshot(tmp_path)
     other = small_config(model__d_ff=32, optimizer__b2=0.9, steps=100)
     with pytest.raises(UserError) as refusal:
-        Workdir(tmp_path).claim(other, DATA, TOKENIZER)
+        RunDirectory(tmp_path).claim(other, DATA, TOKENIZER)
     told = str(refusal.value)
     assert "config.model.d_ff: 16 there, 32 now" in told
     assert "config.optimizer.b2: 0.98 there, 0.9 now" in told
@@ -37,48 +37,48 @@ def test_a_run_of_another_config_is_refused_with_the_fields_that_differ_and_noth
 
 
 def test_other_data_are_refused(tmp_path):
-    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
     with pytest.raises(UserError, match="the train data have changed"):
-        Workdir(tmp_path).claim(small_config(), DATA | {"train": "xyz"}, TOKENIZER)
+        RunDirectory(tmp_path).claim(small_config(), DATA | {"train": "xyz"}, TOKENIZER)
 
 
 def test_another_tokenizer_is_refused_and_an_equal_one_or_none_is_not(tmp_path):
-    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
     before = snapshot(tmp_path)
     other = Tokenizer.train(["c d c d"], 270)
-    for refuse in (Workdir(tmp_path).check, Workdir(tmp_path).claim):
+    for refuse in (RunDirectory(tmp_path).check, RunDirectory(tmp_path).claim):
         with pytest.raises(
             UserError, match=r"the tokenizer given is not \S+tokenizer\.json, which the run was started"
         ):
             refuse(small_config(), DATA, other)
     assert snapshot(tmp_path) == before
-    Workdir(tmp_path).check(small_config(), DATA, TOKENIZER)
-    Workdir(tmp_path).check(small_config(data__tokenizer_file="/elsewhere.json"), DATA)
+    RunDirectory(tmp_path).check(small_config(), DATA, TOKENIZER)
+    RunDirectory(tmp_path).check(small_config(data__tokenizer_file="/elsewhere.json"), DATA)
 
 
 def test_more_steps_other_intervals_other_devices_and_a_moved_folder_are_the_same_run(tmp_path):
-    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
     moved = small_config(
         steps=100, eval__every=7, checkpoint__every=9, log__every=1, parallel__mode="pmap", data__path="/elsewhere"
     )
-    Workdir(tmp_path).claim(moved, DATA, TOKENIZER)
-    assert Workdir(tmp_path).load_config().steps == 100
+    RunDirectory(tmp_path).claim(moved, DATA, TOKENIZER)
+    assert RunDirectory(tmp_path).load_config().steps == 100
 
 
 def test_fewer_steps_than_were_made_are_refused_and_nothing_changes(tmp_path):
-    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
     (tmp_path / "checkpoints/6").mkdir(parents=True)
     before = snapshot(tmp_path)
     with pytest.raises(UserError, match=r"at step 6 already, past config\.steps=4"):
-        Workdir(tmp_path).claim(small_config(steps=4), DATA, TOKENIZER)
+        RunDirectory(tmp_path).claim(small_config(steps=4), DATA, TOKENIZER)
     assert snapshot(tmp_path) == before
 
 
 def test_what_is_known_of_a_split_that_is_not_used_now_stays_known(tmp_path):
-    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
-    Workdir(tmp_path).claim(small_config(), {"train": "abc"}, TOKENIZER)
+    RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    RunDirectory(tmp_path).claim(small_config(), {"train": "abc"}, TOKENIZER)
     with pytest.raises(UserError, match="the valid data have changed"):
-        Workdir(tmp_path).check(small_config(), DATA | {"valid": "xyz"})
+        RunDirectory(tmp_path).check(small_config(), DATA | {"valid": "xyz"})
 
 
 def claim_on_a_small_disk(workdir, config, size):
@@ -95,11 +95,11 @@ def claim_on_a_small_disk(workdir, config, size):
 def test_an_end_at_any_file_of_a_claim_leaves_a_directory_that_the_same_command_claims(tmp_path, larger):
     # As after a kill: of what a claim writes, there is all before the file that does not fit.
     config = small_config(name="long" * 10_000 if larger == "config" else "short")
-    Workdir(tmp_path / "whole").claim(config, DATA, TOKENIZER)
+    RunDirectory(tmp_path / "whole").claim(config, DATA, TOKENIZER)
     sizes = {name: (tmp_path / f"whole/{name}.json").stat().st_size for name in ("config", "tokenizer")}
     assert sizes[larger] == max(sizes.values())
     for size, failing in ((500, "config"), (min(sizes.values()), larger)):
-        run = Workdir(tmp_path / str(size))
+        run = RunDirectory(tmp_path / str(size))
         with pytest.raises(UserError, match=rf"{failing}\.json cannot be written: File too large"):
             claim_on_a_small_disk(run, config, size)
         run.claim(config, DATA, TOKENIZER)
@@ -107,17 +107,17 @@ def test_an_end_at_any_file_of_a_claim_leaves_a_directory_that_the_same_command_
 
 
 def test_a_claim_that_was_ended_before_its_tokenizer_takes_no_other_one(tmp_path):
-    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
     (tmp_path / "tokenizer.json").unlink()
     before = snapshot(tmp_path)
     with pytest.raises(UserError, match=r"the tokenizer given is not \S+tokenizer\.json, which the run was started"):
-        Workdir(tmp_path).claim(small_config(), DATA, Tokenizer.train(["c d c d"], 270))
+        RunDirectory(tmp_path).claim(small_config(), DATA, Tokenizer.train(["c d c d"], 270))
     assert snapshot(tmp_path) == before
-    Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
 
 
 def test_a_run_that_is_claimed_again_keeps_its_tokenizer_s_file_as_it_is(tmp_path):
-    workdir = Workdir(tmp_path)
+    workdir = RunDirectory(tmp_path)
     workdir.claim(small_config(), DATA, TOKENIZER)
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text("utf-8"))), "utf-8")  # as another version formats it
@@ -133,7 +133,7 @@ def test_a_run_that_is_claimed_again_keeps_its_tokenizer_s_file_as_it_is(tmp_pat
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("five years of work")
     with pytest.raises(UserError, match="is not empty and holds no run"):
-        Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+        RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
     assert snapshot(tmp_path).keys() == {(tmp_path / "thesis.tex").relative_to(tmp_path)}
 
 
@@ -141,15 +141,15 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 def test_a_damaged_config_and_one_of_another_program_are_named(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(UserError, match=r"config\.json cannot be read as the config of a run"):
-        Workdir(tmp_path).claim(small_config(), DATA, TOKENIZER)
+        RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
 
 
 def test_the_tokenizer_comes_back_as_it_was(tmp_path):
-    workdir = Workdir(tmp_path)
+    workdir = RunDirectory(tmp_path)
     workdir.claim(small_config(), DATA, TOKENIZER)
     assert workdir.load_tokenizer().to_json() == TOKENIZER.to_json()
 
 
 def test_translations_are_one_line_each(tmp_path):
-    file = Workdir(tmp_path).save_outputs("translations", "valid", 5, ["a b", "", "ü"])
+    file = RunDirectory(tmp_path).save_outputs("translations", "valid", 5, ["a b", "", "ü"])
     assert file.read_bytes() == "a b\n\nü\n".encode()

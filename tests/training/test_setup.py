@@ -16,7 +16,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.run import restore
 from transformer_flax.training.config_checks import check
 from transformer_flax.training.loop import train
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import prepare_data
 
 
@@ -170,7 +170,7 @@ def test_the_text_of_the_train_split_is_let_go_of(folder, tmp_path, monkeypatch)
     monkeypatch.setattr("transformer_flax.training.setup.load_pairs", remembered)
     config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
     with Progress() as progress:
-        data = prepare_data(config, Workdir(tmp_path / "run"), progress)
+        data = prepare_data(config, RunDirectory(tmp_path / "run"), progress)
     gc.collect()
     assert {split for split in read if read[split]() is not None} == set(data.pairs) == {"valid"}
     assert set(data.corpora) == {"train", "valid"}
@@ -210,7 +210,7 @@ def test_bars_of_the_tokenizer_are_shown_on_a_terminal_only(folder, tmp_path, mo
         monkeypatch.setenv("FORCE_COLOR", "1")
     config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
     with Progress() as progress:
-        prepare_data(config, Workdir(tmp_path / "run"), progress)
+        prepare_data(config, RunDirectory(tmp_path / "run"), progress)
     told = capsys.readouterr().out
     if terminal:
         assert re.search(r"training the tokenizer.*reading text.*making the vocabulary", told, re.DOTALL)

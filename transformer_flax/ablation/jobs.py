@@ -20,7 +20,7 @@ from transformer_flax.relatives.classifier import ClassifierConfig
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.fields import differences, flatten
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that no variant's folder may have
 LONGEST = 120  # characters of a folder's name
@@ -63,7 +63,7 @@ class Trial:
 
     def progress(self) -> TrialProgress:
         """Its progress; damaged metrics count as none, and training will refuse them."""
-        file = Workdir(self.path).metrics_file
+        file = RunDirectory(self.path).metrics_file
         try:
             return measure(read_lines(file), self.steps) if file.exists() else TrialProgress()
         except UserError:
@@ -79,7 +79,7 @@ class Trial:
         splits = {"valid", "test"} if self.variant.config.eval.test else {"valid"}
         if not splits <= progress.scores.keys():
             return None
-        workdir = Workdir(self.path)
+        workdir = RunDirectory(self.path)
         ours = flatten(self.variant.config.to_dict()) | {"seed": self.seed}
         if different := differences(flatten(workdir.load_config().to_dict()), ours, FREE_FIELDS):
             raise UserError(

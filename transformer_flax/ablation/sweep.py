@@ -18,7 +18,7 @@ from transformer_flax.console import counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.files import is_partial, try_lock
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 
 REPORT = "report"  # a folder
 LOCK = ".lock"  # held by the sweep
@@ -180,7 +180,7 @@ class _Sweep:
                 step = line.progress.step
                 self._board.say(f"{trial} {f'resumes from step {step:,}' if step else 'begins'}")
             elif self._board.is_live:
-                file = Workdir(trial.path).metrics_file
+                file = RunDirectory(trial.path).metrics_file
                 if file.exists() and self._sizes.get(trial) != file.stat().st_size:
                     self._sizes[trial] = file.stat().st_size
                     line.progress = trial.progress()

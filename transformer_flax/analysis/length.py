@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from transformer_flax.analysis.plots import File, save
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.errors import UserError
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Bucket:
     begun: float  # mean share of a reference's words before the first wrong one
 
 
-def load_written(workdir: Workdir, split: str) -> list[tuple[str, str, str]]:
+def load_written(workdir: RunDirectory, split: str) -> list[tuple[str, str, str]]:
     """Loads a split's sources and references, each with the translation that a run has written at its end.
 
     Raises:

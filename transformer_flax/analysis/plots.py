@@ -21,7 +21,7 @@ from transformer_flax.decoding.scoring import ClassScores
 from transformer_flax.errors import UserError
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.optimizer import paper_schedule
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 
 File = str | os.PathLike | None
 INCH_A_TOKEN = 0.26
@@ -208,7 +208,7 @@ def plot_curves(
     name, unit = X_AXES[x]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for workdir in map(Workdir, [workdirs] if isinstance(workdirs, (str, os.PathLike)) else workdirs):
+    for workdir in map(RunDirectory, [workdirs] if isinstance(workdirs, (str, os.PathLike)) else workdirs):
         run = workdir.load_config().name
         lines = read_lines(workdir.metrics_file)
         points = [(line[name] / unit, line[metric]) for line in lines if metric in line]

@@ -23,7 +23,7 @@ from transformer_flax.model.registry import find_kind, make_config
 from transformer_flax.training.fields import require_fields
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_optimizer
-from transformer_flax.training.pretrained_embeddings import load_initial
+from transformer_flax.training.pretrained_embeddings import load_embeddings
 
 
 def check(config: ConfigDict) -> None:
@@ -65,7 +65,7 @@ def check(config: ConfigDict) -> None:
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
-    load_initial(config, given_tokenizer(config))
+    load_embeddings(config, given_tokenizer(config))
     averaged = max(config.eval.average, config.eval.final_average)
     require(
         "checkpoint.keep",

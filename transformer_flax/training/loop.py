@@ -15,7 +15,7 @@ from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.multihost import agreed_stop, is_first
 from transformer_flax.training.prefetch import prefetch
 from transformer_flax.training.programs import Programs
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.trainer import open_trainer
@@ -39,7 +39,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
         not finite; or the disk is full.
       Interrupted: a signal asked the run to end; nothing that was done is lost.
     """
-    config, directory = checked_config(config), Workdir(workdir)
+    config, directory = checked_config(config), RunDirectory(workdir)
     with Progress(quiet=not is_first()) as progress:
         parallel = set_up_devices(config, progress)
         data = prepare_data(config, directory, progress)

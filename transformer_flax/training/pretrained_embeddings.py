@@ -12,7 +12,7 @@ from transformer_flax.relatives.embeddings import TOKENIZER, Vectors
 EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")  # of words, in models of all kinds
 
 
-def load_initial(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors | None:
+def load_embeddings(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors | None:
     """The word vectors that `config.embedding_init` names; None if it names none.
 
     Args:
@@ -43,7 +43,7 @@ def load_initial(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors | N
     return vectors
 
 
-def with_vectors(params: Any, vectors: Vectors | None) -> Any:
+def with_embeddings(params: Any, vectors: Vectors | None) -> Any:
     """Fresh parameters of a model, of which the embeddings of words are these vectors; None: as they are.
 
     A matrix for the logits alone, where embeddings are not tied, stays as it is: it is no embedding of words.

@@ -10,7 +10,7 @@ from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator
 from transformer_flax.training.optimizer import make_optimizer, paper_schedule
-from transformer_flax.training.pretrained_embeddings import with_vectors
+from transformer_flax.training.pretrained_embeddings import with_embeddings
 from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
@@ -28,7 +28,7 @@ class Programs:
     """
 
     def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
-        self.parallel, self._config, self._embeddings = parallel, config, data.initial
+        self.parallel, self._config, self._embeddings = parallel, config, data.embeddings
         self.model = make_model(model_config(config, data.tokenizer.vocab_size))
         self.task = make_task(config, self.model, data)
         self.schedule = paper_schedule(config.model.d_model, config.optimizer.warmup_steps, config.optimizer.factor)
@@ -71,5 +71,5 @@ class Programs:
 
     def init(self, seed: int) -> TrainState:
         """The state before the first step."""
-        params = with_vectors(init_params(self.model.config, init_key(seed)), self._embeddings)
+        params = with_embeddings(init_params(self.model.config, init_key(seed)), self._embeddings)
         return TrainState.create(seed, params, self._optimizer, keep_ema=self._config.ema_decay > 0)

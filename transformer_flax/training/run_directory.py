@@ -61,7 +61,7 @@ LOCK = ".lock"
 logger = logging.getLogger(__name__)
 
 
-class Workdir:
+class RunDirectory:
     """The directory of one run."""
 
     def __init__(self, path: str | os.PathLike):

@@ -15,7 +15,7 @@ from transformer_flax.training.checkpoints import Checkpoints, moved
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.metrics import Meter, MetricsWriter, StepLines
 from transformer_flax.training.multihost import share
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import Data
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.tasks import Task
@@ -41,7 +41,7 @@ class RunWriter:
     def __init__(
         self,
         config: ConfigDict,
-        directory: Workdir,
+        directory: RunDirectory,
         data: Data,
         task: Task,
         checkpoints: Checkpoints,

@@ -21,7 +21,7 @@ from transformer_flax.training.loop import fit, train
 from transformer_flax.training.multihost import share
 from transformer_flax.training.programs import Programs
 from transformer_flax.training.resume import resume
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
@@ -43,7 +43,7 @@ def train_seeds(
     for seed in seeds:
         configs.append(config.copy_and_resolve_references())
         configs[-1].seed = seed
-    directories = [Workdir(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
+    directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
     if len(seeds) == 1:
         return [train(configs[0], directories[0].path, profile=profile)]
     configs = [checked_config(each) for each in configs]

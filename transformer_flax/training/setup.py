@@ -31,8 +31,8 @@ from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, given_tokenizer, model_config, require_run
 from transformer_flax.training.fields import complete, require_fields
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
-from transformer_flax.training.pretrained_embeddings import load_initial
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.pretrained_embeddings import load_embeddings
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.sharding import Parallel, make_parallel
 
 
@@ -45,7 +45,7 @@ class Data:
     corpora: dict[str, Corpus]  # of all
     train: Batches
     classes: Classes | None = None  # that the targets name, where they are labels
-    initial: Vectors | None = None  # that its embeddings start from
+    embeddings: Vectors | None = None  # that its embeddings start from
 
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend starts
@@ -116,7 +116,7 @@ def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sou
     return tokenizer
 
 
-def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Data:
+def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:
     """Reads the text, makes tokenizer, corpora and batches, and then claims the working directory for them.
 
     Of several processes the first does so; the others then read what it has written.
@@ -136,7 +136,7 @@ def prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Da
         return _prepare_data(config, workdir, progress)
 
 
-def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> Data:
+def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:
     splits = ["train", "valid", *(["test"] if config.eval.test else [])]
     with progress.aside():  # TFDS shows its own while it prepares a set
         pairs = {split: load_pairs(config.data, split) for split in splits}
@@ -145,9 +145,9 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
             raise UserError(f"the {split} split is empty")
     fingerprints = {split: pairs[split].fingerprint for split in splits}
     given = given_tokenizer(config)
-    initial = load_initial(config, given)
-    if initial:
-        fingerprints["embedding_init"] = initial.fingerprint
+    embeddings = load_embeddings(config, given)
+    if embeddings:
+        fingerprints["embedding_init"] = embeddings.fingerprint
     workdir.check(config, fingerprints, given)
     if added := workdir.added_fields():
         fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
@@ -194,7 +194,7 @@ def _prepare_data(config: ConfigDict, workdir: Workdir, progress: Progress) -> D
     )
     if tokenizer.vocab_size != config.data.vocab_size:  # fewer words than it may have
         progress.say(f"the text's own vocabulary: {_describe(model_config(config, tokenizer.vocab_size))}")
-    return Data(tokenizer, pairs, corpora, train, classes, initial)
+    return Data(tokenizer, pairs, corpora, train, classes, embeddings)
 
 
 def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
@@ -216,7 +216,7 @@ def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
     return classes
 
 
-def load_setup(place: Workdir) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
+def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
     """Reads the config, the tokenizer and the model's config of a finished run, and checks them.
 
     Raises:

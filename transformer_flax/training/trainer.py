@@ -19,7 +19,7 @@ from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.multihost import agreed_stop, stop_asked
 from transformer_flax.training.programs import Programs
 from transformer_flax.training.resume import resume
-from transformer_flax.training.run_directory import Workdir
+from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import Data
 from transformer_flax.training.step import Metrics, TrainState
@@ -28,7 +28,7 @@ from transformer_flax.training.step import Metrics, TrainState
 @contextlib.contextmanager
 def open_trainer(
     config: ConfigDict,
-    directory: Workdir,
+    directory: RunDirectory,
     data: Data,
     programs: Programs,
     progress: Progress,
