@@ -44,7 +44,11 @@ def test_a_config_of_ours_has_known_fields_only(file):
     [
         ("stepz", 3, r"config\.stepz is an unknown field; did you mean 'steps'\?"),
         ("decode.beam", 3, r"config\.decode\.beam is an unknown field; did you mean 'beam_size'\?"),
-        ("model.num_head", 3, r"has nothing for config\.model\.num_head; did you mean 'num_heads'\?"),
+        (
+            "model.num_head",
+            3,
+            r"num_head is not a field of kind 'transformer'; did you mean 'num_heads'\?",
+        ),
         ("eval.every", "10", r"config\.eval\.every is '10'; it must be a whole number"),
         ("eval.test", 1, r"config\.eval\.test is 1; it must be true or false"),
         ("data.cache_dir", 1.5, r"config\.data\.cache_dir is 1\.5; it must be a text in quotes"),

@@ -179,31 +179,31 @@ def work():
 
 def main():
     if args.doing == "prepare":
-        with distributed.first_ahead():
+        with multihost.first_ahead():
             work()
     elif args.doing == "evaluate":
-        distributed.from_first(work)
+        multihost.from_first(work)
     elif args.doing == "fetch":
-        distributed._POLL_SECONDS = 0.02  # too short for the value, as a second is for others on a busy machine
-        print(len(distributed.from_first(lambda: "x" * 50_000_000)))
+        multihost._POLL_SECONDS = 0.02  # too short for the value, as a second is for others on a busy machine
+        print(len(multihost.from_first(lambda: "x" * 50_000_000)))
     elif args.doing == "fail":
         if args.process_id == 1:
             raise RuntimeError("a defect")
         work()
     elif args.doing.startswith("stop"):
         for step in range(1, 20):
-            with distributed.first_ahead():  # as steps do that all make together
+            with multihost.first_ahead():  # as steps do that all make together
                 pass
-            if distributed.agreed_stop(asked=args.process_id == 1 and step >= 5):
+            if multihost.agreed_stop(asked=args.process_id == 1 and step >= 5):
                 break
-            if args.doing == "stop, but fail before" and args.process_id == 1 and distributed._group.stop_at:
+            if args.doing == "stop, but fail before" and args.process_id == 1 and multihost._group.stop_at:
                 raise RuntimeError("a defect")
         print("stopped after", step, flush=True)
         raise Interrupted("stopped", 15)
 
 
 try:
-    with distributed.joined(args.coordinator, args.num_processes, args.process_id):
+    with multihost.joined(args.coordinator, args.num_processes, args.process_id):
         main()
 except Interrupted as interruption:
     sys.exit(interruption.exit_status)
@@ -246,7 +246,7 @@ def test_processes_that_no_cluster_has_started_are_told_what_to_give(tmp_path):
     message = refused("--distributed", f"--workdir={tmp_path}")
     assert "--coordinator=HOST:PORT --num_processes=N --process_id=0 ... N-1" in message
     assert "HOST:PORT" in refused("--distributed", "--coordinator=here", "--num_processes=2", "--process_id=0")
-    assert "--distributed, which is not given" in refused("--process_id=0")
+    assert "--process_id need --distributed" in refused("--process_id=0")
 
 
 @pytest.mark.parametrize(

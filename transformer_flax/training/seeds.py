@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.config_checks import require_run
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit, train
@@ -38,6 +39,7 @@ def train_seeds(
     Raises:
       UserError: as `train` does; what ends one of them ends all.
     """
+    require_run(config)
     check_seeds(config, seeds)
     configs = []
     for seed in seeds:
