@@ -50,9 +50,7 @@ def get_config() -> ConfigDict:
     config.model.attention_bias = False  # biases on the attention projections
     config.model.branch_init = 1.0  # times the initial W^V, W^O, W_1 and W_2: what sub-layers add (docs/start.md)
     # The same model, otherwise computed:
-    config.model.scan_layers = (
-        False  # one compiled layer for all N of a stack, which compiles in a fraction of the time
-    )
+    config.model.scan_layers = False  # one compiled layer for all N of a stack: compiles in a fraction of the time
     config.model.remat = "none"  # of its layers, gradients keep: all; or "products" with weights; or "layers": inputs
     config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, softmax and loss stay float32
 
@@ -113,9 +111,7 @@ def get_config() -> ConfigDict:
     config.eval.every = 5_000  # steps; 0: at the end only
     config.eval.patience = 0  # evaluations without a better validation loss after which a run ends; 0: never
     config.eval.sentences = 0  # of the validation split that are translated during training; 0: all
-    config.eval.average = (
-        1  # checkpoints averaged for evaluations during training: the newest, the last at the interval
-    )
+    config.eval.average = 1  # checkpoints averaged for evaluations during training: the newest, at the interval
     config.eval.final_average = 5  # and at the end; table 3 uses none (1), big 20
     config.eval.test = True  # score the test split at the end
 

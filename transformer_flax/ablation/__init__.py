@@ -1,1 +1,1 @@
-"""The paper's experiments, as data."""
+"""Table 3: its rows as data, sweeps over them, their results and reports."""

@@ -1,4 +1,4 @@
-"""Table 3 of the paper and rows beyond it: each a function of a base config, with the paper's results."""
+"""Table 3 of the paper and rows beyond it: each the fields that it changes, with the paper's results."""
 
 import dataclasses
 import difflib

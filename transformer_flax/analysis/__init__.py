@@ -1,1 +1,1 @@
-"""Arrays and pictures of what runs have learned and measured."""
+"""What runs have learned, as arrays, pictures and pages; and what a run costs."""

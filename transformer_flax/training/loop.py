@@ -104,13 +104,13 @@ def fit(
             if log or save:  # what is logged or saved is of this step too
                 trainer.read(metrics, step)
                 unread = None
-            if trainer.compilations == compilations:
+            if trainer.compilations == compilations:  # compiling is no part of a step's time
                 trainer.add_time(step, time.perf_counter() - started)
             update(step, config.steps)
             profiled.end(step, state)
 
             if log:
-                update(step, config.steps, note=trainer.log(step, metrics))
+                update(step, config.steps, note=trainer.log(metrics, step))
             trainer.check_saving()
             if save:
                 trainer.save(state, must=interrupted or last)
@@ -121,7 +121,7 @@ def fit(
                 trainer.evaluate(state, step)
                 if trainer.out_of_patience(step):
                     if not log:
-                        trainer.log(step, metrics)
+                        trainer.log(metrics, step)
                     break
 
     trainer.require_saved(state, step)

@@ -80,7 +80,7 @@ def perplexity(nll_sum: float, tokens: float) -> float:
 
 
 def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1) -> LossFn:
-    """The task of translating: `loss_fn(params, batch, key) -> (sums, counts)` over the target tokens of a batch.
+    """The loss of translating: `loss_fn(params, batch, key) -> (sums, counts)` over the target tokens of a batch.
 
     Without a key there is no dropout. sums and counts have the same names: "loss" (what training minimises, and all
     that has a gradient where there are chunks), "nll" (unsmoothed), "accuracy" (of the teacher-forced next token);
@@ -109,7 +109,7 @@ def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1) 
 
 
 def classification_loss(model: nn.Module, label_smoothing: float) -> LossFn:
-    """The task of classifying: `loss_fn(params, batch, key) -> (sums, counts)` over the rows of a batch.
+    """The loss of classifying: `loss_fn(params, batch, key) -> (sums, counts)` over the rows of a batch.
 
     A row's label is the first token of its target, class c being token NUM_SPECIAL + c; an empty row has none and
     counts nowhere. Without a key there is no dropout. sums and counts have the names that `translation_loss` gives.

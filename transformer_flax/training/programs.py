@@ -36,7 +36,7 @@ class Programs:
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by its name
 
         loss_fn = parallel.gathering(self.task.loss_fn)
-        self.update = make_train_step(
+        self.update = make_train_step(  # not compiled, for several seeds to be mapped over
             loss_fn,
             self._optimizer,
             accumulation_steps=config.accumulation_steps,

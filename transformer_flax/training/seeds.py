@@ -61,7 +61,7 @@ def train_seeds(
         labels = [f"seed {seed}: " for seed in seeds]
         like = jax.eval_shape(functools.partial(programs.init, 0))
         intervals = configs[0].checkpoint.every, configs[0].eval.every or configs[0].steps
-        first = min(*intervals, configs[0].steps - 1)
+        first = min(*intervals, configs[0].steps - 1)  # the last step would be the end of a run of its own
         restored, step = resume(checkpoints, like, progress, labels, first)
         restored = restored or [(programs.init(seed), None) for seed in seeds]
         trainers = []
@@ -106,8 +106,8 @@ class SeedsTrainer:
         for trainer in self._trainers:
             trainer.add_time(step, seconds)
 
-    def log(self, step: int, metrics: Metrics) -> str:
-        return self._each(lambda trainer, own: trainer.log(step, own), jax.device_get(metrics))[-1]
+    def log(self, metrics: Metrics, step: int) -> str:
+        return self._each(Trainer.log, jax.device_get(metrics), step)[-1]
 
     def check_saving(self) -> None:
         for trainer in self._trainers:

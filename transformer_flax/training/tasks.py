@@ -92,5 +92,5 @@ class Classification:
 
 
 def make_task(config: ConfigDict, model: nn.Module, data: Data) -> Task:
-    """The task that a run's model is for: classifying where the data have classes."""
+    """The task of a run's model. Its data have classes if, and only if, its kind of model classifies."""
     return Classification(config, model, data) if data.classes else Translation(config, model, data)

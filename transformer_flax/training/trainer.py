@@ -102,10 +102,11 @@ class Trainer:
         tokens = sum(int(lengths[side].sum()) for side in kind_of(model).reads)
         self.writer.meter.add_time(seconds, tokens, training_flops(model, *lengths.values()))
 
-    def log(self, step: int, metrics: Metrics) -> str:
+    def log(self, metrics: Metrics, step: int) -> str:
         """Writes what was measured since the last time, and the gradient of this step; returns it in short."""
         metrics = self._parallel.unreplicate(jax.device_get(metrics))
-        updates = step - 1 - metrics.skipped + (metrics.skipped_in_a_row > 0)  # made before this one
+        # Updates made before this one; if this one was skipped, it is counted in `skipped` already.
+        updates = step - 1 - metrics.skipped + (metrics.skipped_in_a_row > 0)
         learning_rate = float(self._programs.schedule(updates))
         values = {
             "learning_rate": learning_rate,
