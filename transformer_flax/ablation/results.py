@@ -58,7 +58,7 @@ class Result:
     status: str  # FINISHED or FAILED
     error: str  # one line; empty if the run finished
     parameters: int
-    flops: float  # of all training steps, as training/loop counts them; 0 if unknown
+    flops: float  # of all training steps, as model/flops counts them; 0 if unknown
     steps: int
     seconds: float  # from beginning to end, evaluations included; seeds trained together share them
     scores: dict[str, dict[str, float]]  # of each split at the end

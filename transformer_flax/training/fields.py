@@ -159,7 +159,9 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
       config: flat, {"model.dropout": 0.1}; sections that it has not are left out.
     """
-    from transformer_flax.model.registry import KINDS  # here, as commands check their configs before JAX is loaded
+    # Here, as commands check their configs before JAX is loaded.
+    import transformer_flax.relatives  # noqa: F401 (registers its kinds)
+    from transformer_flax.model.registry import KINDS
 
     sections = {name.rpartition(".")[0] for name in config} | {""}
     named = config.get("model.kind", "transformer")

@@ -16,7 +16,7 @@ from transformer_flax.training.multihost import agreed_stop, is_first
 from transformer_flax.training.prefetch import prefetch
 from transformer_flax.training.programs import Programs
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_data, say_vocabulary, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.trainer import open_trainer
 
@@ -43,12 +43,15 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
     with Progress(quiet=not is_first()) as progress:
         parallel = set_up_devices(config, progress)
         data = prepare_data(config, directory, progress)
+        say_vocabulary(config, data, progress)
         programs = Programs(config, data, parallel, progress)
         with (
             Interruption() as interruption,
             open_trainer(config, directory, data, programs, progress, interruption) as (trainer, state),
         ):
-            return fit(trainer, state, config, progress, interruption, directory.profile if profile else None)
+            return fit(
+                trainer, state, config, progress, interruption, directory.profile if profile and is_first() else None
+            )
 
 
 def fit(
@@ -124,7 +127,8 @@ def fit(
                         trainer.log(metrics, step)
                     break
 
-    trainer.require_saved(state, step)
+    if step > trainer.start:
+        trainer.require_saved(state, step)
     evaluations = trainer.evaluate(state, step, last=True)
     trainer.report(evaluations, step)
     return evaluations

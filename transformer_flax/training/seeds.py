@@ -1,7 +1,6 @@
 """Runs that differ in their seed alone, trained as one program."""
 
 import contextlib
-import functools
 import os
 import pathlib
 from collections.abc import Callable, Sequence
@@ -17,16 +16,16 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import require_run
 from transformer_flax.training.evaluation import Evaluation
+from transformer_flax.training.fields import complete
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit, train
 from transformer_flax.training.multihost import share
 from transformer_flax.training.programs import Programs
-from transformer_flax.training.resume import resume
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
-from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_data, say_vocabulary, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
-from transformer_flax.training.trainer import Trainer
+from transformer_flax.training.trainer import Trainer, resume_or_begin
 
 
 def train_seeds(
@@ -40,6 +39,7 @@ def train_seeds(
       UserError: as `train` does; what ends one of them ends all.
     """
     require_run(config)
+    config = complete(config)
     check_seeds(config, seeds)
     configs = []
     for seed in seeds:
@@ -52,6 +52,7 @@ def train_seeds(
     with Progress() as progress, contextlib.ExitStack() as stack:
         parallel = set_up_devices(configs[0], progress, f", {len(seeds)} seeds at once")
         data = [prepare_data(*each, progress) for each in zip(configs, directories, strict=True)]
+        say_vocabulary(configs[0], data[0], progress)
         programs = Programs(configs[0], data[0], parallel, progress)
         interruption = stack.enter_context(Interruption())
         checkpoints = []
@@ -59,17 +60,16 @@ def train_seeds(
             stack.enter_context(directory.lock())
             checkpoints.append(stack.enter_context(Checkpoints.of(each, directory.checkpoints)))
         labels = [f"seed {seed}: " for seed in seeds]
-        like = jax.eval_shape(functools.partial(programs.init, 0))
         intervals = configs[0].checkpoint.every, configs[0].eval.every or configs[0].steps
         first = min(*intervals, configs[0].steps - 1)  # the last step would be the end of a run of its own
-        restored, step = resume(checkpoints, like, progress, labels, first)
-        restored = restored or [(programs.init(seed), None) for seed in seeds]
+        state, saved, step = resume_or_begin(
+            programs, checkpoints, seeds, progress, combine=stack_trees, labels=labels, first=first
+        )
         trainers = []
-        for i, (_, totals) in enumerate(restored):
+        for i, totals in enumerate(saved):
             given = configs[i], directories[i], data[i], programs.task, checkpoints[i], progress
             writer = stack.enter_context(RunWriter(*given, step=step, totals=totals, label=labels[i]))
             trainers.append(Trainer(configs[i], data[i], programs, writer, interruption, step, runs_at_once=len(seeds)))
-        state = parallel.place(stack_trees([state for state, _ in restored]))
         folder = directories[0].profile if profile else None
         return fit(SeedsTrainer(trainers, programs), state, configs[0], progress, interruption, folder)
 
@@ -164,7 +164,7 @@ def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
         raise UserError(f"--seeds={','.join(map(str, seeds))}: name different seeds, such as 0,1,2")
     if len(seeds) == 1:
         return
-    if config.eval.get("patience"):
+    if config.eval.patience:
         raise UserError(
             f"config.eval.patience is {config.eval.patience}; seeds that are trained together all make config.steps "
             "steps: set it to 0, or train the seeds one by one"

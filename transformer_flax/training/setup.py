@@ -72,7 +72,7 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
       note: goes behind what is said of the devices.
 
     Raises:
-      UserError: there are no such devices, or the formulas of the model's cost do not hold.
+      UserError: there are no such devices.
     """
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
@@ -88,6 +88,12 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
         f"{config.model.dtype}{note}; compiled programs are kept in {compiled}"
     )
     return parallel
+
+
+def say_vocabulary(config: ConfigDict, data: Data, progress: Progress) -> None:
+    """Says how large the model is where the text has fewer words than its vocabulary may have."""
+    if data.tokenizer.vocab_size != config.data.vocab_size:
+        progress.say(f"the text's own vocabulary: {_describe(model_config(config, data.tokenizer.vocab_size))}")
 
 
 def _describe(model: ModelConfig) -> str:
@@ -192,8 +198,6 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "
         + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
-    if tokenizer.vocab_size != config.data.vocab_size:  # fewer words than it may have
-        progress.say(f"the text's own vocabulary: {_describe(model_config(config, tokenizer.vocab_size))}")
     return Data(tokenizer, pairs, corpora, train, classes, embeddings)
 
 

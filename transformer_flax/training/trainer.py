@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -40,12 +40,38 @@ def open_trainer(
       UserError: another process trains in the directory, or its checkpoints cannot be read.
     """
     with directory.lock(), Checkpoints.of(config, directory.checkpoints) as checkpoints:
-        restored, step = resume([checkpoints], jax.eval_shape(functools.partial(programs.init, 0)), progress)
-        state, totals = restored[0] if restored else (programs.init(config.seed), None)
+        state, [totals], step = resume_or_begin(programs, [checkpoints], [config.seed], progress)
         with RunWriter(
             config, directory, data, programs.task, checkpoints, progress, step=step, totals=totals
         ) as writer:
-            yield Trainer(config, data, programs, writer, interruption, step), programs.parallel.place(state)
+            yield Trainer(config, data, programs, writer, interruption, step), state
+
+
+def resume_or_begin(
+    programs: Programs,
+    runs: Sequence[Checkpoints],
+    seeds: Sequence[int],
+    progress: Progress,
+    *,
+    combine: Callable[[Sequence[TrainState]], Any] = lambda states: states[0],
+    **resuming: Any,
+) -> tuple[Any, list[Any], int]:
+    """The state to train from, on the devices, the totals saved with it, of each run, and its step.
+
+    The states as they were read die here: kept any longer, they would take the memory of a device twice.
+
+    Args:
+      programs: of the runs.
+      runs: the checkpoints of each.
+      seeds: of each.
+      progress: says where they resume.
+      combine: makes one state of those of all runs.
+      resuming: further arguments of `resume`.
+    """
+    restored, step = resume(runs, jax.eval_shape(functools.partial(programs.init, 0)), progress, **resuming)
+    restored = restored or [(programs.init(seed), None) for seed in seeds]
+    state = programs.parallel.place(combine([state for state, _ in restored]))
+    return state, [totals for _, totals in restored], step
 
 
 class Trainer:
