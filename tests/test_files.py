@@ -6,6 +6,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -52,6 +53,14 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, full_disk):
         write_whole(tmp_path / "a", "new")
     assert names(tmp_path) == ["a"]
     assert (tmp_path / "a").read_text() == "old"
+
+
+def test_what_a_killed_process_left_of_a_file_is_removed_after_a_day(tmp_path):
+    for name, age in ((".a.0.partial", 25), (".a.1.partial", 23), (".b.0.partial", 25), (".a.partial", 0)):
+        (tmp_path / name).write_text("half")
+        os.utime(tmp_path / name, (time.time() - age * 3600,) * 2)
+    write_whole(tmp_path / "a", "new")
+    assert names(tmp_path) == [".a.1.partial", ".b.0.partial", "a"]
 
 
 def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path):

@@ -1,4 +1,4 @@
-"""What all commands share: flags, configs, and errors as one message."""
+"""Flags, configs and errors of all commands."""
 
 import inspect
 import logging

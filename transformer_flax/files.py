@@ -20,7 +20,7 @@ from transformer_flax.errors import UserError
 CHECKSUM = "crc32"
 LARGEST = 1 << 20  # bytes of a JSON file; ours have some thousand
 DEEPEST = 16  # levels of JSON; a config has 3
-ABANDONED_SECONDS = 24 * 3600  # without a change: nobody is still filling that folder
+ABANDONED_SECONDS = 24 * 3600  # without a change: nobody is still writing it
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +28,16 @@ logger = logging.getLogger(__name__)
 def write_whole(file: pathlib.Path, content: str | bytes) -> None:
     """Replaces a file, or a link of that name, by this content: all of it or, after a failure, nothing of it.
 
+    What killed processes left behind is removed: of version 0.1 at once, of this one after a day.
+
     Raises:
       OSError: it cannot be written; the old file is still there.
     """
+    file.with_name(f".{file.name}.partial").unlink(missing_ok=True)
+    for abandoned in file.parent.glob(f".{glob.escape(file.name)}.*.partial"):
+        with contextlib.suppress(OSError):  # another process has finished or removed it
+            if time.time() - abandoned.lstat().st_mtime > ABANDONED_SECONDS:
+                abandoned.unlink()
     partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}.partial")
     try:
         with partial.open("xb") as stream:
@@ -186,9 +193,7 @@ class JsonLines:
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._stream.truncate(length)
-            raise UserError(
-                f"{self._file} cannot be written: {error.strerror}; mend that and run the same command"
-            ) from error
+            raise UserError(f"{self._file} cannot be written: {error.strerror}; mend that") from error
 
     def close(self) -> None:
         self._stream.close()

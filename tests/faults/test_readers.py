@@ -289,3 +289,28 @@ def test_an_entry_that_cannot_be_replaced_is_named(tmp_path):
             load_corpus(PAIRS, TOKENIZER, str(tmp_path))
     finally:
         subprocess.run(["umount", "-l", str(entry / "source.ids.npy")], check=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("offsets", lambda a: np.append(a[:-1], a[-1] + 1)),
+        ("offsets", lambda a: np.append(a, a[-1])),
+        ("offsets", lambda a: a - 1),
+        ("offsets", lambda a: a.astype(np.int32)),
+        ("offsets", lambda a: np.append(0, a[2:])),
+        ("ids", lambda a: a[:-1]),
+        ("ids", lambda a: a[None]),
+    ],
+)
+def test_arrays_that_do_not_belong_together_are_made_anew_though_their_checksums_fit(tmp_path, name, change):
+    true = load_corpus(PAIRS, TOKENIZER, str(tmp_path))
+    (entry,) = tmp_path.glob("corpora/*")
+    array = np.ascontiguousarray(change(np.load(entry / f"source.{name}.npy")))
+    (entry / f"source.{name}.npy").unlink()
+    np.save(entry / f"source.{name}.npy", array)
+    checksums = json.loads((entry / "checksums.json").read_text()) | {f"source.{name}": zlib.crc32(array.data)}
+    (entry / "checksums.json").write_text(json.dumps(checksums))
+    corpus = load_corpus(PAIRS, TOKENIZER, str(tmp_path))
+    np.testing.assert_array_equal(corpus.source.ids, true.source.ids)
+    np.testing.assert_array_equal(corpus.source.offsets, true.source.offsets)

@@ -117,6 +117,14 @@ def test_a_finished_run_is_evaluated_again_and_not_trained(run, tmp_path):
         run("run", steps=4)
 
 
+def test_a_finished_run_that_is_started_again_deletes_no_checkpoint(run, tmp_path):
+    run("run", eval__every=0, checkpoint__every=2, checkpoint__keep=3)
+    before = saved_steps(tmp_path / "run/checkpoints")
+    assert before == [2, 4, 6]
+    run("run", eval__every=0, checkpoint__every=2, checkpoint__keep=1)
+    assert saved_steps(tmp_path / "run/checkpoints") == before
+
+
 def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(run, tmp_path):
     run("zero", eval__every=0)
     run("one", eval__every=0, seed=1)

@@ -66,6 +66,17 @@ def test_each_is_within_float_tolerance_what_it_is_alone(config, together, tmp_p
     assert max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), *between))) > 0.1
 
 
+def test_what_one_has_evaluated_is_not_evaluated_again(config, together, tmp_path, capsys):
+    again = copy(together, tmp_path / "again", without=["seed1/checkpoints/6", "seed3/checkpoints/6"])
+    file = again / "seed1/metrics.jsonl"  # as if the end had come while seed 1 was evaluated after step 3
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not ('"step": 3' in line and "valid/loss" in line)))
+    train_seeds(config(), [3, 1], again)
+    said = capsys.readouterr().out
+    assert "seed 1: evaluating the parameters of step 3" in said
+    assert "seed 3: evaluating the parameters of step 3" not in said
+
+
 def test_they_go_on_together_to_the_same_end(config, together, tmp_path, capsys):
     again = copy(together, tmp_path / "again", without=["seed1/checkpoints/6", "seed3/checkpoints/6"])
     train_seeds(config(), [3, 1], again)

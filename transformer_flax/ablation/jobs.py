@@ -43,7 +43,7 @@ class TrialProgress:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial:
-    """A variant with a seed: one run of train.py."""
+    """A variant with a seed: one run of transformer_flax.train."""
 
     variant: Variant
     seed: int

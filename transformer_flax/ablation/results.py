@@ -195,7 +195,8 @@ def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: 
 def make_head(base: ConfigDict, command: str, hardware: str) -> dict[str, Any]:
     """Makes the first line of results: what is swept, by which command, with what, on what."""
     versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in LIBRARIES}
-    commit = _output(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"])
+    is_clone = (ROOT / "train.py").exists()  # else git would tell of a repository around the environment
+    commit = _output(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]) if is_clone else ""
     if commit and _output(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"]):
         commit += "+"  # with changes
     return {

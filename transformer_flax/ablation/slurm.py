@@ -196,7 +196,7 @@ class Attempt:
     """The last start of a job, which the job writes as JSON."""
 
     start: int | None = None  # of its part of the log; None: it never started
-    status: int | None = None  # exit status of train.py, once it has ended
+    status: int | None = None  # exit status of training, once it has ended
 
     @classmethod
     def read(cls, folder: pathlib.Path, number: str) -> "Attempt":
@@ -249,15 +249,15 @@ def _problem(job: Job, attempt: Attempt, stderr: str) -> str:
 
 @dataclasses.dataclass
 class Training:
-    """The function of a Slurm job: runs train.py, and passes any signal of Slurm on to it as SIGTERM.
+    """The function of a Slurm job: runs the training, and passes any signal of Slurm on to it as SIGTERM.
 
-    Slurm signals some or all processes of a job, so train.py may get the signal twice, which does no harm.
+    Slurm signals some or all processes of a job, so training may get the signal twice, which does no harm.
     """
 
     command: list[str]
     log: str
     folder: str  # of its attempt
-    _pid = 0  # of train.py
+    _pid = 0  # of the training
     _stopped = False
 
     def __call__(self) -> int:

@@ -1,1 +1,1 @@
-"""What runs have learned, as arrays, pictures and pages; and what a run costs."""
+"""Arrays, pictures and pages that show what runs have learned; and the cost of a run."""

@@ -20,6 +20,11 @@ def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Call
     return learning_rate
 
 
+def make_schedule(config, d_model: int) -> Callable[[jax.typing.ArrayLike], jax.Array]:
+    """The learning rate of `config.optimizer`."""
+    return paper_schedule(d_model, config.warmup_steps, config.factor)
+
+
 def make_optimizer(config, d_model: int) -> optax.GradientTransformation:
     """The optimizer of `config.optimizer`: Adam under the paper's schedule, with clipping of the gradient's norm."""
     for name in ("warmup_steps", "eps", "factor"):
@@ -30,8 +35,7 @@ def make_optimizer(config, d_model: int) -> optax.GradientTransformation:
             raise UserError(f"config.optimizer.{name} is {config[name]}; it must be from 0 to below 1")
     if config.clip_norm < 0:
         raise UserError(f"config.optimizer.clip_norm is {config.clip_norm}; it must be above 0, or 0 for no clipping")
-    schedule = paper_schedule(d_model, config.warmup_steps, config.factor)
-    optimizer = adam(schedule, b1=config.b1, b2=config.b2, eps=config.eps)
+    optimizer = adam(make_schedule(config, d_model), b1=config.b1, b2=config.b2, eps=config.eps)
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
 
 

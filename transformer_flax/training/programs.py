@@ -9,7 +9,7 @@ from transformer_flax.console import Progress
 from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator
-from transformer_flax.training.optimizer import make_optimizer, paper_schedule
+from transformer_flax.training.optimizer import make_optimizer, make_schedule
 from transformer_flax.training.pretrained_embeddings import with_embeddings
 from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
@@ -31,7 +31,7 @@ class Programs:
         self.parallel, self._config, self._embeddings = parallel, config, data.embeddings
         self.model = make_model(model_config(config, data.tokenizer.vocab_size))
         self.task = make_task(config, self.model, data)
-        self.schedule = paper_schedule(config.model.d_model, config.optimizer.warmup_steps, config.optimizer.factor)
+        self.schedule = make_schedule(config.optimizer, config.model.d_model)
         self._optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by its name
 

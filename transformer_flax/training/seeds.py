@@ -138,7 +138,11 @@ class SeedsTrainer:
         return False
 
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> list[dict[str, Evaluation]]:
-        return self._each(Trainer.evaluate, state, step, last=last)
+        def evaluate(trainer: Trainer, own: TrainState) -> dict[str, Evaluation]:
+            done = trainer.is_evaluated(step) and not last  # before an end came to the others
+            return {} if done else trainer.evaluate(own, step, last=last)
+
+        return self._each(evaluate, state)
 
     def report(self, evaluations: Sequence[dict[str, Evaluation]], step: int) -> None:
         for trainer, own in zip(self._trainers, evaluations, strict=True):

@@ -30,7 +30,7 @@ class Task(Protocol):
 
     @property
     def compilations(self) -> int:
-        """How often the programs of `write` were compiled."""
+        """The number of programs compiled for `write`."""
         ...
 
     def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
