@@ -24,14 +24,12 @@ from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scor
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.files import whole_folder, write_whole
-from transformer_flax.model.registry import init_params, make_model
+from transformer_flax.model.registry import make_model
 from transformer_flax.special_tokens import END_ID
-from transformer_flax.training.averaging import choose, mean
-from transformer_flax.training.checkpoint_files import UnreadableError, load_params, require_vocabulary
 from transformer_flax.training.loss import perplexity
-from transformer_flax.training.params_file import load_params_file, save_params
+from transformer_flax.training.params_file import save_params
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import load_setup
+from transformer_flax.training.saved_model import load_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -331,42 +329,14 @@ def restore(
     Raises:
       UserError: there is no run or no such checkpoint, or one cannot be read.
     """
-    place = RunDirectory(workdir)
-    config, tokenizer, sizes = load_setup(place)
-    classes = place.load_classes()
-    named, built = len(classes) if classes else 0, getattr(sizes, "num_classes", 0)
-    if named != built:
-        raise UserError(
-            f"{place.config_file} names {named:,} classes, but its model has {built:,}; restore the original"
-        )
-    model = make_model(sizes)
-    like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
-    if place.params_file.exists():
-        if average is not None or steps is not None:
-            raise UserError(f"{workdir} is an exported model with one set of parameters: name no average and no steps")
-        params, parameters = load_params_file(place.params_file, like)
-    else:
-        params, parameters = _load_checkpoints(place, config, tokenizer, like, average, steps)
-    params = jax.device_put(params)  # once: arrays of the host would be copied with every batch
-    return Run(config, tokenizer, model, params, parameters, place.load_fingerprints(), classes)
-
-
-def _load_checkpoints(
-    place: RunDirectory,
-    config: ConfigDict,
-    tokenizer: Tokenizer,
-    like: Any,
-    average: int | str | None,
-    steps: int | Sequence[int] | None,
-) -> tuple[Any, str]:
-    """The parameters that `restore` is asked for, on the host, and which checkpoints they are from."""
-    choice = choose(place.checkpoints, config, average=average, steps=steps)
-    try:
-        loaded = (
-            load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps
-        )
-        return mean(loaded), str(choice)
-    except UnreadableError:
-        for step in choice.steps:
-            require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
-        raise
+    saved = load_model(workdir, average=average, steps=steps)
+    params = jax.device_put(saved.params)  # once: arrays of the host would be copied with every batch
+    return Run(
+        saved.config,
+        saved.tokenizer,
+        make_model(saved.model),
+        params,
+        saved.parameters,
+        saved.fingerprints,
+        saved.classes,
+    )

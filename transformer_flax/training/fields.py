@@ -120,6 +120,8 @@ class RunConfig:
     checkpoint: CheckpointConfig
     log: LogConfig
     embedding_init: str = ""
+    init_from: str = ""
+    train_only: str = ""
 
 
 def vector_run_config() -> type:

@@ -25,10 +25,7 @@ def save_params(file: pathlib.Path, params: Any, origin: str) -> None:
     Raises:
       OSError: the file cannot be written.
     """
-    arrays = {
-        name: np.ascontiguousarray(array, np.float32)
-        for name, array in flatten_dict(jax.device_get(params), sep=".").items()
-    }
+    arrays = _arrays(params)
     metadata = {"parameters": origin, "crc32": str(_checksum(arrays))}
     write_whole(file, safetensors.numpy.save(arrays, metadata))
 
@@ -57,6 +54,16 @@ def load_params_file(file: pathlib.Path, like: Any) -> tuple[Any, str]:
     if metadata.get("crc32", str(_checksum(arrays))) != str(_checksum(arrays)):
         raise UserError(f"{file} is damaged: its parameters do not match their checksum; export them once more")
     return unflatten_dict(arrays, sep="."), metadata.get("parameters", f"the parameters of {file}")
+
+
+def checksum(params: Any) -> int:
+    """A CRC-32 of parameters and their names."""
+    return _checksum(_arrays(params))
+
+
+def _arrays(params: Any) -> dict[str, np.ndarray]:
+    flat: dict[str, Any] = flatten_dict(jax.device_get(params), sep=".")
+    return {name: np.ascontiguousarray(array, np.float32) for name, array in flat.items()}
 
 
 def _checksum(arrays: dict[str, np.ndarray]) -> int:
