@@ -21,7 +21,7 @@ from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import LARGEST, ModelConfig
 from transformer_flax.model.registry import find_kind, init_params, make_config
-from transformer_flax.training.fields import require_fields
+from transformer_flax.training.fields import require_fields, require_run
 from transformer_flax.training.fine_tuning import initial_tokenizer, require_alike, train_only
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_optimizer
@@ -71,9 +71,7 @@ def check(config: ConfigDict) -> None:
     if config.init_from:
         require_alike(config, model)
         for name in ("data.tokenizer_file", "embedding_init"):
-            require(
-                name, lambda value: not value, "empty with config.init_from, whose tokenizer and embeddings are used"
-            )
+            require(name, lambda value: not value, "empty with config.init_from, which has its own")
     train_only(config.train_only, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
     averaged = max(config.eval.average, config.eval.final_average)
     require(
@@ -101,16 +99,6 @@ def check(config: ConfigDict) -> None:
             lambda value: value >= longest,
             f"at least {longest} with learned positions: config.data.max_length, and config.decode.max_input_length + "
             "max_extra_length",
-        )
-
-
-def require_run(config: ConfigDict) -> None:
-    """Raises:
-    UserError: the config is of no run, but of word vectors.
-    """
-    if "model" not in config:
-        raise UserError(
-            "the config has no section config.model; configs/vectors.py is for python -m transformer_flax.vectors train"
         )
 
 

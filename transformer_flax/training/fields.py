@@ -132,6 +132,16 @@ def vector_run_config() -> type:
     return dataclasses.make_dataclass("VectorRunConfig", fields, frozen=True)
 
 
+def require_run(config: ConfigDict) -> None:
+    """Raises:
+    UserError: the config is of no run, but of word vectors.
+    """
+    if "model" not in config:
+        raise UserError(
+            "the config has no section config.model; configs/vectors.py is for python -m transformer_flax.vectors train"
+        )
+
+
 def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
     """Checks which fields a config has, their types, and the values that each can have by itself.
 

@@ -36,8 +36,8 @@ def initial_tokenizer(config: ConfigDict) -> Tokenizer:
     Raises:
       UserError: there is no such model.
     """
-    directory, _ = parse_name(config.init_from)
-    return RunDirectory(directory).load_tokenizer()
+    _, tokenizer, _ = _load_setup(config)
+    return tokenizer
 
 
 def require_alike(config: ConfigDict, model: ModelConfig) -> None:
@@ -50,7 +50,7 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
     Raises:
       UserError: there is no such model, or it has other fields; names the flags that make them the same.
     """
-    _, _, theirs = load_setup(RunDirectory(parse_name(config.init_from)[0]))
+    _, _, theirs = _load_setup(config)
     if type(theirs) is not type(model):
         raise UserError(f"config.model.kind is {config.model.kind!r}, and that of config.init_from another")
     flags = [
@@ -60,6 +60,11 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
     ]
     if flags:
         raise UserError(f"config.model is not that of config.init_from, {config.init_from}; set {' '.join(flags)}")
+
+
+def _load_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
+    directory, _ = parse_name(config.init_from)
+    return load_setup(RunDirectory(directory))
 
 
 def load_start(config: ConfigDict) -> Start | None:

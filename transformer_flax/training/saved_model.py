@@ -12,11 +12,10 @@ from transformer_flax.data.classes import Classes
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
-from transformer_flax.model.registry import init_params
+from transformer_flax.model.registry import init_params, make_config
 from transformer_flax.training.averaging import choose, mean
 from transformer_flax.training.checkpoint_files import UnreadableError, load_params, require_vocabulary
-from transformer_flax.training.config_checks import model_config, require_run
-from transformer_flax.training.fields import require_fields
+from transformer_flax.training.fields import require_fields, require_run
 from transformer_flax.training.params_file import load_params_file
 from transformer_flax.training.run_directory import RunDirectory
 
@@ -91,7 +90,7 @@ def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]
     try:
         require_run(config)
         require_fields(config, saved=True)
-        model = model_config(config, tokenizer.vocab_size)
+        model = make_config(tokenizer.vocab_size, config.model)
     except UserError as error:
         raise UserError(f"{place.config_file}: {error}") from error
     return config, tokenizer, model

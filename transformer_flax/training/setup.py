@@ -28,8 +28,8 @@ from transformer_flax.model.registry import find_kind
 from transformer_flax.relatives.embeddings import Vectors
 from transformer_flax.training.checkpoint_files import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.compilation_cache import keep_compiled
-from transformer_flax.training.config_checks import check, given_tokenizer, model_config, require_run
-from transformer_flax.training.fields import complete
+from transformer_flax.training.config_checks import check, given_tokenizer, model_config
+from transformer_flax.training.fields import complete, require_run
 from transformer_flax.training.fine_tuning import Start, initial_tokenizer, load_start
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.pretrained_embeddings import load_embeddings
