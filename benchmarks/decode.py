@@ -34,7 +34,7 @@ from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.layers import to_logits
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
-from transformer_flax.special_tokens import NUM_SPECIAL
+from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
 SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")
 BEAM_SIZE = flags.DEFINE_list("beam_sizes", ["1", "4"], "hypotheses a sentence; 1 is greedy search")
@@ -93,9 +93,10 @@ def can_compare() -> bool:
 def make_peer_search(config: TransformerConfig, params, source, beam_size: int, length: int):
     """CTranslate2's search of as many tokens, which end with no end symbol."""
     from benchmarks import ctranslate2_peer
+    from transformer_flax.decoding import ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
-        ctranslate2_peer.save(config, params, pathlib.Path(folder))
+        ctranslate2.save(config, params, [str(token) for token in range(config.vocab_size)], pathlib.Path(folder))
         threads = len(os.sched_getaffinity(0))  # as XLA takes
         return ctranslate2_peer.make_search(pathlib.Path(folder), source, beam_size, length, threads=threads)
 
@@ -108,7 +109,7 @@ def main() -> None:
         config = dataclasses.replace(SIZES[size], dtype=DTYPE.value)
         model, params = Transformer(config), init_params(config, jax.random.key(0))
         source = np.random.default_rng(0).integers(NUM_SPECIAL, config.vocab_size, (batch, SOURCE_LENGTH.value))
-        source = jnp.asarray(source, jnp.int32)
+        source = jnp.asarray(source, jnp.int32).at[:, -1].set(END_ID)
         for beam_size in map(int, BEAM_SIZE.value):
             name = f"{size}, beam {beam_size}"
             searches[name] = make_search(as_step, model, params, source, beam_size, length)

@@ -16,6 +16,8 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.name = "base"  # names the working directory, runs/<name>, unless --workdir is given
     config.seed = 0  # of the run: initial parameters, dropout, order of the data
+    config.init_from = ""  # a run (or RUN@STEP,..., or an exported folder) that parameters and tokenizer are from
+    config.train_only = ""  # beginnings of names of parameters, as in "decoder,embedding": others stay; empty: all
     config.embedding_init = ""  # a folder of word vectors that embeddings start from (docs/vectors.md); empty: chance
     config.steps = 100_000
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory

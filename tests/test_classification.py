@@ -125,6 +125,14 @@ def test_a_run_is_restored_from_its_directory_alone(run, trained, tmp_path):
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_an_exported_classifier_has_its_classes(run, tmp_path):
+    run.export(tmp_path / "model")
+    texts, _ = run.split("test")
+    assert restore(tmp_path / "model").classify(texts) == run.classify(texts)
+    with pytest.raises(UserError, match="CTranslate2 runs Transformers alone"):
+        run.export(tmp_path / "served", "ctranslate2")
+
+
 def test_what_a_run_attends_to_is_there_as_arrays(run):
     source = np.array([[*run.tokenizer.encode(["the cat"])[0], END_ID]])
     maps = attention_maps(run.model.config, run.params, source)

@@ -14,6 +14,7 @@ COMMANDS = {
     "align": "align words by cross-attention",
     "sweep": "train rows of table 3 or other variants, with several seeds, and report",
     "cost": "parameters, FLOPs, memory and time of a config",
+    "export": "write a trained model into one folder, as safetensors or for CTranslate2",
     "vectors": "train word vectors, look up neighbours, draw them",
 }
 USAGE = "usage: transformer-flax COMMAND [--FLAG=VALUE ...]\n\n" + "\n".join(

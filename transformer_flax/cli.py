@@ -163,11 +163,13 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
 
 def restore_named(name: str, average: str | None = None) -> "Run":
     """Restores the run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,STEP,...`; steps take precedence."""
-    from transformer_flax.run import restore  # after the flags are checked: JAX takes seconds to import
+    # After the flags are checked: JAX takes seconds to import.
+    from transformer_flax.run import restore
+    from transformer_flax.training.saved_model import parse_name
 
-    directory, _, steps = name.rpartition("@")
-    if directory and re.fullmatch(r"\d+(,\d+)*", steps):
-        return restore(directory, steps=[int(step) for step in steps.split(",")])
+    directory, steps = parse_name(name)
+    if steps:
+        return restore(directory, steps=steps)
     return restore(name, average=int(average) if average and average.isdecimal() else average)
 
 

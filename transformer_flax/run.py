@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import os
+import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,18 +17,19 @@ from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.decoding import ctranslate2
 from transformer_flax.decoding.inputs import Inputs
 from transformer_flax.decoding.predictor import Predictor
 from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scores, score_labels
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.model.registry import init_params, make_model
+from transformer_flax.files import whole_folder, write_whole
+from transformer_flax.model.registry import make_model
 from transformer_flax.special_tokens import END_ID
-from transformer_flax.training.averaging import choose, mean
-from transformer_flax.training.checkpoint_files import UnreadableError, load_params, require_vocabulary
 from transformer_flax.training.loss import perplexity
+from transformer_flax.training.params_file import save_params
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import load_setup
+from transformer_flax.training.saved_model import load_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,6 +248,32 @@ class Run:
         pairs = list(zip(inputs, outputs, strict=True))
         return attend(self.model.config, self.params, self.tokenizer, pairs)
 
+    def export(self, output: str | os.PathLike, format: str = "safetensors") -> None:
+        """Writes the model into a new folder, without its checkpoints and metrics.
+
+        Args:
+          output: the folder, which must not be there yet.
+          format: "safetensors", for `restore` and programs that read such files; or "ctranslate2".
+
+        Raises:
+          UserError: the folder is there, the run is an ensemble, or CTranslate2 cannot run such a model.
+        """
+        if self.partners:
+            raise UserError("an ensemble cannot be exported: export its members")
+        if format not in ("safetensors", "ctranslate2"):
+            raise UserError(f"format is {format!r}; it must be safetensors or ctranslate2")
+        output = pathlib.Path(output)
+        if output.exists():
+            raise UserError(f"{output} is there already; name a new folder")
+        with whole_folder(output) as folder:
+            if format == "ctranslate2":
+                ctranslate2.save(self.model.config, jax.device_get(self.params), self.tokenizer.vocabulary(), folder)
+                write_whole(folder / "tokenizer.json", self.tokenizer.to_json())
+                return
+            place = RunDirectory(folder)
+            place.claim(self.config, self.fingerprints, self.tokenizer, self.classes)
+            save_params(place.params_file, self.params, self.parameters)
+
     def ensemble(self, *others: "Run") -> "Run":
         """Returns this run and others as one model, whose next-token probabilities are the mean of theirs.
 
@@ -290,10 +318,10 @@ def _require_as_many(sources: Sequence, what: str, others: Sequence) -> None:
 def restore(
     workdir: str | os.PathLike, *, average: int | str | None = None, steps: int | Sequence[int] | None = None
 ) -> Run:
-    """Restores a run, finished or still training. Nothing in its directory is executed or unpickled.
+    """Restores a run, finished or still training, or an exported model. Nothing there is executed or unpickled.
 
     Args:
-      workdir: runs/<name>.
+      workdir: runs/<name>, or a folder that `Run.export` wrote.
       average: number of checkpoints to average, the newest and the last ones at the interval before it; or "ema" for
         the run's moving average; None for what its config evaluates with at the end.
       steps: the checkpoint of this step, or the mean of those of these steps, instead.
@@ -301,24 +329,14 @@ def restore(
     Raises:
       UserError: there is no run or no such checkpoint, or one cannot be read.
     """
-    place = RunDirectory(workdir)
-    config, tokenizer, sizes = load_setup(place)
-    classes = place.load_classes()
-    named, built = len(classes) if classes else 0, getattr(sizes, "num_classes", 0)
-    if named != built:
-        raise UserError(
-            f"{place.config_file} names {named:,} classes, but its model has {built:,}; restore the original"
-        )
-    choice = choose(place.checkpoints, config, average=average, steps=steps)
-    model = make_model(sizes)
-    like = jax.eval_shape(lambda: init_params(model.config, jax.random.key(0)))
-    try:
-        params = mean(
-            load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps
-        )
-    except UnreadableError:
-        for step in choice.steps:
-            require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
-        raise
-    params = jax.device_put(params)  # once: arrays of the host would be copied with every batch
-    return Run(config, tokenizer, model, params, str(choice), place.load_fingerprints(), classes)
+    saved = load_model(workdir, average=average, steps=steps)
+    params = jax.device_put(saved.params)  # once: arrays of the host would be copied with every batch
+    return Run(
+        saved.config,
+        saved.tokenizer,
+        make_model(saved.model),
+        params,
+        saved.parameters,
+        saved.fingerprints,
+        saved.classes,
+    )

@@ -82,8 +82,7 @@ def main() -> None:
     from transformer_flax.ablation.results import hardware, make_head
     from transformer_flax.ablation.sweep import sweep
     from transformer_flax.ablation.variants import make_variants
-    from transformer_flax.training.config_checks import require_run
-    from transformer_flax.training.fields import complete
+    from transformer_flax.training.fields import complete, require_run
     from transformer_flax.training.seeds import check_seeds
 
     require_run(config)

@@ -31,7 +31,7 @@ from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.averaging import choose
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import load_setup
+from transformer_flax.training.saved_model import load_setup
 
 PAIRS = ListPairs((f"number {n}", f"die Nummer {n}") for n in range(3))
 SENTENCES = ["number 3 <end>", "", "🜁 die  Nummer\n"]

@@ -23,7 +23,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import load_setup
+from transformer_flax.training.saved_model import load_setup
 
 briefly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -198,6 +198,10 @@ class Tokenizer:
         [ids] = self.encode([text])
         return [*(str(self._backend.id_to_token(i)) for i in ids), SPECIAL_TOKENS[END_ID]]
 
+    def vocabulary(self) -> list[str]:
+        """All pieces, by id, as `pieces` spells them."""
+        return [str(self._backend.id_to_token(i)) for i in range(self.vocab_size)]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
         with _explained("the tokenizer fails at ids"):

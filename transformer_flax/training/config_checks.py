@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from transformer_flax.data.batches import BATCHING
@@ -19,8 +20,9 @@ from transformer_flax.data.tokenizer import (
 from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import LARGEST, ModelConfig
-from transformer_flax.model.registry import find_kind, make_config
-from transformer_flax.training.fields import require_fields
+from transformer_flax.model.registry import find_kind, init_params, make_config
+from transformer_flax.training.fields import require_fields, require_run
+from transformer_flax.training.fine_tuning import initial_tokenizer, require_alike, train_only
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.pretrained_embeddings import load_embeddings
@@ -66,6 +68,11 @@ def check(config: ConfigDict) -> None:
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
     load_embeddings(config, given_tokenizer(config))
+    if config.init_from:
+        require_alike(config, model)
+        for name in ("data.tokenizer_file", "embedding_init"):
+            require(name, lambda value: not value, "empty with config.init_from, which has its own")
+    train_only(config.train_only, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
     averaged = max(config.eval.average, config.eval.final_average)
     require(
         "checkpoint.keep",
@@ -95,16 +102,6 @@ def check(config: ConfigDict) -> None:
         )
 
 
-def require_run(config: ConfigDict) -> None:
-    """Raises:
-    UserError: the config is of no run, but of word vectors.
-    """
-    if "model" not in config:
-        raise UserError(
-            "the config has no section config.model; configs/vectors.py is for python -m transformer_flax.vectors train"
-        )
-
-
 def check_text(config: ConfigDict) -> None:
     """Checks what the config says of the text and its tokenizer, which need not be those of a run.
 
@@ -127,12 +124,14 @@ def _require(config: ConfigDict, name: str, is_valid: Callable[[Any], bool], req
 
 
 def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
-    """The one that the config names a file of, or None if one is to be trained.
+    """The tokenizer of `config.init_from` or `config.data.tokenizer_file`, or None if one is to be trained.
 
     Raises:
       UserError: it cannot be used, or is not of the size that the config says: whatever is told of the model before
         the text is read, such as its parameters, is told from there.
     """
+    if config.get("init_from"):
+        return initial_tokenizer(config)
     if not config.data.tokenizer_file:
         return None
     tokenizer = Tokenizer.load(pathlib.Path(config.data.tokenizer_file))

@@ -120,6 +120,8 @@ class RunConfig:
     checkpoint: CheckpointConfig
     log: LogConfig
     embedding_init: str = ""
+    init_from: str = ""
+    train_only: str = ""
 
 
 def vector_run_config() -> type:
@@ -128,6 +130,16 @@ def vector_run_config() -> type:
 
     fields = [("name", str), ("seed", int), ("vectors", VectorConfig), ("data", DataConfig)]
     return dataclasses.make_dataclass("VectorRunConfig", fields, frozen=True)
+
+
+def require_run(config: ConfigDict) -> None:
+    """Raises:
+    UserError: the config is of no run, but of word vectors.
+    """
+    if "model" not in config:
+        raise UserError(
+            "the config has no section config.model; configs/vectors.py is for python -m transformer_flax.vectors train"
+        )
 
 
 def require_fields(config: ConfigDict, *, saved: bool = False) -> None:

@@ -2,13 +2,17 @@
 
 import collections
 from collections.abc import Callable
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
 from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator
+from transformer_flax.training.fine_tuning import train_only
 from transformer_flax.training.optimizer import make_optimizer, make_schedule
 from transformer_flax.training.pretrained_embeddings import with_embeddings
 from transformer_flax.training.setup import Data
@@ -28,7 +32,7 @@ class Programs:
     """
 
     def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
-        self.parallel, self._config, self._embeddings = parallel, config, data.embeddings
+        self.parallel, self._config, self._data = parallel, config, data
         self.model = make_model(model_config(config, data.tokenizer.vocab_size))
         self.task = make_task(config, self.model, data)
         self.schedule = make_schedule(config.optimizer, config.model.d_model)
@@ -42,6 +46,7 @@ class Programs:
             accumulation_steps=config.accumulation_steps,
             ema_decay=config.ema_decay,
             axis_name=parallel.axis_name,
+            trained=train_only(config.train_only, jax.eval_shape(self._init_params, 0)),
         )
         self.train_step = parallel.compile(self.counted("training", self.update), donate_state=True)
         eval_step = make_eval_step(loss_fn, axis_name=parallel.axis_name)
@@ -71,5 +76,9 @@ class Programs:
 
     def init(self, seed: int) -> TrainState:
         """The state before the first step."""
-        params = with_embeddings(init_params(self.model.config, init_key(seed)), self._embeddings)
-        return TrainState.create(seed, params, self._optimizer, keep_ema=self._config.ema_decay > 0)
+        return TrainState.create(seed, self._init_params(seed), self._optimizer, keep_ema=self._config.ema_decay > 0)
+
+    def _init_params(self, seed: int) -> Any:
+        if self._data.start:
+            return jax.tree.map(jnp.asarray, self._data.start.params)
+        return with_embeddings(init_params(self.model.config, init_key(seed)), self._data.embeddings)

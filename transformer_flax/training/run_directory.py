@@ -2,6 +2,7 @@
 
 config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   skipped.jsonl   events.*
 translations/<step>.txt, or of a classifier labels/<step>.txt   profile/
+An exported model: config.json   tokenizer.json   model.safetensors
 
 Whoever reads a directory need not trust it: nothing in it is executed or unpickled, and what its files hold is checked.
 Any part of it may be a link, and is read through it. Training writes to the directory and to checkpoints/ where they
@@ -72,6 +73,7 @@ class RunDirectory:
         self.skipped_file = self.path / "skipped.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.profile = self.path / "profile"
+        self.params_file = self.path / "model.safetensors"
 
     def check(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None = None) -> None:
         """Finds out whether the directory is free for this run or holds it already, and changes nothing.
@@ -84,6 +86,8 @@ class RunDirectory:
         Raises:
           UserError: it holds a run of another config, other data or another tokenizer, a longer one, or something else.
         """
+        if self.params_file.exists():
+            raise UserError(f"{self.path} is an exported model, which cannot be trained on; choose another --workdir")
         if self.config_file.exists():
             self._refuse_another(config, fingerprints, tokenizer)
         elif self.path.exists() and any(file.name != LOCK and not is_partial(file) for file in self.path.iterdir()):

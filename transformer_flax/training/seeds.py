@@ -14,9 +14,8 @@ from ml_collections import ConfigDict
 from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoints import Checkpoints
-from transformer_flax.training.config_checks import require_run
 from transformer_flax.training.evaluation import Evaluation
-from transformer_flax.training.fields import complete
+from transformer_flax.training.fields import complete, require_run
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit, train
 from transformer_flax.training.multihost import share

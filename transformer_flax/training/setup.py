@@ -28,8 +28,9 @@ from transformer_flax.model.registry import find_kind
 from transformer_flax.relatives.embeddings import Vectors
 from transformer_flax.training.checkpoint_files import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.compilation_cache import keep_compiled
-from transformer_flax.training.config_checks import check, given_tokenizer, model_config, require_run
-from transformer_flax.training.fields import complete, require_fields
+from transformer_flax.training.config_checks import check, given_tokenizer, model_config
+from transformer_flax.training.fields import complete, require_run
+from transformer_flax.training.fine_tuning import Start, initial_tokenizer, load_start
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.pretrained_embeddings import load_embeddings
 from transformer_flax.training.run_directory import RunDirectory
@@ -46,6 +47,7 @@ class Data:
     train: Batches
     classes: Classes | None = None  # that the targets name, where they are labels
     embeddings: Vectors | None = None  # that its embeddings start from
+    start: Start | None = None  # the trained model that it starts from
 
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend starts
@@ -59,6 +61,8 @@ def checked_config(config: ConfigDict) -> ConfigDict:
     """
     require_run(config)
     config = complete(config)
+    if config.init_from:
+        config.data.vocab_size = initial_tokenizer(config).vocab_size
     check(config)
     return config
 
@@ -154,11 +158,17 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
     embeddings = load_embeddings(config, given)
     if embeddings:
         fingerprints["embedding_init"] = embeddings.fingerprint
+    start = load_start(config)
+    if start:
+        fingerprints["init_from"] = start.fingerprint
+        progress.say(f"starting from {start.parameters}")
     workdir.check(config, fingerprints, given)
     if added := workdir.added_fields():
         fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
         progress.say(f"this run is older than some config fields, which have their defaults: {fields}")
     classes = _find_classes(pairs["train"], config)
+    if start and classes and start.classes and classes.names != start.classes.names:
+        raise UserError(f"config.init_from tells the classes {start.classes} apart, and this text has {classes}")
 
     if workdir.tokenizer_file.exists():
         tokenizer = workdir.load_tokenizer()
@@ -198,7 +208,7 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "
         + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
-    return Data(tokenizer, pairs, corpora, train, classes, embeddings)
+    return Data(tokenizer, pairs, corpora, train, classes, embeddings, start)
 
 
 def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
@@ -218,19 +228,3 @@ def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
             f"({classes}); set --config.model.num_classes={len(classes)}"
         )
     return classes
-
-
-def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
-    """Reads the config, the tokenizer and the model's config of a finished run, and checks them.
-
-    Raises:
-      UserError: there is no run, or one that cannot be read.
-    """
-    config, tokenizer = place.load_config(), place.load_tokenizer()
-    try:
-        require_run(config)
-        require_fields(config, saved=True)
-        model = model_config(config, tokenizer.vocab_size)
-    except UserError as error:
-        raise UserError(f"{place.config_file}: {error}") from error
-    return config, tokenizer, model

@@ -85,6 +85,7 @@ def make_train_step(
     accumulation_steps: int = 1,
     ema_decay: float = 0.0,
     axis_name: str | None = None,
+    trained: Callable[[Any], Any] = lambda grads: grads,
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
     """Makes the update: sums before ratios, so that devices and micro-batches do not change it.
 
@@ -97,6 +98,7 @@ def make_train_step(
       accumulation_steps: micro-batches per update; must divide the rows of a batch.
       ema_decay: of the moving average, for a state that keeps one.
       axis_name: the mapped axis of devices under pmap, over which to sum; None under jit, where a batch is global.
+      trained: replaces the gradients of parameters that are not trained by zeros.
     """
 
     optimizer = optax.with_extra_args_support(optimizer)
@@ -108,7 +110,7 @@ def make_train_step(
         grads, sums, counts = sum_gradients(loss_fn, state.params, batch, key, accumulation_steps)
         if axis_name is not None:
             grads, sums, counts = jax.lax.psum((grads, sums, counts), axis_name)
-        grads = jax.tree.map(lambda g: g / counts["loss"], grads)
+        grads = jax.tree.map(lambda g: g / counts["loss"], trained(grads))
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
 

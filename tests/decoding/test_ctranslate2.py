@@ -1,0 +1,53 @@
+"""CTranslate2 runs the model that we export, and refuses those that it cannot run."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.ctranslate2_peer import make_search
+from tests.conftest import VARIANTS
+from tests.model.parameters import random_params
+from transformer_flax.decoding.ctranslate2 import require_supported, save
+from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search
+from transformer_flax.decoding.translator import as_step
+from transformer_flax.errors import UserError
+from transformer_flax.model.registry import make_model
+from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
+
+HYPOTHESES, WORDS = 3, 5
+HEADS = {"num_heads": 4, "d_k": 4, "d_v": 4}
+
+
+@pytest.mark.parametrize("name", ["paper", "learned", "concatenated", "pre_norm", "untied", "attention_bias"])
+def test_it_finds_the_same_hypotheses(name, tmp_path):
+    config = dataclasses.replace(VARIANTS[name], **HEADS)
+    params = jax.tree.map(jnp.asarray, random_params(config))
+    source = jnp.array([[9, 8, 7, 2], [5, 2, 0, 0]])
+    save(config, params, [str(token) for token in range(config.vocab_size)], tmp_path)
+    theirs = make_search(tmp_path, source, HYPOTHESES, WORDS, threads=1, nbest=HYPOTHESES)()
+    tokens = np.array([[list(map(int, hypothesis)) for hypothesis in result.hypotheses] for result in theirs])
+
+    # CTranslate2's P is over words alone, and no end symbol follows them: here, it surely follows.
+    step_of_all, cache = as_step(make_model(config), params, source, HYPOTHESES, WORDS + 1)
+    ids = jnp.arange(config.vocab_size)
+
+    def step(tokens, parents, position, cache):
+        logits, cache = step_of_all(tokens, parents, position, cache)
+        return jnp.where(jnp.where(position < WORDS, ids >= NUM_SPECIAL, ids == END_ID), logits, -jnp.inf), cache
+
+    bounds = Bounds.of(jnp.full(len(source), WORDS + 1), WORDS + 1)
+    ours = beam_search(step, cache, bounds, LengthPenalty("none", 0), beam_size=HYPOTHESES, nbest=HYPOTHESES)
+    np.testing.assert_array_equal(ours.tokens[:, :, :WORDS], tokens)
+    np.testing.assert_allclose(ours.log_probs, [result.scores for result in theirs], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("relative, dot", "positions"), ("rotary", "positions"), ("paper", "d_k")],
+)
+def test_a_model_that_it_cannot_run_is_refused_by_the_field(name, field):
+    with pytest.raises(UserError, match=rf"config.model.{field} is .*--format=safetensors"):
+        require_supported(VARIANTS[name])

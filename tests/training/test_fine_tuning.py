@@ -1,0 +1,120 @@
+"""A run starts from a trained model: its parameters, its tokenizer, other data, a new optimizer; or of parts alone."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from tests.training.small import final_state
+from transformer_flax.errors import UserError
+from transformer_flax.run import restore
+from transformer_flax.training.loop import train
+from transformer_flax.training.run_directory import RunDirectory
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def text(finished, tmp_path_factory):
+    """Other sentences than those of the finished run: its last ones, the other way round."""
+    folder = tmp_path_factory.mktemp("text")
+    given = finished.parent / "text"
+    for language in ("de", "en"):
+        lines = (given / f"train.{language}").read_text().splitlines()
+        for split, of in (("train", slice(600, 900)), ("valid", slice(900, 910)), ("test", slice(910, 920))):
+            (folder / f"{split}.{language}").write_text("\n".join(lines[of]) + "\n")
+    return folder
+
+
+def fine_tuned(finished, text, **overrides):
+    config = RunDirectory(finished).load_config()
+    config.data.vocab_size = 290  # is the tokenizer's, whatever the config says
+    config.update_from_flattened_dict(
+        {
+            "init_from": str(finished),
+            "steps": STEPS,
+            "data.path": str(text),
+            "optimizer.factor": 0.5,
+            "eval.final_average": 1,
+            "checkpoint.every": 2,
+            **{name.replace("__", "."): value for name, value in overrides.items()},
+        }
+    )
+    return config
+
+
+def params(workdir, step=STEPS):
+    return jax.device_get(final_state(workdir, step).params)
+
+
+def test_a_run_starts_from_the_parameters_and_the_tokenizer_of_another(finished, text, tmp_path, capsys):
+    given = restore(finished)
+    given.export(tmp_path / "exported")
+    train(fine_tuned(finished, text, steps=1, optimizer__factor=1e-30, checkpoint__every=1), tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, params(tmp_path / "run", 1), given.params)
+    told = capsys.readouterr().out
+    assert "starting from the mean of the parameters at steps 150, 200 of " in told
+    assert restore(tmp_path / "run").tokenizer.to_json() == given.tokenizer.to_json()
+
+    for source, expected in ((tmp_path / "exported", given), (f"{finished}@150", restore(finished, steps=150))):
+        workdir = tmp_path / f"run of {expected.parameters}"
+        config = fine_tuned(finished, text, steps=1, optimizer__factor=1e-30, init_from=str(source))
+        train(config, workdir)
+        jax.tree.map(np.testing.assert_array_equal, params(workdir, 1), expected.params)
+
+
+def test_it_learns_on_and_resumes_to_the_bit(finished, text, tmp_path):
+    config = fine_tuned(finished, text)
+    [valid] = [train(config, tmp_path / "whole")["valid"]]
+    config.steps = 2
+    train(config, tmp_path / "half")
+    config.steps = STEPS
+    train(config, tmp_path / "half")
+    jax.tree.map(np.testing.assert_array_equal, params(tmp_path / "half"), params(tmp_path / "whole"))
+    scratch = fine_tuned(finished, text, init_from="")
+    assert valid.scalars["perplexity"] < train(scratch, tmp_path / "scratch")["valid"].scalars["perplexity"] / 2
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["config"]["data"]["vocab_size"] == 300
+
+
+def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path):
+    before = jax.device_get(restore(finished).params)
+    train(fine_tuned(finished, text, train_only="decoder,*.cross_attention"), tmp_path / "run")
+    after = params(tmp_path / "run")
+    for part in before:
+        same = jax.tree.leaves(jax.tree.map(np.array_equal, before[part], after[part]))
+        assert not any(same) if part.startswith("decoder") else all(same), part
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"model.num_heads": 4, "model.d_model": 32, "model.dropout": 0.3},
+            r"is not that of config.init_from, .*; set --config.model.d_model=16 --config.model.num_heads=2$",
+        ),
+        ({"init_from": "nowhere"}, "there is no directory nowhere"),
+        (
+            {"data.tokenizer_file": "x.json"},
+            "tokenizer_file is 'x.json'; it must be empty with config.init_from",
+        ),
+        ({"train_only": "decoder,head"}, "no parameter's name begins like 'head'; there are decoder_0, embedding, enc"),
+    ],
+)
+def test_what_does_not_fit_is_named(finished, text, tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message):
+        train(fine_tuned(finished, text, **overrides), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_model_at_the_same_place_is_noticed_when_the_run_resumes(finished, text, tmp_path):
+    config = fine_tuned(finished, text, steps=1, init_from=str(tmp_path / "start"))
+    restore(finished).export(tmp_path / "start")
+    train(config, tmp_path / "run")
+    (tmp_path / "start" / "model.safetensors").unlink()
+    (tmp_path / "start" / "config.json").unlink()
+    (tmp_path / "start" / "tokenizer.json").unlink()
+    (tmp_path / "start").rmdir()
+    restore(finished, steps=150).export(tmp_path / "start")
+    with pytest.raises(UserError, match="the init_from data have changed"):
+        train(config, tmp_path / "run")

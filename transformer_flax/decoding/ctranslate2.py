@@ -1,0 +1,126 @@
+"""Writes a Transformer as a model of CTranslate2, a C++ library that serves it faster, also in int8."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from transformer_flax.errors import UserError
+from transformer_flax.model.config import SINUSOIDS, ModelConfig, TransformerConfig
+from transformer_flax.model.layers import LAYER_NORM_EPSILON
+from transformer_flax.model.positions import sinusoids
+from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
+
+LONGEST = 4_096  # sinusoids are stored as a table
+
+
+def require_supported(config: ModelConfig) -> None:
+    """Checks that CTranslate2 can run such a model.
+
+    Raises:
+      UserError: names the field that it has no counterpart for.
+    """
+    if not isinstance(config, TransformerConfig):
+        raise UserError("CTranslate2 runs Transformers alone: config.model.kind must be 'transformer'")
+    c = config
+    for name, fits, requirement in (
+        ("positions", c.positions in (*SINUSOIDS, "learned"), f"one of {', '.join((*SINUSOIDS, 'learned'))}"),
+        ("compatibility", c.compatibility == "scaled_dot", "scaled_dot"),
+        ("neighbourhood", c.neighbourhood == 0, "0"),
+        ("d_k", c.d_k * c.num_heads == c.d_model, f"d_model / num_heads, {c.d_model / c.num_heads:g}"),
+        ("d_v", c.d_v * c.num_heads == c.d_model, f"d_model / num_heads, {c.d_model / c.num_heads:g}"),
+    ):
+        if not fits:
+            raise UserError(
+                f"CTranslate2 cannot run this model: config.model.{name} is {getattr(c, name)!r}, and must be "
+                f"{requirement}; export it with --format=safetensors"
+            )
+
+
+def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], folder: pathlib.Path) -> None:
+    """Writes a model in float32; `ctranslate2.Translator(folder, compute_type="int8")` makes it smaller as it loads.
+
+    Args:
+      config: of the model.
+      params: its parameters.
+      vocabulary: the pieces, by id, that the library is given and gives.
+      folder: an empty or new one.
+
+    Raises:
+      UserError: CTranslate2 cannot run such a model, or is not installed.
+    """
+    require_supported(config)
+    try:
+        from ctranslate2.specs import TransformerSpec, common_spec
+    except ImportError as error:
+        raise UserError('CTranslate2 is not installed: pip install "transformer_flax[ctranslate2]"') from error
+
+    c = config
+    spec: Any = TransformerSpec.from_config(
+        c.num_layers, c.num_heads, pre_norm=c.pre_norm, activation=common_spec.Activation.RELU
+    )
+    # The library never outputs the unknown token if it is asked not to (`disable_unk`): here, padding.
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (
+        vocabulary[i] for i in (PAD_ID, BEGIN_ID, END_ID)
+    )
+    spec.config.decoder_start_token = vocabulary[BEGIN_ID]
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
+    spec.register_source_vocabulary([*vocabulary])
+    spec.register_target_vocabulary([*vocabulary])
+
+    if c.positions == "learned":
+        positions = np.asarray(params["positions"]["table"])
+    else:
+        positions = sinusoids(LONGEST, c.d_model, concatenated=c.positions != "sinusoidal")
+    shared = params.get("embedding")
+    source, target, output = (
+        np.asarray((shared or params[f"{name}_embedding"])["embedding"]) for name in ("source", "target", "output")
+    )
+    spec.encoder.embeddings[0].weight, spec.decoder.embeddings.weight = source, target
+    spec.decoder.projection.weight = output
+    for side in ("encoder", "decoder"):
+        stack = getattr(spec, side)
+        stack.position_encodings.encodings = positions
+        if c.pre_norm:
+            _set_norm(stack.layer_norm, params[f"{side}_norm"])
+        for number, layer in enumerate(stack.layer):
+            ours = params[f"{side}_{number}"]
+            _set_attention(layer.self_attention, ours["self_attention"], ("query", "key", "value"))
+            _set_norm(layer.self_attention.layer_norm, ours["after_self_attention"]["norm"])
+            if side == "decoder":
+                _set_attention(layer.attention, ours["cross_attention"], ("query",), ("key", "value"))
+                _set_norm(layer.attention.layer_norm, ours["after_cross_attention"]["norm"])
+            for linear, name in ((layer.ffn.linear_0, "w_1"), (layer.ffn.linear_1, "w_2")):
+                _set_linear(linear, [ours["feed_forward"][name]])
+            _set_norm(layer.ffn.layer_norm, ours["after_feed_forward"]["norm"])
+    spec.validate()
+    spec.optimize(quantization="float32")
+    spec.save(str(folder))
+
+
+def _set_attention(spec: Any, ours: Any, *projections: tuple[str, ...]) -> None:
+    """Sets the projections, those of one tuple as one matrix, and then W^O."""
+    *first, last = spec.linear[: len(projections) + 1]
+    for linear, names in zip(first, projections, strict=True):
+        _set_linear(linear, [ours[name] for name in names])
+    _set_linear(last, [ours["output"]], inputs=2)
+
+
+def _set_linear(spec: Any, ours: Sequence[Any], inputs: int = 1) -> None:
+    """Sets a matrix [outputs, inputs] to several of ours, one below the other.
+
+    Args:
+      spec: of the matrix and its bias.
+      ours: kernels and biases.
+      inputs: how many of a kernel's first axes are inputs.
+    """
+    kernels = [np.asarray(each["kernel"]) for each in ours]
+    spec.weight = np.concatenate([kernel.reshape(np.prod(kernel.shape[:inputs]), -1).T for kernel in kernels])
+    if "bias" in ours[0]:
+        spec.bias = np.concatenate([np.asarray(each["bias"]).reshape(-1) for each in ours])
+
+
+def _set_norm(spec: Any, ours: Any) -> None:
+    spec.gamma, spec.beta = np.asarray(ours["scale"]), np.asarray(ours["bias"])

@@ -1,0 +1,108 @@
+"""Starts a run from a trained model, and trains parts of it alone."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from transformer_flax.data.classes import Classes
+from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.errors import UserError
+from transformer_flax.model.config import ModelConfig
+from transformer_flax.training.params_file import checksum
+from transformer_flax.training.run_directory import RunDirectory
+from transformer_flax.training.saved_model import load_model, load_setup, parse_name
+
+# Fields of a model that may differ: its parameters mean the same.
+FREE_FIELDS = ("dropout", "attention_dropout", "ffn_dropout", "dtype", "remat", "scan_layers", "branch_init")
+
+
+class Start(NamedTuple):
+    """The trained model that a run starts from."""
+
+    params: Any  # on the host
+    parameters: str  # which checkpoints they are from
+    fingerprint: str
+    classes: Classes | None
+
+
+def initial_tokenizer(config: ConfigDict) -> Tokenizer:
+    """The tokenizer of the model that `config.init_from` names.
+
+    Raises:
+      UserError: there is no such model.
+    """
+    _, tokenizer, _ = _load_setup(config)
+    return tokenizer
+
+
+def require_alike(config: ConfigDict, model: ModelConfig) -> None:
+    """Checks that a run's model is the one that it starts from.
+
+    Args:
+      config: of the run; `config.init_from` names the other.
+      model: of the run.
+
+    Raises:
+      UserError: there is no such model, or it has other fields; names the flags that make them the same.
+    """
+    _, _, theirs = _load_setup(config)
+    if type(theirs) is not type(model):
+        raise UserError(f"config.model.kind is {config.model.kind!r}, and that of config.init_from another")
+    flags = [
+        f"--config.model.{field.name}={getattr(theirs, field.name)}"
+        for field in dataclasses.fields(theirs)
+        if getattr(theirs, field.name) != getattr(model, field.name) and field.name not in FREE_FIELDS
+    ]
+    if flags:
+        raise UserError(f"config.model is not that of config.init_from, {config.init_from}; set {' '.join(flags)}")
+
+
+def _load_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
+    directory, _ = parse_name(config.init_from)
+    return load_setup(RunDirectory(directory))
+
+
+def load_start(config: ConfigDict) -> Start | None:
+    """Loads the model that `config.init_from` names, `DIRECTORY` or `DIRECTORY@STEP,...`; None if it names none.
+
+    Raises:
+      UserError: it cannot be loaded.
+    """
+    if not config.init_from:
+        return None
+    directory, steps = parse_name(config.init_from)
+    saved = load_model(directory, steps=steps)
+    return Start(saved.params, f"{saved.parameters} of {directory}", f"{checksum(saved.params):08x}", saved.classes)
+
+
+def train_only(patterns: str, params: Any) -> Callable[[Any], Any]:
+    """A function that replaces the gradients of parameters that are not trained by zeros.
+
+    Adam leaves a parameter whose gradient was always zero as it is, and XLA computes nothing for it.
+
+    Args:
+      patterns: `config.train_only`, beginnings of parameter names, as in "decoder,embedding" or "*.self_attention"; the
+        empty text trains all.
+      params: a tree of the model's parameters, or of their shapes.
+
+    Raises:
+      UserError: a pattern matches no parameter.
+    """
+    if not patterns:
+        return lambda grads: grads
+    names = jax.tree_util.tree_map_with_path(lambda path, _: ".".join(part.key for part in path), params)
+    for pattern in patterns.split(","):
+        if not any(_matches(name, pattern) for name in jax.tree.leaves(names)):
+            parts = ", ".join(sorted({name.partition(".")[0] for name in jax.tree.leaves(names)}))
+            raise UserError(f"config.train_only: no parameter's name begins like {pattern!r}; there are {parts}")
+    trained = jax.tree.map(lambda name: any(_matches(name, pattern) for pattern in patterns.split(",")), names)
+    return lambda grads: jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, f"{pattern}*")

@@ -1,0 +1,96 @@
+"""Loads a trained model: a run's checkpoints, or an exported folder."""
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from transformer_flax.data.classes import Classes
+from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.errors import UserError
+from transformer_flax.model.config import ModelConfig
+from transformer_flax.model.registry import init_params, make_config
+from transformer_flax.training.averaging import choose, mean
+from transformer_flax.training.checkpoint_files import UnreadableError, load_params, require_vocabulary
+from transformer_flax.training.fields import require_fields, require_run
+from transformer_flax.training.params_file import load_params_file
+from transformer_flax.training.run_directory import RunDirectory
+
+
+class SavedModel(NamedTuple):
+    """A trained model and all that it needs."""
+
+    config: ConfigDict
+    tokenizer: Tokenizer
+    model: ModelConfig
+    params: Any  # on the host
+    parameters: str  # which checkpoints `params` are from
+    fingerprints: dict[str, str]  # of the splits
+    classes: Classes | None  # None for a model that translates
+
+
+def parse_name(name: str) -> tuple[str, list[int] | None]:
+    """Splits DIRECTORY@STEP,STEP,... into the directory and the steps, None if it names none."""
+    directory, _, steps = name.rpartition("@")
+    if directory and re.fullmatch(r"\d+(,\d+)*", steps):
+        return directory, [int(step) for step in steps.split(",")]
+    return name, None
+
+
+def load_model(
+    workdir: str | os.PathLike, *, average: int | str | None = None, steps: int | Sequence[int] | None = None
+) -> SavedModel:
+    """Loads the model of a run or of an exported folder. Nothing there is executed or unpickled.
+
+    Args:
+      workdir: of the run, or the folder.
+      average: number of checkpoints to average, or "ema"; None for what the run's config evaluates with at the end.
+      steps: the checkpoint of this step, or the mean of those of these steps, instead.
+
+    Raises:
+      UserError: there is no run or no such checkpoint, or one cannot be read.
+    """
+    place = RunDirectory(workdir)
+    config, tokenizer, model = load_setup(place)
+    classes = place.load_classes()
+    named, built = len(classes) if classes else 0, getattr(model, "num_classes", 0)
+    if named != built:
+        raise UserError(
+            f"{place.config_file} names {named:,} classes, but its model has {built:,}; restore the original"
+        )
+    like = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    if place.params_file.exists():
+        if average is not None or steps is not None:
+            raise UserError(f"{workdir} is an exported model with one set of parameters: name no average and no steps")
+        params, parameters = load_params_file(place.params_file, like)
+    else:
+        choice = choose(place.checkpoints, config, average=average, steps=steps)
+        loaded = (
+            load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps
+        )
+        try:
+            params, parameters = mean(loaded), str(choice)
+        except UnreadableError:
+            for step in choice.steps:
+                require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
+            raise
+    return SavedModel(config, tokenizer, model, params, parameters, place.load_fingerprints(), classes)
+
+
+def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
+    """Reads the config, the tokenizer and the model's config of a run, and checks them.
+
+    Raises:
+      UserError: there is no run, or one that cannot be read.
+    """
+    config, tokenizer = place.load_config(), place.load_tokenizer()
+    try:
+        require_run(config)
+        require_fields(config, saved=True)
+        model = make_config(tokenizer.vocab_size, config.model)
+    except UserError as error:
+        raise UserError(f"{place.config_file}: {error}") from error
+    return config, tokenizer, model
