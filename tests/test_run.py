@@ -98,6 +98,8 @@ def test_a_translator_is_made_once_for_the_same_settings(run, sources):
     assert drawn is run.translator(nbest=2, sampling=Sampling(seed=1))
     assert drawn is not run.translator(nbest=2, sampling=Sampling(seed=2))
     run.translator(beam_size=3, nbest=3)  # which a beam of 2, the config's, could not give
+    with pytest.raises(UserError, match="the best translation of each line; for more"):
+        run.translate(["one"], nbest=2)
     assert run.translate(sources[:3], beam_size=1) == greedy.translate(sources[:3])
     before = greedy.compilations
     run.translate(sources[3:6], beam_size=1)

@@ -76,7 +76,13 @@ class Run:
         return f"<Run {self.config.name}: {self.parameters}>"
 
     def translate(self, lines: Iterable[str], **settings) -> list[str]:
-        """Returns the best translation of each line, in order; settings are those of `translator`."""
+        """Returns the best translation of each line, in order; settings are those of `translator`.
+
+        Raises:
+          UserError: as `translator`; or `nbest` asks for more than the best.
+        """
+        if settings.get("nbest", 1) != 1:
+            raise UserError("translate returns the best translation of each line; for more, translator(nbest=N).search")
         return self.translator(**settings).translate(_texts("translate", lines))
 
     def classify(self, lines: Iterable[str], **settings) -> list[str]:

@@ -83,7 +83,12 @@ def choose(
         logger.warning("%s", choice.warning(directory.parent))
     elif len(choice.steps) < average:
         logger.warning(
-            "%d checkpoints are to be averaged, and %s has %d to take", average, directory.parent, len(choice.steps)
+            "%s is at step %s, too early for a mean of %d checkpoints at intervals of %s: this is %s",
+            directory.parent,
+            f"{saved[-1]:,}",
+            average,
+            f"{config.checkpoint.every:,}",
+            choice,
         )
     return choice
 
