@@ -1,6 +1,54 @@
-"""What a run tells."""
+"""What a run prints, in a file and on a terminal."""
 
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from tests.commands.process import ENVIRONMENT
+from tests.conftest import ROOT
 from transformer_flax.console import Progress
+
+MEASURED = "loss 3.123", "ppl 12.10", "lr 1.20e-03", "6,789 tokens/s", "MFU 12%", "3.45 steps/s", "4:20 left"
+SCORES = "accuracy 0.9999  loss 0.9059  perplexity 1.08  source_gain 3.356  bleu 35.42  exact_match 0.999"
+PRINTS = f"""
+import time
+from transformer_flax.console import Progress
+
+with Progress() as progress, progress.bar("training") as update:
+    update(300, 1000, left=None)
+    update(320, 1000, left=260.4)
+    progress.say("step     320/1,000", *{MEASURED})
+    progress.say("step     320 valid: {SCORES}")
+    progress.say("evaluating a sentence of words with single blanks between them is left to the terminal, as are paths")
+    update(321, 1000, left=259)
+    time.sleep(0.3)  # the bar is drawn ten times a second
+"""
+
+
+def on_terminal(columns: int) -> tuple[list[str], list[str]]:
+    """Runs PRINTS on a terminal so wide; the lines that stay, and each state of the bar."""
+    terminal, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    shown = b""
+    environment = ENVIRONMENT | {"TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    environment.pop("COLUMNS", None)
+    with subprocess.Popen([sys.executable, "-c", PRINTS], env=environment, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        try:
+            while block := os.read(terminal, 1 << 16):
+                shown += block
+        except OSError:  # nobody is at the other end any more
+            os.close(terminal)
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    return [line for line in lines if "training" not in line], [line for line in lines if "training" in line]
 
 
 def test_brackets_in_a_table_are_text(capsys):
@@ -9,3 +57,32 @@ def test_brackets_in_a_table_are_text(capsys):
     told = capsys.readouterr().out
     for text in ("mine[/b]", "a[bold]b", "[/data/x]"):
         assert text in told
+
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_bar_step_and_time_left_stay_in_sight_and_lines_fit(columns):
+    lines, bars = on_terminal(columns)
+    for bar in bars:
+        assert re.fullmatch(r"training [━╸╺]{5,40} +([03].*/.*)", bar)
+        assert len(bar) <= columns
+    assert bars[-1].endswith("321/1000 4:19 left")
+    sentence = [line for line in lines if line.startswith("evaluating")]
+    assert len(sentence) == 1  # a terminal selects it as one line, wherever it breaks it
+    assert all(len(line) <= columns for line in lines if line not in sentence)
+    # Nothing of the scores is missing, and no name is torn from its value.
+    scores = re.split(r" {2,}|(?<=:) ", " ".join(lines[1:-1]).replace("step     320 valid", "valid"))
+    assert scores == ["valid:", *SCORES.split("  ")]
+
+
+def test_a_line_shows_the_most_important_parts_that_fit():
+    assert on_terminal(80)[0][0] == "step     320/1,000  loss 3.123  ppl 12.10  lr 1.20e-03  6,789 tokens/s  MFU 12%"
+    assert on_terminal(40)[0][0] == "step     320/1,000  loss 3.123"
+    assert on_terminal(120)[0][0] == "  ".join(["step     320/1,000", *MEASURED])
+
+
+def test_a_file_has_whole_lines_and_no_bar(capsys):
+    exec(PRINTS)
+    measured, scores, sentence = capsys.readouterr().out.splitlines()
+    assert measured == "  ".join(["step     320/1,000", *MEASURED])
+    assert scores == f"step     320 valid: {SCORES}"
+    assert sentence.startswith("evaluating")

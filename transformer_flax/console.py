@@ -1,11 +1,14 @@
 """Prints lines for a log, and progress bars on a terminal."""
 
 import contextlib
+import re
+import textwrap
 from collections.abc import Callable, Iterator
 
 import rich.console
 import rich.progress
 import rich.table
+import rich.text
 from rich.markup import escape
 
 
@@ -21,9 +24,9 @@ class Progress:
         self._console = rich.console.Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),
+            rich.progress.BarColumn(),  # narrower than the others leave it only on a narrow terminal
             rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeRemainingColumn(),
+            _TimeLeft(),
             rich.progress.TextColumn("{task.fields[note]}"),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
@@ -46,8 +49,20 @@ class Progress:
         finally:
             self._bars.start()
 
-    def say(self, text: str) -> None:
-        """Prints a line as it is."""
+    def say(self, text: str, *more: str) -> None:
+        """Prints lines. A terminal folds those that are longer than it is wide, at gaps of two blanks or more.
+
+        Args:
+          text: verbatim.
+          more: parts for the end of the last line, the most important first; a terminal shows as many as fit.
+        """
+        width = self._console.width if self._console.is_terminal else None
+        for part in more:
+            if width is not None and len(text) + len(part) + 2 > width:
+                break
+            text += f"  {part}"
+        if width is not None:
+            text = "\n".join(_fold(line, width) for line in text.split("\n"))
         self._console.print(text, markup=False)
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
@@ -60,12 +75,36 @@ class Progress:
 
     @contextlib.contextmanager
     def bar(self, description: str, start: int = 0) -> Iterator[Callable[..., None]]:
-        """A bar that lasts as long as the context; yields `update(done, of)`; a `note=` stays until the next."""
+        """A bar that lasts as long as the context; yields `update(done, of)`.
+
+        `update` also takes a `note=`, which stays until the next, and seconds `left=`, in place of the bar's estimate.
+        """
         task = self._bars.add_task(description, total=None, completed=start, note="")
         try:
-            yield lambda done, of=None, **note: self._bars.update(task, completed=done, total=of, **note)
+            yield lambda done, of=None, **more: self._bars.update(task, completed=done, total=of, **more)
         finally:
             self._bars.remove_task(task)
+
+
+class _TimeLeft(rich.progress.ProgressColumn):
+    def render(self, task: rich.progress.Task) -> rich.text.Text:
+        seconds = task.fields.get("left", task.time_remaining)
+        return rich.text.Text("" if seconds is None else f"{duration(seconds)} left")
+
+
+def _fold(line: str, width: int) -> str:
+    """Folds a line that is too long, with a hanging indent. Words with single blanks between them stay together."""
+    indent = " " * (len(line) - len(line.lstrip(" ")) + 4)
+    wrapper = textwrap.TextWrapper(
+        width,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        expand_tabs=False,
+        replace_whitespace=False,
+    )
+    wrapper.wordsep_simple_re = re.compile(r"( {2,})")
+    return wrapper.fill(line) if len(line) > width else line
 
 
 def counted(count: int, thing: str) -> str:

@@ -65,8 +65,8 @@ class RunWriter:
         self._metrics.close()
         self._skipped.close()
 
-    def say(self, text: str) -> None:
-        self._progress.say(f"{self._label}{text}")
+    def say(self, text: str, *more: str) -> None:
+        self._progress.say(f"{self._label}{text}", *more)
 
     @contextlib.contextmanager
     def writing(self, *, must: bool = False) -> Iterator[None]:
