@@ -1,9 +1,8 @@
 """Prints lines for a log, and progress bars on a terminal."""
 
 import contextlib
-import re
-import textwrap
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import rich.console
 import rich.progress
@@ -49,21 +48,25 @@ class Progress:
         finally:
             self._bars.start()
 
-    def say(self, text: str, *more: str) -> None:
-        """Prints lines. A terminal folds those that are longer than it is wide, at gaps of two blanks or more.
-
-        Args:
-          text: verbatim.
-          more: parts for the end of the last line, the most important first; a terminal shows as many as fit.
-        """
-        width = self._console.width if self._console.is_terminal else None
-        for part in more:
-            if width is not None and len(text) + len(part) + 2 > width:
-                break
-            text += f"  {part}"
-        if width is not None:
-            text = "\n".join(_fold(line, width) for line in text.split("\n"))
+    def say(self, text: str) -> None:
+        """Prints a line as it is."""
         self._console.print(text, markup=False)
+
+    def row(self, head: str, parts: Sequence[str], *, cut: bool = False) -> None:
+        """Prints parts side by side, the most important first.
+
+        What does not fit into the width of a terminal goes on further lines, or with `cut` is left out.
+        """
+        width = self._console.width if self._console.is_terminal else math.inf
+        lines = [head]
+        for part in parts:
+            if len(lines[-1]) + len(part) + 2 <= width:
+                lines[-1] += f"  {part}"
+            elif cut:
+                break
+            else:
+                lines.append(f"    {part}")
+        self.say("\n".join(lines))
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         table = rich.table.Table(title=escape(title), title_justify="left")
@@ -90,21 +93,6 @@ class _TimeLeft(rich.progress.ProgressColumn):
     def render(self, task: rich.progress.Task) -> rich.text.Text:
         seconds = task.fields.get("left", task.time_remaining)
         return rich.text.Text("" if seconds is None else f"{duration(seconds)} left")
-
-
-def _fold(line: str, width: int) -> str:
-    """Folds a line that is too long, with a hanging indent. Words with single blanks between them stay together."""
-    indent = " " * (len(line) - len(line.lstrip(" ")) + 4)
-    wrapper = textwrap.TextWrapper(
-        width,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        expand_tabs=False,
-        replace_whitespace=False,
-    )
-    wrapper.wordsep_simple_re = re.compile(r"( {2,})")
-    return wrapper.fill(line) if len(line) > width else line
 
 
 def counted(count: int, thing: str) -> str:

@@ -86,7 +86,7 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
         f"{config.name}: {_describe(model)}\n"
         f"on {parallel.num_devices} x {jax.devices()[0].device_kind}{processes}, {config.parallel.mode}, "
         f"{config.model.dtype}{note}\n"
-        f"compiled programs are kept in {compiled}"
+        f"compiled programs: {compiled}"
     )
     return parallel
 

@@ -159,7 +159,7 @@ class Trainer:
             self._steps_per_second = rates["steps_per_second"]
             shown += [f"{rates['tokens_per_second']:,.0f} tokens/s", f"MFU {rates['mfu']:.0%}"]
             shown += [f"{self._steps_per_second:.2f} steps/s", f"{duration(self.seconds_left(step) or 0)} left"]
-        self.writer.say(f"step {step:>7,}/{self.config.steps:,}", *shown)
+        self.writer.row(f"step {step:>7,}/{self.config.steps:,}", shown, cut=True)  # the bar has the time left, too
 
     def check_saving(self) -> None:
         """Notices a checkpoint that could not be written, without waiting for one."""
