@@ -76,15 +76,10 @@ def test_bar_step_and_time_left_stay_in_sight_and_lines_fit(columns, measured, s
         assert re.fullmatch(r"training [━╸╺]{5,40} +([03].*/.*)", bar)
         assert len(bar) <= columns
     assert bars[-1].endswith("321/1000 4:19 left")
-    assert (
-        lines
-        == [
-            "  ".join(["step     320/1,000", *MEASURED[:measured]]),  # what is left out stands in metrics.jsonl
-            f"step     320 valid:  {scores[0]}",
-            *(f"    {line}" for line in scores[1:]),
-            SENTENCE,  # a terminal selects it as one line, wherever it breaks it
-        ]
-    )
+    shown = "  ".join(["step     320/1,000", *MEASURED[:measured]])  # the rest stands in metrics.jsonl
+    first, *others = ["  ".join(part) for part in scores]
+    # A terminal selects the sentence as one line, wherever it breaks it.
+    assert lines == [shown, f"step     320 valid:  {first}", *(f"    {other}" for other in others), SENTENCE]
 
 
 def test_a_file_has_whole_lines_and_no_bar(capsys):
