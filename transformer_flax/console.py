@@ -23,7 +23,7 @@ class Progress:
         self._console = rich.console.Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),  # narrower than the others leave it only on a narrow terminal
+            rich.progress.BarColumn(),  # the one that shrinks on a narrow terminal
             rich.progress.MofNCompleteColumn(),
             _TimeLeft(),
             rich.progress.TextColumn("{task.fields[note]}"),
@@ -55,7 +55,7 @@ class Progress:
     def row(self, head: str, parts: Sequence[str], *, cut: bool = False) -> None:
         """Prints parts side by side, the most important first.
 
-        What does not fit into the width of a terminal goes on further lines, or with `cut` is left out.
+        Parts that do not fit into the width of a terminal follow on further lines; with `cut` they are left out.
         """
         width = self._console.width if self._console.is_terminal else math.inf
         lines = [head]
@@ -90,6 +90,8 @@ class Progress:
 
 
 class _TimeLeft(rich.progress.ProgressColumn):
+    """The time left, as the bar's owner or else the bar itself estimates it."""
+
     def render(self, task: rich.progress.Task) -> rich.text.Text:
         seconds = task.fields.get("left", task.time_remaining)
         return rich.text.Text("" if seconds is None else f"{duration(seconds)} left")
