@@ -129,11 +129,11 @@ def _reword(error: Exception) -> str:
         field, value, wanted = found.groups()
         types = {str(known): must for known, must in TYPES.items()}
         return f"field {field!r} cannot be {value!r}; it must be {types.get(wanted, 'a section of fields')}"
-    if isinstance(error, (AttributeError, KeyError)) and "object has no attribute" not in text:
-        [field] = re.findall(r"^\W*(?:Key )?\W*([\w.]+)", text)
+    found = re.match(r"\W*(?:Key )?\W*([\w.]+)", text)
+    if isinstance(error, (AttributeError, KeyError)) and found and "object has no attribute" not in text:
         hint = re.search(r'Did you mean "(\w+)', text)
         advice = f"did you mean {hint[1]!r}?" if hint else "the config file, and those it imports, list its fields"
-        return f"this config has no field {field!r}; {advice}"
+        return f"this config has no field {found[1]!r}; {advice}"
     return ""
 
 
