@@ -1,6 +1,57 @@
-"""What a run tells."""
+"""What a run prints, in a file and on a terminal."""
 
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from tests.commands.process import ENVIRONMENT
+from tests.conftest import ROOT
 from transformer_flax.console import Progress
+
+MEASURED = "loss 3.123", "ppl 12.10", "lr 1.20e-03", "6,789 tokens/s", "MFU 12%", "3.45 steps/s", "4:20 left"
+SCORES = "accuracy 0.9999", "loss 0.9059", "perplexity 1.08", "source_gain 3.356", "bleu 35.42", "exact_match 0.999"
+SENTENCE = (
+    "    > a long output of a model, with  two blanks,  is printed as it is, however narrow the terminal might be" * 2
+)
+PRINTS = f"""
+import time
+from transformer_flax.console import Progress
+
+with Progress() as progress, progress.bar("training") as update:
+    update(300, 1000, left=None)
+    update(320, 1000, left=260.4)
+    progress.row("step     320/1,000", {MEASURED}, cut=True)
+    progress.row("step     320 valid:", {SCORES})
+    progress.say("{SENTENCE}")
+    update(321, 1000, left=259)
+    time.sleep(0.3)  # the bar is drawn ten times a second
+"""
+
+
+def on_terminal(columns: int) -> tuple[list[str], list[str]]:
+    """Runs PRINTS on a terminal so wide; the lines that stay, and each state of the bar."""
+    terminal, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    shown = b""
+    environment = ENVIRONMENT | {"TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    environment.pop("COLUMNS", None)
+    with subprocess.Popen([sys.executable, "-c", PRINTS], env=environment, stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        try:
+            while block := os.read(terminal, 1 << 16):
+                shown += block
+        except OSError:  # nobody is at the other end any more
+            os.close(terminal)
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+    return [line for line in lines if "training" not in line], [line for line in lines if "training" in line]
 
 
 def test_brackets_in_a_table_are_text(capsys):
@@ -9,3 +60,31 @@ def test_brackets_in_a_table_are_text(capsys):
     told = capsys.readouterr().out
     for text in ("mine[/b]", "a[bold]b", "[/data/x]"):
         assert text in told
+
+
+@pytest.mark.parametrize(
+    ("columns", "measured", "scores"),
+    [
+        (40, 1, [SCORES[:1], SCORES[1:3], SCORES[3:5], SCORES[5:]]),
+        (80, 5, [SCORES[:3], SCORES[3:]]),
+        (120, 7, [SCORES]),
+    ],
+)
+def test_bar_step_and_time_left_stay_in_sight_and_lines_fit(columns, measured, scores):
+    lines, bars = on_terminal(columns)
+    for bar in bars:
+        assert re.fullmatch(r"training [━╸╺]{5,40} +([03].*/.*)", bar)
+        assert len(bar) <= columns
+    assert bars[-1].endswith("321/1000 4:19 left")
+    shown = "  ".join(["step     320/1,000", *MEASURED[:measured]])  # the rest stands in metrics.jsonl
+    first, *others = ["  ".join(part) for part in scores]
+    # A terminal selects the sentence as one line, wherever it breaks it.
+    assert lines == [shown, f"step     320 valid:  {first}", *(f"    {other}" for other in others), SENTENCE]
+
+
+def test_a_file_has_whole_lines_and_no_bar(capsys):
+    exec(PRINTS)
+    measured, scores, sentence = capsys.readouterr().out.splitlines()
+    assert measured == "  ".join(["step     320/1,000", *MEASURED])
+    assert scores == "  ".join(["step     320 valid:", *SCORES])
+    assert sentence == SENTENCE

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
+from transformer_flax.arguments import parse, require_known
 from transformer_flax.errors import Interrupted, UserError
-from transformer_flax.training.fields import require_fields
+from transformer_flax.training.fields import TYPES, require_fields
 from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle
 
 if TYPE_CHECKING:
@@ -43,26 +44,37 @@ def define_config(default: str) -> Callable[[], ConfigDict]:
       default: the file of configs/ that is used without --config.
     """
     sys.path.insert(1, str(ROOT))  # a config anywhere can import from configs/
-    # An argument, not the flag's default: ml_collections loads a default while it defines the flag, too early to
-    # explain an error.
-    if not any(re.match(r"--?config(=|$)", arg) for arg in sys.argv):
-        sys.argv.insert(1, f"--config={ROOT / 'configs' / default}")
     holder = config_flags.DEFINE_config_file(
         "config",
         help_string="a config file; configs/NAME.py is found from any directory. Set any field as in "
         "--config.model.num_heads=16; configs/base.py explains the fields",
+        flag_values=flags.FLAGS,
     )
     flag = flags.FLAGS["config"]
-    flag.parser = _ConfigFile()
+    flag.parser = _ConfigFile(str(ROOT / "configs" / default))
     flag.default_as_str = f"configs/{default}"
+    # For --help: it is spelled out before the flags are parsed.
+    help_string = "SOURCE-TARGET, such as de-en: short for --config.data.source_language=de ...target_language=en"
+    flags.DEFINE_string("languages", None, help_string, flag_values=flags.FLAGS)
     return lambda: holder.value
 
 
 class _ConfigFile(flags.ArgumentParser):
-    """Replaces ml_collections' parser, which shows mistakes in a config file as tracebacks."""
+    """Replaces ml_collections' parser, which shows mistakes in a config file as tracebacks.
+
+    Args:
+      default: the file that is used without --config. It is not the flag's default, which ml_collections loads while it
+        defines the flag, too early to explain an error.
+    """
+
+    def __init__(self, default: str):
+        super().__init__()
+        self.default = default
 
     def parse(self, argument: str) -> ConfigDict:
-        return load_config(argument).lock()
+        config = load_config(argument).lock()
+        require_known(config, sys.argv)
+        return config
 
     def flag_type(self) -> str:
         return "config file"
@@ -97,10 +109,8 @@ def load_config(argument: str) -> ConfigDict:
     except Exception as error:
         *_, (last, _) = frames = list(traceback.walk_tb(error.__traceback__))
         lines = [line for frame, line in frames if frame.f_code.co_filename == file]
-        if isinstance(error, AttributeError) and last.f_globals.get("__name__", "").startswith("ml_collections."):
-            mistake = _unknown_field(str(error))
-        else:
-            mistake = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        mistake = _reword(error) if last.f_globals.get("__name__", "").startswith("ml_collections.") else ""
+        mistake = mistake or f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise UserError(f"{file}{f', line {lines[-1]}' if lines else ''}: {mistake}") from error
     if not isinstance(config, ConfigDict):
         raise UserError(f"{file}: get_config returns {config!r}; it must return a ConfigDict")
@@ -111,12 +121,20 @@ def load_config(argument: str) -> ConfigDict:
     return config
 
 
-def _unknown_field(text: str) -> str:
-    """Rewords ml_collections' error for an unknown field."""
-    field = re.findall(r"\w+", text)[0]
-    hint = re.search(r'Did you mean "(\w+)', text)
-    advice = f"did you mean {hint[1]!r}?" if hint else "the config file, and those it imports, list its fields"
-    return f"this config has no field {field!r}; {advice}"
+def _reword(error: Exception) -> str:
+    """Rewords ml_collections' errors about an unknown field and about a value of another type; "" for any other."""
+    text = str(error)
+    cast = r"Could not override field '(\w+)'.*?\. (.*) is of original type .* to type (.*)"
+    if found := re.match(cast, text, re.DOTALL):
+        field, value, wanted = found.groups()
+        types = {str(known): must for known, must in TYPES.items()}
+        return f"field {field!r} cannot be {value!r}; it must be {types.get(wanted, 'a section of fields')}"
+    found = re.match(r"\W*(?:Key )?\W*([\w.]+)", text)
+    if isinstance(error, (AttributeError, KeyError)) and found and "object has no attribute" not in text:
+        hint = re.search(r'Did you mean "(\w+)', text)
+        advice = f"did you mean {hint[1]!r}?" if hint else "the config file, and those it imports, list its fields"
+        return f"this config has no field {found[1]!r}; {advice}"
+    return ""
 
 
 SETTINGS = {  # fields of config.decode that flags override
@@ -207,12 +225,12 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
       afterwards: added to the message of an interruption.
     """
 
-    def parse(argv: list[str]) -> list[str]:
+    def parse_flags(argv: list[str]) -> list[str]:
         app.define_help_flags()
         try:
-            return flags.FLAGS(argv)
-        except (flags.Error, AttributeError, KeyError) as error:
-            _fail(_explain(error, argv))
+            return parse(argv)
+        except UserError as error:
+            _fail(str(error))
         except SystemExit:  # --help: absl exits with status 1
             sys.exit(0)
 
@@ -247,7 +265,7 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             where = f": {error.filename}" if error.filename else ""
             _fail(f"{error.strerror}{where}")
 
-    app.run(guarded, flags_parser=parse)
+    app.run(guarded, flags_parser=parse_flags)
 
 
 def _end(number: int, _) -> NoReturn:
@@ -268,15 +286,3 @@ def _unraisable(unraisable: Any) -> None:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     elif str(unraisable.exc_value) != "Event loop is closed":  # Orbax, after a failed write
         sys.__unraisablehook__(unraisable)
-
-
-def _explain(error: Exception, argv: list[str]) -> str:
-    """Rewords an error of absl or ml_collections about a flag."""
-    if isinstance(error.__context__, UserError):  # from a config file
-        return str(error.__context__)
-    text = str(error).strip()
-    if isinstance(error, (AttributeError, KeyError)):
-        field = re.findall(r"\w+", text)[0]
-        override = next((arg for arg in argv if re.match(rf"--?config.*\b{field}\b", arg)), field)
-        return f"{override}: {_unknown_field(text)}"
-    return text

@@ -1,11 +1,13 @@
 """Prints lines for a log, and progress bars on a terminal."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import rich.console
 import rich.progress
 import rich.table
+import rich.text
 from rich.markup import escape
 
 
@@ -21,9 +23,9 @@ class Progress:
         self._console = rich.console.Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),
+            rich.progress.BarColumn(),  # the one that shrinks on a narrow terminal
             rich.progress.MofNCompleteColumn(),
-            rich.progress.TimeRemainingColumn(),
+            _TimeLeft(),
             rich.progress.TextColumn("{task.fields[note]}"),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
@@ -50,6 +52,22 @@ class Progress:
         """Prints a line as it is."""
         self._console.print(text, markup=False)
 
+    def row(self, head: str, parts: Sequence[str], *, cut: bool = False) -> None:
+        """Prints parts side by side, the most important first.
+
+        Parts that do not fit into the width of a terminal follow on further lines; with `cut` they are left out.
+        """
+        width = self._console.width if self._console.is_terminal else math.inf
+        lines = [head]
+        for part in parts:
+            if len(lines[-1]) + len(part) + 2 <= width:
+                lines[-1] += f"  {part}"
+            elif cut:
+                break
+            else:
+                lines.append(f"    {part}")
+        self.say("\n".join(lines))
+
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         table = rich.table.Table(title=escape(title), title_justify="left")
         for column in columns:
@@ -60,12 +78,23 @@ class Progress:
 
     @contextlib.contextmanager
     def bar(self, description: str, start: int = 0) -> Iterator[Callable[..., None]]:
-        """A bar that lasts as long as the context; yields `update(done, of)`; a `note=` stays until the next."""
+        """A bar that lasts as long as the context; yields `update(done, of)`.
+
+        `update` also takes a `note=`, which stays until the next, and seconds `left=`, in place of the bar's estimate.
+        """
         task = self._bars.add_task(description, total=None, completed=start, note="")
         try:
-            yield lambda done, of=None, **note: self._bars.update(task, completed=done, total=of, **note)
+            yield lambda done, of=None, **more: self._bars.update(task, completed=done, total=of, **more)
         finally:
             self._bars.remove_task(task)
+
+
+class _TimeLeft(rich.progress.ProgressColumn):
+    """The time left, as the bar's owner or else the bar itself estimates it."""
+
+    def render(self, task: rich.progress.Task) -> rich.text.Text:
+        seconds = task.fields.get("left", task.time_remaining)
+        return rich.text.Text("" if seconds is None else f"{duration(seconds)} left")
 
 
 def counted(count: int, thing: str) -> str:

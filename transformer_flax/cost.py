@@ -34,7 +34,7 @@ DEVICES = {
     "TPUv5e": 197.0,
     "TPUv5p": 459.0,
 }
-DEVICE = flags.DEFINE_enum("device", "P100", DEVICES, "device to train on; the paper used 8 P100")
+DEVICE = flags.DEFINE_string("device", "P100", f"device to train on: {', '.join(DEVICES)}; the paper used 8 P100")
 NUM_DEVICES = flags.DEFINE_integer("num_devices", 8, "number of devices", 1)
 PEAK = flags.DEFINE_float("peak_tflops", None, "TFLOP/s of a device that --device does not list")
 UTILISATION = flags.DEFINE_float(
@@ -86,6 +86,11 @@ def main() -> None:
             raise UserError(f"--{name} is {value}; it must be above 0")
     if PEAK.value is not None and flags.FLAGS["device"].present:
         raise UserError("--peak_tflops has no effect with --device: leave one of them out")
+    if DEVICE.value not in DEVICES:
+        raise UserError(
+            f"--device={DEVICE.value} is unknown; name one of {', '.join(DEVICES)}, or give the peak rate of yours "
+            "with --peak_tflops"
+        )
     config = complete(CONFIG())
     from transformer_flax.analysis.run_cost import cost_of  # after the flags are checked: JAX takes seconds to import
 

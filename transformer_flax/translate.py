@@ -3,8 +3,8 @@
 Each line gives one line, in order; an empty line gives an empty line. On a terminal, it prompts. Files may be plain,
 .gz or .xz.
 
-With --score, it prints the probability of given translations instead: log P (end symbol included), a tab, log P of each
-token, a tab, and the tokens as the vocabulary spells them, byte by byte, with a blank as \u0120.
+With --target, it prints the probability of given translations instead: log P (end symbol included), a tab, log P of
+each token, a tab, and the tokens as the vocabulary spells them, byte by byte, with a blank as \u0120.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,7 +27,10 @@ NBEST = flags.DEFINE_integer(
     "nbest", None, "print this many hypotheses a line, in the format of Moses: id ||| text ||| ..."
 )
 SCORES = flags.DEFINE_bool("scores", False, "print a score and a tab before each translation")
-SCORE = flags.DEFINE_string("score", None, "score the translations in this file, line by line, instead of translating")
+TARGET = flags.DEFINE_string(
+    "target", None, "print log P of the translations in this file, line by line, instead of translating"
+)
+flags.DEFINE_alias("score", "target")  # its old name, one letter from --scores
 PREFIX = flags.DEFINE_string("prefix", None, "prefix of every output")
 PREFIX_FILE = flags.DEFINE_string("prefix_file", None, "a file with a prefix of each output, line by line")
 SAMPLE = flags.DEFINE_bool(
@@ -40,13 +43,13 @@ SEED = flags.DEFINE_integer("seed", 0, "seed of samples")
 
 
 def main(*files: str) -> None:
-    with IO.opened(files, prompt=SCORE.value is None) as lines:
+    with IO.opened(files, prompt=TARGET.value is None) as lines:
         own_settings = _own_settings()
         prefixes: str | list[str] = PREFIX.value or ""
         require_characters(PREFIX.value or "", "--prefix")
         targets = None
-        if SCORE.value is not None:
-            lines, targets = _read_side_by_side(lines, SCORE.value)
+        if TARGET.value is not None:
+            lines, targets = _read_side_by_side(lines, TARGET.value)
         elif PREFIX_FILE.value is not None:
             lines, prefixes = _read_side_by_side(lines, PREFIX_FILE.value)
         IO.open_output()
@@ -69,7 +72,7 @@ def _own_settings() -> dict[str, Any]:
         if flags.FLAGS[name].present and not SAMPLE.value:
             raise UserError(f"--{name} has no effect without --sample")
     for chosen, idle in (
-        ("score", ("nbest", "scores", "sample", "prefix", "prefix_file", "beam_size", "length_penalty", "alpha")),
+        ("target", ("nbest", "scores", "sample", "prefix", "prefix_file", "beam_size", "length_penalty", "alpha")),
         ("sample", ("beam_size",)),
         ("nbest", ("scores",)),
         ("prefix", ("prefix_file",)),

@@ -132,7 +132,7 @@ def test_of_a_model_with_cross_attention_alone_that_is_shown(rival, layers, tmp_
     assert attention.cross.shape == (layers, 1, t, s)
     np.testing.assert_allclose(attention.cross.sum(-1), 1, rtol=1e-5)
     assert len(align(attention, layers=None)) == len(TARGET.split())
-    assert plot_heads(attention).get_suptitle() == f"cross attention, layer {layers - 1}"
+    assert plot_heads(attention).get_suptitle() == f"cross attention, layer {layers} of {layers}"
     assert '"kinds":{"cross":' in attention_page(attention)
     with pytest.raises(UserError, match="kind is 'encoder'; it must be one of cross: the model has no other attention"):
         plot_lines(attention)

@@ -1,7 +1,9 @@
+import dataclasses
+
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, PatchCollection
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 
 from tests.analysis.random_run import SOURCE, TARGET, random_run
 from transformer_flax.analysis.alignment import align, word_weights
@@ -21,18 +23,21 @@ def texts(labels) -> tuple[str, ...]:
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
 def test_every_head_is_a_heatmap_with_the_tokens_at_its_sides(attention, kind, tmp_path):
     figure = plot_heads(attention, kind, 0, file=tmp_path / "heads.png")
-    shown = [axes for axes in figure.axes if axes.images]
-    for head, axes in enumerate(shown):
+    *shown, scale = figure.axes
+    for head, axes in enumerate(shown[:3]):
         np.testing.assert_array_equal(axes.images[0].get_array(), getattr(attention, kind)[0, head])
-        assert axes.get_title() == f"head {head}"
-    assert len(shown) == 3
+        assert axes.get_title() == f"head {head + 1}"
+    assert figure.get_suptitle() == f"{kind} attention, layer 1 of 2"
+    assert (scale.get_ylabel(), scale.get_ylim()) == ("weight", (0, 1))
     rows, columns = attention.labels(kind)
     assert (texts(shown[0].get_yticklabels()), texts(shown[0].get_xticklabels())) == (rows, columns)
     assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_heads_and_layers_are_chosen(attention):
-    [axes] = plot_heads(attention, "cross", -1, heads=[2]).axes
+    figure = plot_heads(attention, "cross", -1, heads=[2])
+    axes, _ = figure.axes
+    assert (figure.get_suptitle(), axes.get_title()) == ("cross attention, layer 2 of 2", "head 3")
     np.testing.assert_array_equal(axes.images[0].get_array(), attention.cross[1, 2])
 
 
@@ -61,6 +66,33 @@ def test_of_one_word_the_lines_are_drawn_and_what_it_attends_to_is_marked(attent
         expected = attention.cross[1][[0, 2], number].ravel()
         np.testing.assert_allclose(lines.get_colors()[:, 3], expected, atol=1e-6)
         np.testing.assert_allclose(stripes.get_facecolor()[:, 3], 0.6 * expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("heads", [None, [0, 2]])
+def test_lines_say_their_layer_and_which_head_has_which_colour(attention, heads):
+    figure = plot_lines(attention, "decoder", 0, heads=heads)
+    assert figure.get_suptitle() == "decoder attention, layer 1 of 2"
+    legend = figure.axes[0].get_legend()
+    assert texts(legend.get_texts()) == tuple(f"head {head + 1}" for head in heads or range(3))
+    colours = [to_hex(handle.get_facecolor()) for handle in legend.get_patches()]
+    assert colours == [head_colours(3)[head] for head in heads or range(3)]
+
+
+def test_what_is_written_beside_lines_fits_into_the_picture(attention):
+    many = dataclasses.replace(attention, cross=np.tile(attention.cross, (1, 6, 1, 1)))  # 18 heads
+    for drawn in (many, random_run().attention("x", "y")):
+        figure = plot_lines(drawn, "cross")
+        figure.draw_without_rendering()
+        inside, legend = figure.bbox, figure.axes[0].get_legend().get_window_extent()
+        title = figure.get_children()[-1].get_window_extent()
+        labels = [text.get_window_extent() for text in figure.axes[0].texts]
+        for box in (title, legend, *labels):
+            assert inside.x0 <= box.x0
+            assert box.x1 <= inside.x1
+            assert inside.y0 <= box.y0
+            assert box.y1 <= inside.y1
+        assert title.y0 >= legend.y1
+        assert legend.y0 >= max(label.y1 for label in labels)
 
 
 @pytest.mark.parametrize(("kind", "word"), [("encoder", "animal"), ("cross", "Tier"), ("decoder", "Tier")])

@@ -96,23 +96,23 @@ def test_kind_layer_and_heads_are_chosen_by_clicks(page, attention):
     def pressed(group):
         return page.locator(f"#{group} button[aria-pressed=true]").all_text_contents()
 
-    assert (pressed("kinds"), pressed("layers"), pressed("heads")) == (["cross"], ["1"], ["0", "1", "2"])
+    assert (pressed("kinds"), pressed("layers"), pressed("heads")) == (["cross"], ["2"], ["1", "2", "3"])
     for kind in KINDS:
         page.get_by_role("button", name=kind, exact=True).click()
         assert pressed("kinds") == [kind]
         assert (labels(page, "rows"), labels(page, "columns")) == attention.labels(kind)
         assert len(drawn(page)) > 10
     page.locator("#layers button").first.click()
-    assert pressed("layers") == ["0"]
+    assert pressed("layers") == ["1"]
     page.locator("#none").click()
     assert pressed("heads") == []
     assert drawn(page) == set()
     page.locator("#heads button").nth(1).click()
-    assert pressed("heads") == ["1"]
+    assert pressed("heads") == ["2"]
     assert drawn(page)
     page.locator("#all").click()
     page.locator("#heads button").nth(2).dblclick()
-    assert pressed("heads") == ["2"]
+    assert pressed("heads") == ["3"]
 
 
 def test_a_word_is_highlighted_with_what_it_attends_to(page, attention):

@@ -66,7 +66,18 @@ def test_an_error_promises_no_checkpoint():
             BASED.format(module="base", mistake="config.modle.d_ff = 3"),
             ", line 6: this config has no field 'modle'; did",
         ),
-        (BASED.format(module="base", mistake="config.model.d_ff = '4'"), ", line 6: TypeError: Could not override fie"),
+        (
+            BASED.format(module="base", mistake="config.model.d_ff = '4'"),
+            ", line 6: field 'd_ff' cannot be '4'; it must be a whole number",
+        ),
+        (
+            BASED.format(module="base", mistake="config.model = 3"),
+            ", line 6: field 'model' cannot be '3'; it must be a section of fields",
+        ),
+        (
+            BASED.format(module="base", mistake="config.lock().stepz = 3"),
+            ", line 6: this config has no field 'stepz'; did you mean 'steps'?",
+        ),
         (BASED.format(module="base", mistake="1 / 0"), ", line 6: ZeroDivisionError: division by zero"),
         (BASED.format(module="base", mistake="config = 3"), ": get_config returns 3; it must return a ConfigDict"),
         (BASED.format(module="base", mistake="return"), ": get_config returns None; it must return a ConfigDict"),

@@ -86,7 +86,7 @@ def test_a_text_is_not_overwritten_by_its_translations(tmp_path, name):
     ("arguments", "message"),
     [
         ([], "name the directory of a trained run: --workdir=runs/NAME"),
-        (["--workdir=/nowhere", "--split=dev"], "flag --split=dev: value should be one of <train|valid|test>"),
+        (["--workdir=/nowhere", "--split=dev"], "--split=dev: it must be one of train, valid, test"),
         (["--workdir=/nowhere", "in.txt"], "unexpected argument 'in.txt'"),
         (["--workdir=/nowhere", "--confusion=no.gif"], "--confusion=no.gif: the file of a picture must end in"),
         (["--workdir=/nowhere", "--confusion=/nowhere/a.png"], "No such file or directory: /nowhere/a.png"),

@@ -27,25 +27,12 @@ def refused(*arguments) -> str:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        (
-            "--config=configs/nope.py",
-            "configs/nope.py cannot be loaded: there is no such file; there are configs/base.py",
-        ),
-        ("--config=configs/table3.py:A-h17", "table 3 has no row 'A-h17' (did you mean A-h1"),
-        ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
-        ("--config.model.num_head=3", "did you mean 'num_heads'?"),
-        (
-            "--config.nope.field=3",
-            "this config has no field 'nope'; the config file, and those it imports, list its fields",
-        ),
-        ("--config.model.d_model=wide", "flag --config.model.d_model=wide: invalid literal for int()"),
-        ("--config.steps=1.5", "flag --config.steps=1.5: invalid literal for int()"),
-        ("--stpes=3", "Unknown command line flag 'stpes'"),
-        ("configs/base.py", "unexpected argument 'configs/base.py'"),
+        ("--stpes=3", "unknown flag --stpes; did you mean --config.steps?"),
+        ("configs/base.py", "unexpected argument 'configs/base.py'; options are written --name=value, see --help"),
     ],
 )
 def test_wrong_flags_get_one_clear_message(argument, message):
-    assert message in refused(argument)
+    assert refused(argument) == message
 
 
 def test_a_mistake_in_a_config_file_is_told_before_anything_is_read(tmp_path):
@@ -54,11 +41,6 @@ def test_a_mistake_in_a_config_file_is_told_before_anything_is_read(tmp_path):
     )
     message = refused(f"--config={tmp_path}/mine.py", f"--workdir={tmp_path}/run")
     assert message == f"{tmp_path}/mine.py: config.stepz is an unknown field; did you mean 'steps'?"
-
-
-def test_a_rival_s_config_is_told_of_what_it_has_not():
-    message = refused("--config=configs/recurrent.py", "--config.model.num_heads=4")
-    assert message.startswith("--config.model.num_heads=4: this config has no field 'num_heads'; ")
 
 
 def test_a_config_of_word_vectors_is_refused():

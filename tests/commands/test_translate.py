@@ -100,7 +100,7 @@ def test_samples_are_those_of_their_seed(finished, restored):
 def test_given_translations_are_scored_by_an_ensemble_of_checkpoints(finished, file):
     targets = ["twenty", "", "one hundred", "five hundred and thirteen", "<end> ü|"]
     beside = file("targets.txt", "\n".join(targets))
-    options = [f"--workdir={finished}@150", f"--workdir={finished}@200", f"--score={beside}"]
+    options = [f"--workdir={finished}@150", f"--workdir={finished}@200", f"--score={beside}"]  # the old name
     result = succeeds("translate", *options, file("in.txt"))
     assert result.stderr.startswith("numbers: the parameters of step 150; the parameters of step 200\n")
     both = transformer_flax.restore(finished, steps=[150]).ensemble(transformer_flax.restore(finished, steps=[200]))
@@ -192,7 +192,7 @@ def test_help_tells_of_usage_and_every_flag():
         "average",
         "beam_size",
         "nbest",
-        "score",
+        "target",
         "[no]scores",
         "prefix_file",
         "[no]sample",
@@ -217,21 +217,21 @@ def test_a_checkpoint_of_which_files_are_missing_is_refused_without_a_traceback(
 NOWHERE = "--workdir=/nowhere"
 
 
-@pytest.mark.parametrize("flag", ["--score", "--prefix_file"])
+@pytest.mark.parametrize("flag", ["--target", "--prefix_file"])
 def test_a_file_beside_the_input_must_be_as_long(file, flag):
     beside = file("two.txt", "a\nb\n")
     message = refused("translate", NOWHERE, f"{flag}={beside}", file("in.txt"))
     assert message == f"{beside} has 2 lines and the input 5: give one for each line"
 
 
-@pytest.mark.parametrize("flag", ["--score", "--prefix_file"])
+@pytest.mark.parametrize("flag", ["--target", "--prefix_file"])
 def test_that_is_told_of_a_pipe_too(finished, file, flag):
     beside = file("two.txt", "a\nb\n")
     message = refused("translate", f"--workdir={finished}", f"{flag}={beside}", given=TEXT)
     assert "two.txt has 2 lines" in message
 
 
-@pytest.mark.parametrize("arguments", [["no.txt"], ["--score=no.txt"], ["--prefix_file=no.txt"]], ids=str)
+@pytest.mark.parametrize("arguments", [["no.txt"], ["--target=no.txt"], ["--prefix_file=no.txt"]], ids=str)
 def test_a_file_that_is_not_there_is_named(arguments):
     assert refused("translate", NOWHERE, *arguments) == "No such file or directory: no.txt"
 
@@ -251,7 +251,7 @@ def test_an_output_is_not_emptied_for_nothing(file):
     assert kept.read_text() == "the work of a day\n"
 
 
-@pytest.mark.parametrize("flag", ["--score", "--prefix_file"])
+@pytest.mark.parametrize("flag", ["--target", "--prefix_file"])
 def test_a_line_that_is_not_utf_8_is_refused_on_request(file, flag):
     bad = file("bad.txt", b"zwanzig\nz\xffig\n")
     message = refused("translate", NOWHERE, "--invalid=refuse", f"{flag}={bad}", bad)
@@ -280,7 +280,7 @@ def test_compressed_text_and_the_mark_of_an_editor_are_read_as_the_plain_text(fi
     result = succeeds("translate", f"--workdir={finished}", str(compressed))
     assert result.stdout.splitlines() == expected
     compressed.write_bytes(compressed.read_bytes()[:30])
-    assert "in.txt.gz is damaged" in refused("translate", NOWHERE, f"--score={compressed}", str(compressed))
+    assert "in.txt.gz is damaged" in refused("translate", NOWHERE, f"--target={compressed}", str(compressed))
 
 
 def test_a_run_in_place_of_a_text_is_told_how_to_be_named(tmp_path):

@@ -121,9 +121,13 @@ def test_a_missing_split_is_refused_with_what_is_there(tmp_path):
         read(tmp_path, "valid")
 
 
-def test_a_missing_language_is_refused_with_what_is_there(tmp_path):
-    with pytest.raises(UserError, match=r"train\.fr.*train\.de, train\.en"):
-        read(write(tmp_path), target_language="fr")
+@pytest.mark.parametrize("field", ["source_language", "target_language"])
+def test_a_missing_language_is_refused_with_what_is_there_and_the_field_that_names_it(tmp_path, field):
+    message = (
+        rf"has no train\.fr .*; it holds train\.de, train\.en; to change the language, set --config\.data\.{field}$"
+    )
+    with pytest.raises(UserError, match=message):
+        read(write(tmp_path), **{field: "fr"})
 
 
 def test_an_empty_folder_is_refused(tmp_path):

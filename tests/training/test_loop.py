@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ from orbax.checkpoint import v1 as ocp
 import transformer_flax
 from tests.training.small import PAIRS, final_state, small_config, timeless, write_text
 from transformer_flax.ablation.jobs import measure
-from transformer_flax.console import Progress
+from transformer_flax.console import Progress, duration
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
@@ -145,6 +146,21 @@ def test_averages_are_of_the_last_regular_checkpoints_and_name_those_that_are_mi
     assert "WARNING: " in said
     assert "run has no checkpoint of step 4, so the average is of 1 in place of 2" in said
     assert "evaluating the parameters of step 6" in said
+
+
+def test_the_bar_and_the_log_show_the_same_time_left(run, monkeypatch, capsys):
+    shown = {}
+
+    @contextlib.contextmanager
+    def bar(self, description, start=0):
+        yield lambda done, of, left=None: shown.setdefault(description, {}).update({done: left})
+
+    monkeypatch.setattr(Progress, "bar", bar)
+    run("run", eval__every=0, log__every=2, steps=12)
+    logged = re.findall(r"step +(\d+)/12 .*  (\S+) left", capsys.readouterr().out)
+    assert len(logged) >= 5
+    assert logged == [(step, duration(shown["training"][int(step)])) for step, _ in logged]
+    assert shown["training"][11] == pytest.approx(shown["training"][10] / 2)  # it goes on between logs
 
 
 def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, capsys):

@@ -1,8 +1,10 @@
 """Pictures of attention and of runs.
 
 Each function returns a figure, for a notebook. With `file` it also writes it, as PNG, SVG or PDF by the file's name.
+Arguments count layers and heads from 0, as arrays do; pictures count them from 1, as the paper does.
 """
 
+import math
 import os
 from collections.abc import Sequence
 
@@ -12,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from ml_collections import ConfigDict
 
@@ -27,6 +30,8 @@ File = str | os.PathLike | None
 INCH_A_TOKEN = 0.26
 INCH_A_LETTER = 0.09
 INCHES_OF_LINES = 1.7  # from the tokens above to those below
+INCHES_OF_TITLE = 2.6  # the least width of a figure with lines
+INCHES_A_HEAD = 0.65, 0.2  # in a legend, across and down
 WHO_ATTENDS = {"encoder": ("source", "source"), "decoder": ("read", "read"), "cross": ("written", "source")}
 X_AXES = {"step": ("step", 1), "minutes": ("seconds", 60)}
 CELL = 0.55  # inches
@@ -63,17 +68,20 @@ def plot_heads(
     rows, columns = attention.labels(kind)
     across = min(len(heads), 4)
     down = -(-len(heads) // across)
-    width = across * (INCH_A_TOKEN * len(columns) + 0.3) + 1.2
+    width = across * (INCH_A_TOKEN * len(columns) + 0.3) + 1.8
     height = down * (INCH_A_TOKEN * len(rows) + 0.5) + 1.0
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for axes in grid.flat[len(heads) :]:
         axes.set_axis_off()
     for axes, head in zip(grid.flat, heads, strict=False):
-        _heatmap(axes, weights[head], rows, columns)
-        axes.set_title(f"head {head}", fontsize=9)
+        image = _heatmap(axes, weights[head], rows, columns)
+        axes.set_title(f"head {head + 1}", fontsize=9)
+    bar = figure.colorbar(image, ax=grid, shrink=min(1, 2.5 / height), aspect=12, pad=0.01, ticks=(0, 0.5, 1))
+    bar.set_label("weight", fontsize=9)
+    bar.ax.tick_params(labelsize=8)
     attending, attended = WHO_ATTENDS[kind]
-    figure.suptitle(f"{kind} attention, layer {layer % len(attention.layers(kind))}", fontsize=10)
+    figure.suptitle(_title(attention, kind, layer), fontsize=10)
     figure.supylabel(attending, fontsize=9)
     figure.supxlabel(attended, fontsize=9)
     return save(figure, file)
@@ -99,12 +107,18 @@ def plot_words(
     return save(figure, file)
 
 
-def _heatmap(axes: Axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> None:
-    axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+def _title(attention: Attention, kind: str, layer: int) -> str:
+    count = len(attention.layers(kind))
+    return f"{kind} attention, layer {layer % count + 1} of {count}"
+
+
+def _heatmap(axes: Axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> AxesImage:
+    image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     # parse_math: two dollars in a text are no formula.
     axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=8, parse_math=False)
     axes.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
     axes.tick_params(length=0)
+    return image
 
 
 def plot_lines(
@@ -137,10 +151,28 @@ def plot_lines(
     wide = max(len(rows), len(columns))
     above, below = ((wide - len(labels)) / 2 for labels in (rows, columns))  # centres the shorter side
     room = [(INCH_A_LETTER * max(map(len, labels)) + 0.15) / INCHES_OF_LINES for labels in (rows, columns)]
-    figure = Figure(figsize=(INCH_A_TOKEN * (wide + 1), INCHES_OF_LINES * (1 + sum(room))))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(-1, wide), ylim=(-room[1], 1 + room[0]))
+    width = max(INCH_A_TOKEN * (wide + 1), INCHES_OF_TITLE)
+    down = math.ceil(len(heads) * INCHES_A_HEAD[0] / width)
+    head_room = 0.3 + INCHES_A_HEAD[1] * down  # of the title and the legend, in inches
+    height = INCHES_OF_LINES * (1 + sum(room)) + head_room
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1 - head_room / height))
+    beyond = (width / INCH_A_TOKEN - wide) / 2  # on both sides, in tokens
+    axes.set(xlim=(-0.5 - beyond, wide - 0.5 + beyond), ylim=(-room[1], 1 + room[0]))
     axes.set_axis_off()
+    figure.suptitle(_title(attention, kind, layer), fontsize=10, y=1 - 0.05 / height)
+    axes.legend(
+        [Rectangle((0, 0), 1, 1, facecolor=colours[head]) for head in heads],
+        [f"head {head + 1}" for head in heads],
+        loc="lower center",
+        bbox_to_anchor=(0.5, 1),
+        borderaxespad=0,
+        ncols=math.ceil(len(heads) / down),
+        fontsize=8,
+        frameon=False,
+        handlelength=0.8,
+        columnspacing=0.8,
+    )
     lines, shades, stripes = [], [], []
     width = 0.9 / len(heads)  # lines of different heads are side by side
     for number, head in enumerate(heads):

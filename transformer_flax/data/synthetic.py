@@ -130,7 +130,10 @@ def _spell(number: int, language: str) -> str:
     try:
         return num2words(number, lang=language)
     except NotImplementedError as error:  # num2words lacks the language
-        raise UserError(f"num2words cannot count in {language!r}; it can in 'en', 'de', 'fr' and others") from error
+        raise UserError(
+            f"num2words cannot count in {language!r}; it can in 'en', 'de', 'fr' and others: set "
+            "--config.data.source_language or target_language"
+        ) from error
 
 
 class SymbolPairs:

@@ -52,16 +52,16 @@ def find_text(folder: pathlib.Path, name: str) -> pathlib.Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def require_text(folder: pathlib.Path, name: str) -> pathlib.Path:
+def require_text(folder: pathlib.Path, name: str, *, hint: str = "") -> pathlib.Path:
     """`find_text`, or an error.
 
     Raises:
-      UserError: there is no such file; lists those that there are.
+      UserError: there is no such file; lists those that there are, and ends with `hint`.
     """
     file = find_text(folder, name)
     if file is None:
         present = ", ".join(sorted(file.name for file in folder.iterdir())[:20]) or "nothing"
-        raise UserError(f"{folder} has no {name} (nor .gz or .xz); it holds {present}")
+        raise UserError(f"{folder} has no {name} (nor .gz or .xz); it holds {present}{hint}")
     return file
 
 

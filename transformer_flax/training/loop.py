@@ -109,11 +109,11 @@ def fit(
                 unread = None
             if trainer.compilations == compilations:  # compiling is no part of a step's time
                 trainer.add_time(step, time.perf_counter() - started)
-            update(step, config.steps)
             profiled.end(step, state)
 
             if log:
-                update(step, config.steps, note=trainer.log(metrics, step))
+                trainer.log(metrics, step)
+            update(step, config.steps, left=trainer.seconds_left(step))
             trainer.check_saving()
             if save:
                 trainer.save(state, must=interrupted or last)

@@ -1,7 +1,7 @@
 """Writes what a run leaves behind: checkpoints, metrics, outputs and skipped batches."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,9 @@ class RunWriter:
 
     def say(self, text: str) -> None:
         self._progress.say(f"{self._label}{text}")
+
+    def row(self, head: str, parts: Sequence[str], *, cut: bool = False) -> None:
+        self._progress.row(f"{self._label}{head}", parts, cut=cut)
 
     @contextlib.contextmanager
     def writing(self, *, must: bool = False) -> Iterator[None]:
@@ -171,8 +174,8 @@ class RunWriter:
                 self._directory.save_outputs(self._task.outputs, split, step, evaluation.outputs)
                 values = {**evaluation.scalars, "averaged": averaged}
                 self._metrics.write(step, split, values | {"final": 1} if early else values)
-        scalars = "  ".join(f"{name} {value:.4g}" for name, value in evaluation.scalars.items())
-        self.say(f"step {step:>7,} {split}: {scalars}")
+        first, *scalars = [f"{name} {value:.4g}" for name, value in evaluation.scalars.items()]
+        self.row(f"step {step:>7,} {split}: {first}", scalars)
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the evaluation of a step is written."""
@@ -209,7 +212,7 @@ class RunWriter:
             **evaluations["valid"].signatures,
             "time": f"{duration(self._metrics.seconds)} since the run began",
             "compilations": ", ".join(f"{count} {name}" for name, count in compilations.items()),
-            "everything": f"{path}/ (config, tokenizer, checkpoints, metrics.jsonl, {self._task.outputs})",
+            "everything": f"{path}/ (checkpoints, metrics.jsonl, {self._task.outputs}, ...)",
             "curves": f"tensorboard --logdir {path} (pip install tensorboard)",
         }.items():
             self._progress.say(f"{name + ':':<14}{text}")

@@ -105,8 +105,11 @@ class SeedsTrainer:
         for trainer in self._trainers:
             trainer.add_time(step, seconds)
 
-    def log(self, metrics: Metrics, step: int) -> str:
-        return self._each(Trainer.log, jax.device_get(metrics), step)[-1]
+    def seconds_left(self, step: int) -> float | None:
+        return self._trainers[0].seconds_left(step)
+
+    def log(self, metrics: Metrics, step: int) -> None:
+        self._each(Trainer.log, jax.device_get(metrics), step)
 
     def check_saving(self) -> None:
         for trainer in self._trainers:

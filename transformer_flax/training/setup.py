@@ -89,7 +89,8 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
     progress.say(
         f"{config.name}: {_describe(model)}\n"
         f"on {parallel.num_devices} x {jax.devices()[0].device_kind}{processes}, {config.parallel.mode}, "
-        f"{config.model.dtype}{note}; compiled programs are kept in {compiled}"
+        f"{config.model.dtype}{note}\n"
+        f"compiled programs: {compiled}"
     )
     return parallel
 
@@ -205,7 +206,8 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
     if classes:
         progress.say(f"{len(classes):,} classes: {classes}")
     progress.say(
-        f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}; {train.batches_per_epoch:,} batches an epoch, shapes "
+        f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}\n"
+        f"{train.batches_per_epoch:,} batches an epoch, shapes "
         + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
     return Data(tokenizer, pairs, corpora, train, classes, embeddings, start)

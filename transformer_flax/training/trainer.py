@@ -102,6 +102,7 @@ class Trainer:
         self.config, self.data, self.writer = config, data, writer
         self._programs, self._parallel, self._interruption = programs, programs.parallel, interruption
         self._runs_at_once = runs_at_once
+        self._steps_per_second: float | None = None  # up to the last log
         self.train_step = programs.train_step
 
     @property
@@ -128,8 +129,12 @@ class Trainer:
         tokens = sum(int(lengths[side].sum()) for side in kind_of(model).reads)
         self.writer.meter.add_time(seconds, tokens, training_flops(model, *lengths.values()))
 
-    def log(self, metrics: Metrics, step: int) -> str:
-        """Writes what was measured since the last time, and the gradient of this step; returns it in short."""
+    def seconds_left(self, step: int) -> float | None:
+        """The time that the steps after `step` take at the rate of the last log, evaluations not included."""
+        return (self.config.steps - step) / self._steps_per_second if self._steps_per_second else None
+
+    def log(self, metrics: Metrics, step: int) -> None:
+        """Writes what was measured since the last time, and the gradient of this step; prints it in short."""
         metrics = self._parallel.unreplicate(jax.device_get(metrics))
         # Updates made before this one; if this one was skipped, it is counted in `skipped` already.
         updates = step - 1 - metrics.skipped + (metrics.skipped_in_a_row > 0)
@@ -147,16 +152,14 @@ class Trainer:
         if self._runs_at_once > 1:
             rates["seeds_at_once"] = self._runs_at_once
         self.writer.log(step, {**values, **rates})
-        note = f"lr {learning_rate:.2e}"
+        shown = [f"lr {learning_rate:.2e}"]
         if "loss" in means:  # else all since the last time were skipped
-            note = f"loss {means['loss']:.3f}  ppl {means['perplexity']:.2f}  {note}"
-        left = ""
+            shown = [f"loss {means['loss']:.3f}", f"ppl {means['perplexity']:.2f}", *shown]
         if "mfu" in rates:
-            note += f"  {rates['steps_per_second']:.2f} steps/s  {rates['tokens_per_second']:,.0f} tokens/s"
-            note += f"  MFU {rates['mfu']:.0%}"
-            left = f"  {duration((self.config.steps - step) / rates['steps_per_second'])} left"
-        self.writer.say(f"step {step:>7,}/{self.config.steps:,}  {note}{left}")
-        return note
+            self._steps_per_second = rates["steps_per_second"]
+            shown += [f"{rates['tokens_per_second']:,.0f} tokens/s", f"MFU {rates['mfu']:.0%}"]
+            shown += [f"{self._steps_per_second:.2f} steps/s", f"{duration(self.seconds_left(step) or 0)} left"]
+        self.writer.row(f"step {step:>7,}/{self.config.steps:,}", shown, cut=True)  # the bar has the time left, too
 
     def check_saving(self) -> None:
         """Notices a checkpoint that could not be written, without waiting for one."""

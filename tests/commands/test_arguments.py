@@ -1,0 +1,138 @@
+"""Flags as people type them. The process is that of the tests, so a case costs milliseconds."""
+
+import sys
+
+import pytest
+from absl import flags
+
+from configs import base
+from transformer_flax import cli
+from transformer_flax.arguments import OTHER_NAMES, arrange, parse
+from transformer_flax.errors import UserError
+from transformer_flax.training.fields import flatten
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Parses the arguments of a command that has --config, and returns the config."""
+
+    def command(*arguments, default="numbers.py"):
+        monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        config = cli.define_config(default)
+        flags.DEFINE_integer("beam_size", 4, "", flag_values=flags.FLAGS, lower_bound=1)
+        flags.DEFINE_list("seeds", None, "", flag_values=flags.FLAGS)
+        flags.DEFINE_enum("split", "test", ["valid", "test"], "", flag_values=flags.FLAGS)
+        flags.DEFINE_bool("profile", False, "", flag_values=flags.FLAGS)
+        parse(sys.argv)
+        return config()
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        # A field without its place
+        ("--steps=10", "unknown flag --steps; did you mean --config.steps?"),
+        ("--stpes=10", "unknown flag --stpes; did you mean --config.steps?"),
+        ("--model.num_heads=2", "unknown flag --model.num_heads; did you mean --config.model.num_heads?"),
+        ("--num_heads=2", "unknown flag --num_heads; did you mean --config.model.num_heads?"),
+        ("--seed=2", "unknown flag --seed; did you mean --config.seed or --config.data.seed?"),
+        ("--beam=2", "unknown flag --beam; did you mean --beam_size or --config.decode.beam_size?"),
+        ("--xyz=2", "unknown flag --xyz; see --help"),
+        # A field by another name
+        ("--config.model.num_head=3", "--config.model.num_head=3: this config has no field 'num_head'; did you mean "
+         "--config.model.num_heads?"),
+        ("--config.optimzer.factor=3", "--config.optimzer.factor=3: this config has no field 'optimzer'; "),
+        ("--config.lr=1", "--config.lr=1: this config has no field 'lr'; set --config.optimizer.factor, which multi"),
+        ("--config.optimizer.lr=1", "this config has no field 'lr'; set --config.optimizer.factor, which multiplies "),
+        ("--learning_rate=1", "unknown flag --learning_rate; set --config.optimizer.factor, which multiplies the pa"),
+        ("--batch_size=64", "unknown flag --batch_size; set --config.data.tokens_per_batch, the size of a training b"),
+        ("--epochs=3", "unknown flag --epochs; set --config.steps, the length of training"),
+        ("--config.nope.field=3", "no field 'nope'; the config file, and those it imports, list its fields"),
+        ("--config.steps.x=3", "--config.steps.x=3: this config has no field 'x'; "),
+        ("--config.=3", "--config.=3: this config has no field ''; "),
+        ("--noconfig.eval.tests", "--noconfig.eval.tests: this config has no field 'tests'; did you mean --config.ev"),
+        # A value of another type
+        ("--config.model.d_model=wide", "--config.model.d_model=wide: it must be an integer"),
+        ("--config.model.d_model=a: b", "--config.model.d_model=a: b: it must be an integer"),
+        ("--config.steps=1.5", "--config.steps=1.5: it must be an integer"),
+        ("--config.model.dropout=", "--config.model.dropout=: it must be a number"),
+        ("--config.eval.test=maybe", "--config.eval.test=maybe: it must be true or false"),
+        ("--config.model=3", "--config.model=3: it must be a dict; to set a field of it: --config.model.FIELD=VALUE"),
+        ("--noconfig.eval.test=1", "--noconfig.eval.test=1 does not take an argument"),
+        ("--beam_size=0", "--beam_size=0: it must be a positive integer"),
+        ("--beam_size=many", "--beam_size=many: it must be a positive integer"),
+        ("--split=dev", "--split=dev: it must be one of valid, test"),
+        ("--profile=x", "--profile=x: it must be true or false"),
+        ("--beam_size", "Missing value for flag --beam_size"),
+        ("--config", "Missing value for flag --config"),
+        # A config that cannot be loaded
+        ("--config=configs/nope.py", "configs/nope.py cannot be loaded: there is no such file; there are configs/ba"),
+        ("--config=configs/table3.py:A-h17", "table 3 has no row 'A-h17' (did you mean A-h1"),
+        ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
+        # Languages
+        ("--languages=german", "--languages=german: give the source and the target, as in de-en; set names with a hyp"),
+        ("--languages=pt-br-en", "set names with a hyphen with --config.data.source_language and --config.data.targ"),
+    ],
+)  # fmt: skip
+def test_a_mistake_gets_one_message_that_says_what_to_type(command, argument, message):
+    with pytest.raises(UserError) as refusal:
+        command(argument)
+    said = str(refusal.value)
+    assert message in said
+    assert "\n" not in said
+
+
+def test_other_kinds_of_configs_are_told_of_their_own_fields(command):
+    with pytest.raises(UserError, match="no field 'num_heads'; "):
+        command("--config=configs/recurrent.py", "--config.model.num_heads=4")
+    with pytest.raises(UserError, match=r"did you mean --config\.vectors\.learning_rate\?"):
+        command("--learning_rate=1", default="vectors.py")
+
+
+def test_other_names_are_of_fields_that_there_are():
+    assert {field for field, _ in OTHER_NAMES.values()} <= flatten(base.get_config().to_dict()).keys()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--config=configs/base.py", "--config.steps=3"],
+        ["--config.steps=3", "--config=configs/base.py"],
+        ["--config.steps", "3", "--config", "configs/base.py"],
+        ["-config.steps=3", "-config=configs/numbers.py", "--beam_size=2", "--config=configs/base.py"],
+    ],
+    ids=" ".join,
+)
+def test_fields_override_the_config_wherever_it_stands(command, arguments):
+    config = command(*arguments)
+    assert (config.name, config.steps) == ("base", 3)
+
+
+def test_without_a_config_there_is_the_default(command):
+    assert command("--config.steps=3").name == "numbers"
+    assert command(default="base.py").steps == 100_000
+
+
+def test_what_is_behind_two_dashes_is_no_flag():
+    arranged = arrange(["train.py", "a", "--", "--config=b", "--languages=c"], default="d")
+    assert arranged == ["train.py", "--config=d", "a", "--", "--config=b", "--languages=c"]
+
+
+def test_languages_are_the_two_fields_and_nothing_else(command):
+    config = command("--languages=de-fr")
+    assert (config.data.source_language, config.data.target_language) == ("de", "fr")
+    separately = command("--config.data.source_language=de", "--config.data.target_language=fr")
+    assert config.to_dict() == separately.to_dict()
+    assert flags.FLAGS["config"].override_values.keys() == {"data.source_language", "data.target_language"}
+
+
+def test_languages_are_not_named_twice(command):
+    message = (
+        r"--languages sets config\.data\.target_language: leave --languages or --config\.data\.target_language out"
+    )
+    with pytest.raises(UserError, match=message):
+        command("--config.data.target_language=fr", "--languages=de-en")
