@@ -69,7 +69,7 @@ class Progress:
         self.say("\n".join(lines))
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
-        table = rich.table.Table(title=escape(title), title_justify="left")
+        table = rich.table.Table(title=escape(title), title_justify="left", show_header=any(columns))
         for column in columns:
             table.add_column(column, overflow="fold")  # a signature that is cut says nothing
         for row in rows:

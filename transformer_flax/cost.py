@@ -45,8 +45,9 @@ JSON = flags.DEFINE_bool("json", False, "print JSON instead of tables")
 
 
 def _show(name: str, cost: "Cost") -> None:
-    from transformer_flax.console import Progress
+    from transformer_flax.console import Progress, duration
 
+    seconds = cost.days * 86_400
     with Progress() as progress:
         total = sum(cost.parameters.values())
         rows = [[module, f"{count:,}", f"{count / total:.1%}"] for module, count in cost.parameters.items() if count]
@@ -55,9 +56,9 @@ def _show(name: str, cost: "Cost") -> None:
         per_token |= {"backward": cost.backward_flops, "forward and backward": cost.step_flops}
         progress.table(
             f"floating-point operations, {cost.tokens_per_step:,} tokens a step",
-            ["", "MFLOP a token", "TFLOP a step"],
+            ["", "MFLOP a token", "GFLOP a step"],
             [
-                [module, f"{flops / cost.tokens_per_step / 1e6:,.2f}", f"{flops / 1e12:,.4f}"]
+                [module, f"{flops / cost.tokens_per_step / 1e6:,.2f}", f"{flops / 1e9:,.2f}"]
                 for module, flops in per_token.items()
             ],
         )
@@ -71,8 +72,8 @@ def _show(name: str, cost: "Cost") -> None:
             f"{cost.steps:,} steps on {cost.device}",
             ["", ""],
             [
-                ["time", f"{cost.days:,.2f} days"],
-                ["a step", f"{cost.days * 86_400 / cost.steps:.3f} s"],
+                ["time", f"{seconds / 86_400:,.2f} days" if seconds > 86_400 else duration(seconds)],
+                ["a step", f"{1000 * seconds / cost.steps:,.3g} ms"],
                 ["tokens a second", f"{cost.tokens_per_second:,.0f}"],
                 ["training, counted from the model", f"{cost.training_flops:.2g} FLOP"],
                 ["training, as table 2 counts it (base 3.3e18, big 2.3e19)", f"{cost.table2_flops:.2g} FLOP"],

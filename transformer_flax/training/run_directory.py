@@ -219,7 +219,9 @@ class RunDirectory:
         if not self.path.is_dir():
             raise UserError(f"there is no directory {self.path}")
         if not self.config_file.exists():
-            raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}")
+            runs = sorted(str(file.parent) for file in self.path.glob(f"*/{self.config_file.name}"))
+            hint = f"; there are {', '.join(runs[:5])}" if runs else ""
+            raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}{hint}")
         try:
             run = checked(read_json(self.config_file))
             if unknown := sorted(run.keys() - RUN):

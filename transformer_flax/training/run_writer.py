@@ -190,9 +190,10 @@ class RunWriter:
         best = min(losses[:-patience])
         return not any(loss < best for loss in losses[-patience:])
 
-    def show(self, evaluation: Evaluation) -> None:
-        """Prints some sentences, their outputs and their references."""
+    def show(self, split: str, evaluation: Evaluation) -> None:
+        """Prints some sentences of a split, their outputs and their references."""
         count = len(evaluation.sources)
+        self.say(f"some of {split}, with output > and reference =:")
         for i in np.linspace(0, count - 1, min(SAMPLES, count), dtype=int):
             shown = (" ", evaluation.sources[i]), (">", evaluation.outputs[i]), ("=", evaluation.references[i])
             for mark, text in shown:
@@ -208,11 +209,13 @@ class RunWriter:
         seed = f", {self._label.removesuffix(': ')}," if self._label else ""
         self._progress.table(f"{self._config.name}{seed} after {step:,} steps", ["split", *columns], rows)
         path = self._directory.path
+        command = {"translations": "translate", "labels": "classify"}[self._task.outputs]
         for name, text in {
             **evaluations["valid"].signatures,
             "time": f"{duration(self._metrics.seconds)} since the run began",
             "compilations": ", ".join(f"{count} {name}" for name, count in compilations.items()),
             "everything": f"{path}/ (checkpoints, metrics.jsonl, {self._task.outputs}, ...)",
             "curves": f"tensorboard --logdir {path} (pip install tensorboard)",
+            "use": f"python -m transformer_flax.{command} --workdir={path}",
         }.items():
             self._progress.say(f"{name + ':':<14}{text}")

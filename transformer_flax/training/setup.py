@@ -207,8 +207,8 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         progress.say(f"{len(classes):,} classes: {classes}")
     progress.say(
         f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}\n"
-        f"{train.batches_per_epoch:,} batches an epoch, shapes "
-        + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
+        f"{train.batches_per_epoch:,} batches an epoch, {config.steps / train.batches_per_epoch:,.1f} epochs; "
+        "shapes (rows x tokens) " + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
     return Data(tokenizer, pairs, corpora, train, classes, embeddings, start)
 

@@ -225,12 +225,12 @@ class Trainer:
                 self._interruption.end(f"while evaluating step {step:,}, which is saved")
 
         sentences = 0 if last else self.config.eval.sentences
+        splits = [*self._programs.evaluators] if last else ["valid"]
         evaluations = {}
-        for split, evaluator in self._programs.evaluators.items():
-            if split == "valid" or last:
-                evaluations[split] = evaluator(params, check=check, max_sentences=sentences)
-                self.writer.keep(split, step, evaluations[split], len(choice.steps), final=last)
-        self.writer.show(evaluations["valid"])
+        for split in splits:
+            evaluations[split] = self._programs.evaluators[split](params, check=check, max_sentences=sentences)
+            self.writer.keep(split, step, evaluations[split], len(choice.steps), final=last)
+        self.writer.show(splits[-1], evaluations[splits[-1]])
         return evaluations
 
     def _evaluated_params(self, state: TrainState, step: int, last: bool) -> tuple[Any, Choice]:
