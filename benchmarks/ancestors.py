@@ -4,7 +4,7 @@ When hypotheses are exchanged, each goes on from the past of another. Its keys a
   gather   moving the cache at every step, so that each hypothesis has its own past;
   indices  leaving it where it was written, and collecting each past by a table of ancestors;
   mask     leaving it there too, and attending to all K hypotheses under a mask of the ancestors: as sums of products
-           (what the model does), or as matrix products.
+           (what the model does on a CPU), or as matrix products (elsewhere).
 The self-attention of a decoder's layers alone is timed, over all positions of an output, with random parents.
 """
 

@@ -118,6 +118,19 @@ def everything(
         yield from everything(toys, sentence, rule, (*tokens, token), log_prob + more)
 
 
+def best_log_probs(toy: Toy, sentences: Sequence[int], longest: int) -> np.ndarray:
+    """log P of the likeliest of all outputs of at most so many tokens, for each sentence."""
+    states = toy.transitions[list(sentences), BEGIN_ID][:, None]
+    log_probs, best = np.zeros(states.shape), []
+    for _ in range(longest):
+        following = np.exp(toy.logits[states].astype(np.float64))
+        candidates = log_probs[:, :, None] + np.log(following / following.sum(axis=-1, keepdims=True))
+        best.append(candidates[:, :, END_ID].max(axis=1))
+        log_probs = candidates[:, :, WORDS].reshape(len(states), -1)
+        states = toy.transitions[states][:, :, WORDS].reshape(len(states), -1)
+    return np.max(best, axis=0)
+
+
 def plain_greedy(toys: Sequence[Toy], sentence: int, rule: Rule) -> tuple[float, Tokens]:
     log_prob, tokens = 0.0, ()
     while tokens[-1:] != (END_ID,):
@@ -136,9 +149,9 @@ def plain_beam(toys: Sequence[Toy], sentence: int, rule: Rule, beam_size: int) -
             for log_prob, tokens in alive
             for token, more in choices(toys, sentence, tokens, rule).items()
         ]
-        kept = sorted(candidates, key=lambda candidate: -candidate[0])[:beam_size]
-        ended += [hypothesis for hypothesis in kept if hypothesis[1][-1] == END_ID]
-        alive = [hypothesis for hypothesis in kept if hypothesis[1][-1] != END_ID]
+        best = sorted(candidates, key=lambda candidate: -candidate[0])[: 2 * beam_size]
+        ended += [hypothesis for hypothesis in best if hypothesis[1][-1] == END_ID]
+        alive = [hypothesis for hypothesis in best if hypothesis[1][-1] != END_ID][:beam_size]
     return ended
 
 

@@ -100,6 +100,12 @@ def test_weights_are_float32_whatever_their_inputs_are():
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-6)
 
 
+def over_devices(f):
+    mesh = jax.make_mesh((len(jax.devices()),), ("sentences",), (jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("sentences")
+    return jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 0.03)])
 def test_looking_up_gives_the_values_by_their_weights(dtype, tolerance):
     # 5 queries, 7 keys of depth 4 and values of depth 6, 3 heads: no two axes can be taken for one another.
@@ -111,6 +117,42 @@ def test_looking_up_gives_the_values_by_their_weights(dtype, tolerance):
     assert (looked_up.shape, looked_up.dtype) == ((B, 5, 3, 6), dtype)
     np.testing.assert_allclose(looked_up.astype(np.float32), expected, atol=tolerance)
     np.testing.assert_array_equal(looked_up[1, 2], 0)  # nothing allowed
+
+
+@pytest.mark.parametrize(
+    ("platform", "products", "in_float32"), [("cpu", 0, True), ("cuda", 2, False), ("tpu", 2, False)]
+)
+@pytest.mark.parametrize("transform", [lambda f: f, jax.vmap, over_devices], ids=["jit", "vmap", "shard_map"])
+def test_only_a_cpu_looks_up_by_sums_of_products_for_which_it_copies_the_cache(
+    transform, platform, products, in_float32
+):
+    rows, hypotheses, heads, depth, length = 8, 5, 3, 4, 7
+    query, key, value = (
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+        for shape in ((rows, hypotheses, heads, depth), (rows, heads, depth, length), (rows, heads, length, depth))
+    )
+    arguments = (query, key, value, jax.ShapeDtypeStruct((rows, 1, hypotheses, length), bool))
+    if transform is jax.vmap:
+        arguments = jax.tree.map(lambda x: x.update(shape=(1, *x.shape)), arguments)
+    program = jax.jit(transform(attend_to_cache)).trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
+    assert program.count("stablehlo.dot_general") == products
+    assert ("x4x7xf32>" in program) == in_float32  # the keys
+    assert ("x7x4xf32>" in program) == in_float32  # the values
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_a_step_writes_slices_of_the_cache_and_scatters_nothing(platform):
+    attention, length = MultiHeadAttention(TINY, to_itself=True), 7
+    params = {"params": attention_params(TINY)}
+    _, cache = attention.apply(params, B, Q, length, method="init_cache", mutable=["cache"])
+
+    def step(cache, position):
+        mask = np.ones((B, 1, Q, Q * length), bool)
+        return attention.apply(params | cache, X, position, mask, method="decode_step", mutable=["cache"])
+
+    program = jax.jit(step).trace(cache, 0).lower(lowering_platforms=(platform,)).as_text()
+    assert program.count("stablehlo.dynamic_update_slice") == 2
+    assert "stablehlo.scatter" not in program
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

@@ -275,15 +275,23 @@ class _Beam(NamedTuple):
 def beam_search(
     step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty, *, beam_size: int, nbest: int = 1
 ) -> Hypotheses:
-    """Finds the N best outputs that a beam of K hypotheses comes upon. With K = 1 this is greedy search.
+    """Finds the N best of the outputs that a beam of K living hypotheses comes upon, as the authors' code does.
 
-    At each position, keeps the K best of all continuations of the unfinished hypotheses. Those that end the sentence
-    are finished, the others live on.
+    At each position, takes the 2K best of all continuations. Those that end the sentence are finished; the K best of
+    the others live on. There are K of these, because each hypothesis has one continuation that ends. So a hypothesis
+    that ends takes no place in the beam.
 
-    A sentence is done when no hypothesis lives, or when none that lives can still come among its N best, even if all
-    its further tokens were certain. Since log P only falls, log P over the largest penalty ahead bounds its final
-    score. Having K finished hypotheses does not end a search: beside one good hypothesis, the others of a beam are bad
-    ones, which end early.
+    A beam of 1 is not greedy search, which stops where the end symbol is the likeliest token. This search finishes that
+    output too, and looks for a better one. `Translator` searches greedily with a beam of 1, as the authors' code does.
+
+    A sentence is done when no living hypothesis can come among its N best any more:
+      - log P of an output is a sum of numbers <= 0, so no continuation of a hypothesis has a larger log P.
+      - The final score is log P / penalty(|Y|). As log P <= 0, it is at most log P / largest, where `largest` is the
+        largest penalty of the lengths ahead. Penalties are monotonic, so it is that of the next length or the longest.
+      - Let this bound of the best living hypothesis not exceed the N-th best score. Then no continuation displaces one
+        of the N best (of equal scores, the older stays), and the bound holds at all later positions.
+    So stopping early changes no result. Having K finished hypotheses does not end a search: beside one good hypothesis,
+    the others of a beam are bad ones, which end early.
 
     Args:
       step: the model.
@@ -298,17 +306,20 @@ def beam_search(
     def extend(position, beam: _Beam) -> _Beam:
         next_log_probs, cache = _next_log_probs(step, beam.last, beam.parents, position, beam.cache, beam.bounds)
         rows, _, vocab_size = next_log_probs.shape
-        candidates = beam.log_probs[:, :, None] + next_log_probs
-        log_probs, index = jax.lax.top_k(candidates.reshape(rows, -1), beam_size)  # [B, K]
-        parents, token = index // vocab_size, (index % vocab_size).astype(jnp.int32)
-        tokens = follow(beam.tokens, parents).at[:, :, position].set(token)
-        ends = token == END_ID
-        ended = Hypotheses(tokens, log_probs, jnp.where(ends, log_probs / penalty(position + 1), -jnp.inf))
+        candidates = (beam.log_probs[:, :, None] + next_log_probs).reshape(rows, -1)
+        best, index = jax.lax.top_k(candidates, 2 * beam_size)  # [B, 2K]
+
+        end_log_probs = candidates[:, END_ID::vocab_size]  # [B, K]
+        ends = end_log_probs >= jnp.min(best, axis=1, keepdims=True)  # with best[:, -1:], XLA sorts all on a CPU
+        scores = jnp.where(ends, end_log_probs / penalty(position + 1), -jnp.inf)
+        ended = Hypotheses(beam.tokens.at[:, :, position].set(END_ID), end_log_probs, scores)
         pool = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), beam.result, ended)
         finished = pool.best(nbest)
 
-        log_probs = jnp.where(ends, -jnp.inf, log_probs)
-        # log P is negative, so the largest penalty ahead gives the best score. Penalties are monotonic in the length.
+        log_probs, places = jax.lax.top_k(jnp.where(index % vocab_size == END_ID, -jnp.inf, best), beam_size)  # [B, K]
+        index = follow(index, places)
+        parents, token = index // vocab_size, (index % vocab_size).astype(jnp.int32)
+        tokens = follow(beam.tokens, parents).at[:, :, position].set(token)
         largest = jnp.maximum(penalty(beam.bounds.longest), penalty(position + 2))
         # Once this holds it holds forever, so the N best do not change while other sentences continue.
         hopeless = jnp.max(log_probs, axis=1) / largest <= finished.scores[:, -1]

@@ -15,7 +15,7 @@ from transformer_flax.model.dense import Dense, xavier
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.local_attention import attend_locally, local_mask
 from transformer_flax.model.positions import Distances, distances_between, rotate, sinusoids
-from transformer_flax.model.scores import Additive, Dot, ScoreFunction
+from transformer_flax.model.scores import Additive, Dot, ScoreFunction, product_of_few_rows
 from transformer_flax.special_tokens import PAD_ID
 
 SCALED_DOT = Dot()  # the paper's score
@@ -95,10 +95,6 @@ def attend_to_cache(
 ) -> jax.Array:
     """softmax(Q K^T / sqrt(d_k)) V, equation 1, for the few queries of a decoding step.
 
-    Several queries use sums of products: on a CPU, a matrix product for a handful of queries would first repack all
-    keys and values, which takes several times as long (benchmarks/ancestors.py). A single query uses the product of a
-    matrix and a vector, which repacks nothing and is several times as fast as the sums.
-
     Args:
       query: [B, K, H, d_k].
       key: [B, H, d_k, M].
@@ -110,10 +106,7 @@ def attend_to_cache(
       [B, K, H, d_v].
     """
     weights = _masked_softmax(score.cached(query, key), mask)
-    if query.shape[1] == 1:
-        return jnp.einsum("bhkm,bhmv->bkhv", weights.astype(value.dtype), value)
-    mixed = jnp.sum(weights[..., None] * value[:, :, None], axis=-2)  # with [B, H, 1, M, d_v] -> [B, H, K, d_v]
-    return mixed.astype(value.dtype).swapaxes(1, 2)
+    return product_of_few_rows(weights, value).astype(value.dtype).swapaxes(1, 2)
 
 
 class MultiHeadAttention(nn.Module):
@@ -191,8 +184,9 @@ class MultiHeadAttention(nn.Module):
         if self.rotary:
             turns = jnp.asarray(sinusoids(length, self.config.d_k))[position][None]
             query, key = rotate(query, turns), rotate(key, turns)
-        keys = keys.at[..., position].set(key.transpose(0, 2, 3, 1))
-        values = values.at[..., position, :].set(self.value(x).swapaxes(1, 2))
+        # `.at[].set` is a scatter, which checks the position and is not sure to write in place.
+        keys = jax.lax.dynamic_update_index_in_dim(keys, key.transpose(0, 2, 3, 1), position, 4)
+        values = jax.lax.dynamic_update_index_in_dim(values, self.value(x).swapaxes(1, 2), position, 3)
         self.put_variable("cache", "key", keys)
         self.put_variable("cache", "value", values)
         keys, values = keys.reshape(*keys.shape[:3], -1), values.reshape(*values.shape[:2], -1, values.shape[-1])

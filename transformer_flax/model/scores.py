@@ -10,6 +10,23 @@ import jax
 import jax.numpy as jnp
 
 
+def product_of_few_rows(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The matrix products x y of a decoding step: [B, H, K, D], [B, H, D, M] -> [B, H, K, M], in float32.
+
+    On a CPU, several rows use sums of products: a matrix product for a handful of rows would first repack all of y,
+    which takes several times as long (benchmarks/ancestors.py). A single row is a product of a vector and a matrix,
+    which repacks nothing and is several times as fast as the sums. Elsewhere, the sums would write y in float32.
+    """
+
+    def multiply(x, y):
+        return jnp.einsum("bhkd,bhdm->bhkm", x.astype(y.dtype), y, preferred_element_type=jnp.float32)
+
+    def sum_products(x, y):
+        return jnp.sum(x[..., None].astype(jnp.float32) * y[:, :, None], axis=-2)  # [B, H, K, D, M] -> [B, H, K, M]
+
+    return multiply(x, y) if x.shape[2] == 1 else jax.lax.platform_dependent(x, y, cpu=sum_products, default=multiply)
+
+
 class ScoreFunction(Protocol):
     """A function of queries and keys, in the two layouts that attention has them in. Scores are float32."""
 
@@ -48,11 +65,7 @@ class Dot:
         return self._scale(products, query.shape[-1])
 
     def cached(self, query: jax.Array, key: jax.Array) -> jax.Array:
-        d_k = query.shape[-1]
-        if query.shape[1] == 1:
-            return self._scale(jnp.einsum("bkhd,bhdm->bhkm", query, key, preferred_element_type=jnp.float32), d_k)
-        query = query.swapaxes(1, 2)[..., None].astype(jnp.float32)  # [B, H, K, d_k, 1]
-        return self._scale(jnp.sum(query * key[:, :, None], axis=-2), d_k)  # with [B, H, 1, d_k, M]
+        return self._scale(product_of_few_rows(query.swapaxes(1, 2), key), query.shape[-1])
 
     def _scale(self, products: jax.Array, d_k: int) -> jax.Array:
         return products / d_k**0.5 if self.scaled else products
