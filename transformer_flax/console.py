@@ -61,7 +61,7 @@ class Progress:
     @contextlib.contextmanager
     def bar(self, description: str, start: int = 0) -> Iterator[Callable[..., None]]:
         """A bar that lasts as long as the context; yields `update(done, of)`; a `note=` stays until the next."""
-        task = self._bars.add_task(description, total=None, completed=start, note="")
+        task = self._bars.add_task(escape(description), total=None, completed=start, note="")
         try:
             yield lambda done, of=None, **note: self._bars.update(task, completed=done, total=of, **note)
         finally:

@@ -7,8 +7,7 @@ Results are written to <workdir>/results.jsonl. The same command resumes a sweep
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -77,8 +76,8 @@ def main() -> None:
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for its runs
 
-    from transformer_flax.ablation.estimate import show_plan
     from transformer_flax.ablation.jobs import Recipe
+    from transformer_flax.ablation.plan import show_plan
     from transformer_flax.ablation.results import hardware, make_head
     from transformer_flax.ablation.sweep import sweep
     from transformer_flax.ablation.variants import make_variants
@@ -111,8 +110,8 @@ def main() -> None:
     sweep(trials, recipe, make_head(base, command, machine), _launcher(recipe), together=VECTORIZE.value)
 
 
-def _launcher(recipe: "Recipe") -> "Callable[[IO], Launcher]":
-    """The launcher that the flags ask for, once it is given the lock file."""
+def _launcher(recipe: "Recipe") -> "Launcher":
+    """The launcher that the flags ask for."""
     from transformer_flax.ablation.launch import Local, slots
     from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_slurm
 
@@ -120,14 +119,13 @@ def _launcher(recipe: "Recipe") -> "Callable[[IO], Launcher]":
         for name in ("partition", "time_limit", "devices", "sbatch"):
             if flags.FLAGS[name].present:
                 raise UserError(f"--{name} needs --launcher=slurm")
-        machine = slots(JOBS.value or 1, recipe.base.parallel.num_devices)
-        return lambda inherited: Local(machine, recipe.command, inherited)
+        return Local(recipe.workdir, slots(JOBS.value or 1, recipe.base.parallel.num_devices), recipe.command)
     require_slurm()
     options = {}
     for option in SBATCH.value:
         name, equals, value = option.removeprefix("--").partition("=")
         options[name] = value if equals else True
-    return lambda inherited: Slurm(
+    return Slurm(
         recipe.workdir,
         recipe.command,
         at_a_time=JOBS.value or MOST_AT_A_TIME,

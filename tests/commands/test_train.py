@@ -31,7 +31,7 @@ def refused(*arguments) -> str:
             "--config=configs/nope.py",
             "configs/nope.py cannot be loaded: there is no such file; there are configs/base.py",
         ),
-        ("--config=configs/table3.py:A-h17", "table 3 has no row 'A-h17' (did you mean A-h1"),
+        ("--config=configs/table3.py:A-h17", "table 3 has no row 'A-h17' (did you mean 'A-h1'"),
         ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
         ("--config.model.num_head=3", "did you mean 'num_heads'?"),
         (

@@ -33,12 +33,22 @@ class TrialProgress:
     step: int = 0
     seconds: float = 0.0  # evaluations included; seeds trained together share them
     loss: float | None = None
-    best: tuple[str, float] | None = None  # name and value of the best validation score
-    rate: float | None = None  # steps a second
-    curve: tuple[list[float], ...] = ()  # as of a Result
-    source_gain: float | None = None  # at the last evaluation
     flops: float = 0.0
+    measures: tuple[str, str] = TRANSLATING
+    curve: tuple[list[float], ...] = ()  # as of a Result
     scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # by split, if it is at its end
+
+    def __str__(self) -> str:
+        """The loss, the best validation score and the source gain: "loss 1.234, BLEU 34.98, source gain 2.11"."""
+        shown = [] if self.loss is None else [f"loss {self.loss:.3f}"]
+        if self.curve:
+            *_, first, second = zip(*(point[:5] for point in self.curve), strict=True)
+            if self.measures == CLASSIFYING:
+                shown.append(f"accuracy {max(first):.1%}")
+            else:  # BLEU of single words is 0
+                shown.append(f"BLEU {max(first):.2f}" if max(first) else f"exact {max(second):.1%}")
+            shown += [f"source gain {gain:.2f}" for gain in self.curve[-1][5:]]
+        return ", ".join(shown)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,15 +124,9 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """The trials that one process trains: one, or several seeds of a variant at once.
+    """The trials that one process trains: one, or several seeds of a variant at once."""
 
-    Args:
-      trials: of one variant.
-      begun_as: the log of a process that began with more seeds, some of which have ended.
-    """
-
-    trials: tuple[Trial, ...]
-    begun_as: pathlib.Path | None = None
+    trials: tuple[Trial, ...]  # of one variant
 
     def __str__(self) -> str:
         return f"{self.trials[0].variant.name} seed{'s' * (len(self.trials) > 1)} {self.seeds}"
@@ -135,7 +139,7 @@ class Job:
     def log(self) -> pathlib.Path:
         """The file of its output, beside the working directory."""
         prefix = "seeds" if len(self.trials) > 1 else "seed"
-        return self.begun_as or self.trials[0].path.with_name(f"{prefix}{self.seeds}.log")
+        return self.trials[0].path.with_name(f"{prefix}{self.seeds}.log")
 
 
 def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
@@ -228,11 +232,9 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:
         step=trained[-1]["step"] if trained else 0,
         seconds=lines[-1]["seconds"] if lines else 0.0,
         loss=trained[-1].get("train/loss") if trained else None,
-        best=_best(curve, measures),
-        source_gain=evaluated[-1].get("valid/source_gain") if evaluated else None,
-        rate=trained[-1].get("train/steps_per_second") if trained else None,
-        curve=curve,
         flops=_count_flops(trained),
+        measures=measures,
+        curve=curve,
         scores=scores,
     )
 
@@ -259,21 +261,6 @@ def _share_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         before = line["seconds"]
         shared.append(line | {"seconds": round(share, 2)})
     return shared
-
-
-def measure_result(result: Result) -> TrialProgress:
-    """The progress of a trial that has ended, as far as its result says."""
-    return TrialProgress(step=result.steps, seconds=result.seconds, best=_best(result.curve, result.measures))
-
-
-def _best(curve: Sequence[Sequence[float]], measures: tuple[str, str]) -> tuple[str, float] | None:
-    """The best validation score: accuracy, or BLEU, or exact matches where BLEU is 0, as on single words."""
-    if not curve:
-        return None
-    first, second = (max(point[column] for point in curve) for column in (3, 4))
-    if measures == CLASSIFYING:
-        return "accuracy", first
-    return ("BLEU", first) if first else ("exact", second)
 
 
 def folder_name(variant: str) -> str:
