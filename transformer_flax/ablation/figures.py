@@ -278,7 +278,7 @@ def _bar(measure: Measure, estimate: Estimate) -> list[list[float]] | None:
 
 
 def _picture(figure: Figure) -> Picture:
-    figure.draw_without_rendering()
+    figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")  # no second layout when saving
     png, svg = io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
