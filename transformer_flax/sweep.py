@@ -70,7 +70,10 @@ def main() -> None:
 
         print(f"report: {write_report(workdir, *read(workdir / RESULTS))}")
         return
-    config = CONFIG()
+    config, overrides = CONFIG(), _overrides()
+    for name in ("partition", "time_limit", "devices", "sbatch"):
+        if flags.FLAGS[name].present and LAUNCHER.value != "slurm":
+            raise UserError(f"--{name} needs --launcher=slurm")
     # Not before the flags are checked: JAX takes seconds to load.
     import jax
 
@@ -87,7 +90,6 @@ def main() -> None:
 
     require_run(config)
     base = complete(config)
-    overrides = _overrides()
     base.update_from_flattened_dict(overrides)
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
@@ -116,9 +118,6 @@ def _launcher(recipe: "Recipe") -> "Launcher":
     from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_slurm
 
     if LAUNCHER.value == "local":
-        for name in ("partition", "time_limit", "devices", "sbatch"):
-            if flags.FLAGS[name].present:
-                raise UserError(f"--{name} needs --launcher=slurm")
         return Local(recipe.workdir, slots(JOBS.value or 1, recipe.base.parallel.num_devices), recipe.command)
     require_slurm()
     options = {}

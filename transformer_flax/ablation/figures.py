@@ -278,7 +278,8 @@ def _bar(measure: Measure, estimate: Estimate) -> list[list[float]] | None:
 
 
 def _picture(figure: Figure) -> Picture:
-    figure.get_layout_engine().execute(figure)
+    if layout := figure.get_layout_engine():
+        layout.execute(figure)
     figure.set_layout_engine("none")  # no second layout when saving
     png, svg = io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
