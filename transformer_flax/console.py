@@ -28,6 +28,7 @@ class Progress:
             console=self._console,
             disable=quiet or not self._console.is_terminal,
             redirect_stdout=not stderr,  # results are not to be drawn into the bars
+            speed_estimate_period=300,  # seconds: some bars move once a minute, as those of a sweep's runs
         )
 
     def __enter__(self) -> "Progress":
