@@ -79,13 +79,13 @@ def main() -> None:
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for its runs
 
-    from transformer_flax.ablation.jobs import Recipe
+    from transformer_flax.ablation.jobs import Recipe, references
     from transformer_flax.ablation.plan import show_plan
     from transformer_flax.ablation.results import hardware, make_head
     from transformer_flax.ablation.sweep import sweep
     from transformer_flax.ablation.variants import make_variants
     from transformer_flax.training.config_checks import require_run
-    from transformer_flax.training.fields import complete
+    from transformer_flax.training.fields import complete, flatten
     from transformer_flax.training.seeds import check_seeds
 
     require_run(config)
@@ -97,10 +97,11 @@ def main() -> None:
     if VECTORIZE.value:
         for variant in variants:
             check_seeds(variant.config, range(SEEDS.value))
+    flat = flatten(base.to_dict())
     recipe = Recipe(
         config=_short(config_flags.get_config_filename(flags.FLAGS["config"])),
         base=base,
-        overrides=overrides,
+        overrides={field: flat[field] for field in references(config)} | overrides,
         workdir=workdir,
     )
     trials = recipe.trials(variants, SEEDS.value)

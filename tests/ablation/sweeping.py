@@ -17,8 +17,10 @@ CONFIG = """
 from tests.training.small import small_config
 
 def get_config():
-    return small_config(data__path={text!r}, data__cache_dir={cache!r}, steps=200, eval__every=100,
-                        checkpoint__every=50, log__every=10, optimizer__warmup_steps=50)
+    config = small_config(data__path={text!r}, data__cache_dir={cache!r}, steps=200, eval__every=100,
+                          checkpoint__every=50, log__every=10, optimizer__warmup_steps=50)
+    config.model.d_ff = 1 * config.model.get_ref("d_model")
+    return config
 """
 LITTLE_MEMORY = ["sh", "-c", f'ulimit -v {8 << 20}; exec "$@"', "sh"]  # KiB; before a command
 

@@ -57,7 +57,7 @@ class Swept:
 def recipe_of(config, workdir) -> Recipe:
     base = complete(load(config))
     base.eval.final_average = 1
-    return Recipe(str(config), base, {"eval.final_average": 1}, workdir)
+    return Recipe(str(config), base, {"model.d_ff": 16, "eval.final_average": 1}, workdir)
 
 
 def finish(config, workdir) -> tuple[str, str]:
@@ -157,10 +157,12 @@ def test_seeds_that_are_trained_together_are_runs_of_their_own(config, tmp_path)
 
 
 def test_a_plan_has_a_command_for_all_seeds_together(config, tmp_path):
-    status, said = run(config, tmp_path / "sweep", "--rows=base", "--seeds=2", "--vectorize_seeds", "--dry_run")
+    status, said = run(config, tmp_path / "sweep", "--rows=C-d256", "--seeds=2", "--vectorize_seeds", "--dry_run")
     assert status == 0, said
     assert said.count("python -m transformer_flax.train") == 1
     assert "--seeds=0,1" in said
+    assert "--config.model.d_model=8" in said
+    assert "--config.model.d_ff=16" in said  # it follows d_model in the file, and keeps the base's value here
     assert "2 runs to make" in said
     assert not (tmp_path / "sweep").exists()
 

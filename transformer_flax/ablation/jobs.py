@@ -142,14 +142,17 @@ class Job:
         return self.trials[0].path.with_name(f"{prefix}{self.seeds}.log")
 
 
-def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
-    """Makes a job for each trial, or for all seeds of a variant together."""
-    if not together:
-        return [Job((trial,)) for trial in trials]
+def by_variant(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """Groups trials by the name of their variant."""
     variants: dict[str, list[Trial]] = {}
     for trial in trials:
         variants.setdefault(trial.variant.name, []).append(trial)
-    return [Job(tuple(group)) for group in variants.values()]
+    return variants
+
+
+def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
+    """Makes a job for each trial, or for all seeds of a variant together."""
+    return [Job(tuple(group)) for group in (by_variant(trials).values() if together else ([trial] for trial in trials))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +162,8 @@ class Recipe:
     Args:
       config: the value of --config, with its argument behind a colon if there is one.
       base: that config with `overrides`.
-      overrides: flat fields that the command line sets, or the sweep for all trials.
+      overrides: flat fields that the command line sets, or the sweep for all trials. Those that refer to other fields
+        in the config must be among them, or they would follow a row's changes of these.
       workdir: of the sweep.
     """
 
@@ -190,10 +194,7 @@ class Recipe:
         """The command that trains a job, for a shell in the current directory."""
         first = job.trials[0]
         name = f"{self.base.name}-{first.path.parent.name}"
-        # A field that refers to another one would follow the row's change of that; it keeps the base's value.
-        base = flatten(self.base.to_dict())
-        fields = {field: base[field] for field in _references(self.base)}
-        fields |= self.overrides | first.variant.changes
+        fields = self.overrides | first.variant.changes
         if len(job.trials) == 1:
             fields |= {"name": f"{name}-seed{first.seed}", "seed": first.seed}
             train = [f"--workdir={first.path}"]
@@ -271,12 +272,12 @@ def folder_name(variant: str) -> str:
     return f"{safe.replace(' ', ',').lstrip('.-,')[:LONGEST]}-{zlib.crc32(variant.encode()):08x}"
 
 
-def _references(config: ConfigDict, prefix: str = "") -> list[str]:
+def references(config: ConfigDict, prefix: str = "") -> list[str]:
     """The fields that take their value from another one."""
     found = []
     for name, value in config.items(preserve_field_references=True):
         if isinstance(value, ConfigDict):
-            found += _references(value, f"{prefix}{name}.")
+            found += references(value, f"{prefix}{name}.")
         elif isinstance(value, FieldReference):
             found.append(f"{prefix}{name}")
     return found

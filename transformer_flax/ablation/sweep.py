@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from transformer_flax.ablation.comparison import LOG_PERPLEXITY
-from transformer_flax.ablation.jobs import Job, Recipe, Trial, make_jobs
+from transformer_flax.ablation.jobs import Job, Recipe, Trial, by_variant, make_jobs
 from transformer_flax.ablation.launch import JOBS_LOCK, Launcher, last_of
 from transformer_flax.ablation.plan import Estimator
 from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
@@ -193,11 +193,8 @@ class _Sweep:
 
     def _summarise(self) -> None:
         """Prints the mean scores of each variant."""
-        variants: dict[str, list[Trial]] = {}
-        for trial in self._trials:
-            variants.setdefault(trial.variant.name, []).append(trial)
         rows = []
-        for name, trials in variants.items():
+        for name, trials in by_variant(self._trials).items():
             results = [result for trial in trials if (result := self._journal.find(trial.key))]
             finished = [result for result in results if result.finished]
             counts = f"{len(finished)} of {len(trials)}"
