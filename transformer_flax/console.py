@@ -30,6 +30,7 @@ class Progress:
             console=self._console,
             disable=quiet or not self._console.is_terminal,
             redirect_stdout=not stderr,  # results are not to be drawn into the bars
+            speed_estimate_period=300,  # seconds: some bars move once a minute, as those of a sweep's runs
         )
 
     def __enter__(self) -> "Progress":
@@ -82,7 +83,7 @@ class Progress:
 
         `update` also takes a `note=`, which stays until the next, and seconds `left=`, in place of the bar's estimate.
         """
-        task = self._bars.add_task(description, total=None, completed=start, note="")
+        task = self._bars.add_task(escape(description), total=None, completed=start, note="")
         try:
             yield lambda done, of=None, **more: self._bars.update(task, completed=done, total=of, **more)
         finally:

@@ -7,8 +7,7 @@ Results are written to <workdir>/results.jsonl. The same command resumes a sweep
 import pathlib
 import shlex
 import sys
-from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import config_flags
@@ -71,23 +70,25 @@ def main() -> None:
 
         print(f"report: {write_report(workdir, *read(workdir / RESULTS))}")
         return
-    config = CONFIG()
+    config, overrides = CONFIG(), _overrides()
+    for name in ("partition", "time_limit", "devices", "sbatch"):
+        if flags.FLAGS[name].present and LAUNCHER.value != "slurm":
+            raise UserError(f"--{name} needs --launcher=slurm")
     # Not before the flags are checked: JAX takes seconds to load.
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for its runs
 
-    from transformer_flax.ablation.estimate import show_plan
-    from transformer_flax.ablation.jobs import Recipe
+    from transformer_flax.ablation.jobs import Recipe, references
+    from transformer_flax.ablation.plan import show_plan
     from transformer_flax.ablation.results import hardware, make_head
     from transformer_flax.ablation.sweep import sweep
     from transformer_flax.ablation.variants import make_variants
-    from transformer_flax.training.fields import complete, require_run
+    from transformer_flax.training.fields import complete, flatten, require_run
     from transformer_flax.training.seeds import check_seeds
 
     require_run(config)
     base = complete(config)
-    overrides = _overrides()
     base.update_from_flattened_dict(overrides)
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
@@ -95,10 +96,11 @@ def main() -> None:
     if VECTORIZE.value:
         for variant in variants:
             check_seeds(variant.config, range(SEEDS.value))
+    flat = flatten(base.to_dict())
     recipe = Recipe(
         config=_short(config_flags.get_config_filename(flags.FLAGS["config"])),
         base=base,
-        overrides=overrides,
+        overrides={field: flat[field] for field in references(config)} | overrides,
         workdir=workdir,
     )
     trials = recipe.trials(variants, SEEDS.value)
@@ -110,23 +112,19 @@ def main() -> None:
     sweep(trials, recipe, make_head(base, command, machine), _launcher(recipe), together=VECTORIZE.value)
 
 
-def _launcher(recipe: "Recipe") -> "Callable[[IO], Launcher]":
-    """The launcher that the flags ask for, once it is given the lock file."""
+def _launcher(recipe: "Recipe") -> "Launcher":
+    """The launcher that the flags ask for."""
     from transformer_flax.ablation.launch import Local, slots
     from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_slurm
 
     if LAUNCHER.value == "local":
-        for name in ("partition", "time_limit", "devices", "sbatch"):
-            if flags.FLAGS[name].present:
-                raise UserError(f"--{name} needs --launcher=slurm")
-        machine = slots(JOBS.value or 1, recipe.base.parallel.num_devices)
-        return lambda inherited: Local(machine, recipe.command, inherited)
+        return Local(recipe.workdir, slots(JOBS.value or 1, recipe.base.parallel.num_devices), recipe.command)
     require_slurm()
     options = {}
     for option in SBATCH.value:
         name, equals, value = option.removeprefix("--").partition("=")
         options[name] = value if equals else True
-    return lambda inherited: Slurm(
+    return Slurm(
         recipe.workdir,
         recipe.command,
         at_a_time=JOBS.value or MOST_AT_A_TIME,

@@ -1,4 +1,4 @@
-"""The command of a sweep as a process, on a small text."""
+"""Sweeps on a small text: the command as a process, and runs that are trained in this process."""
 
 import contextlib
 import dataclasses
@@ -10,15 +10,19 @@ import sys
 
 from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT
 from transformer_flax.ablation.results import Result
+from transformer_flax.training.loop import train
+from transformer_flax.training.seeds import train_seeds
 
 CONFIG = """
 from tests.training.small import small_config
 
 def get_config():
-    return small_config(data__path={text!r}, data__cache_dir={cache!r}, steps=200, eval__every=100,
-                        checkpoint__every=50, log__every=10, optimizer__warmup_steps=50)
+    config = small_config(data__path={text!r}, data__cache_dir={cache!r}, steps=200, eval__every=100,
+                          checkpoint__every=50, log__every=10, optimizer__warmup_steps=50)
+    config.model.d_ff = 1 * config.model.get_ref("d_model")
+    return config
 """
-MEMORY = 8 << 20  # KiB
+LITTLE_MEMORY = ["sh", "-c", f'ulimit -v {8 << 20}; exec "$@"', "sh"]  # KiB; before a command
 
 
 @contextlib.contextmanager
@@ -27,7 +31,7 @@ def sweeping(config, workdir, *arguments):
     command = [sys.executable, "-m", "transformer_flax.sweep", f"--config={config}", f"--workdir={workdir}", *arguments]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(
-        ["sh", "-c", f'ulimit -v {MEMORY}; exec "$@"', "sh", *command],
+        [*LITTLE_MEMORY, *command],
         cwd=ROOT,
         env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
         **pipe,
@@ -56,3 +60,38 @@ def timeless(result: Result) -> Result:
     """It without what the clock has to do with, and FLOPs, of which not every step is timed."""
     curve = [[point[0], *point[2:]] for point in result.curve]
     return dataclasses.replace(result, seconds=0.0, flops=0.0, curve=curve)
+
+
+class InProcess:
+    """A launcher that trains in this process, which has imported JAX already."""
+
+    at_a_time = 1
+
+    def __init__(self):
+        self._jobs = []
+
+    def left_behind(self):
+        return ""
+
+    def submit(self, jobs):
+        self._jobs = list(jobs)
+
+    def started(self):
+        return self._jobs[:1]
+
+    def left(self):
+        return len(self._jobs)
+
+    def poll(self):
+        job = self._jobs.pop(0)
+        first = job.trials[0]
+        if len(job.trials) > 1:
+            train_seeds(first.variant.config, [trial.seed for trial in job.trials], first.path.parent)
+        else:
+            config = first.variant.config.copy_and_resolve_references()
+            config.seed = first.seed
+            train(config, first.path)
+        return [(job, "")]
+
+    def stop(self):
+        return "its runs have ended"

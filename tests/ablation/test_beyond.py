@@ -76,7 +76,7 @@ def test_rows_beyond_are_swept_by_name_or_all_at_once_and_never_unasked():
         "rotary optimizer.b2=0.997",
     ]
     assert not set(names("E,D,base")) & table3.BEYOND.keys()
-    with pytest.raises(UserError, match=r"no row 'rotray' \(did you mean rotary.*beyond it there are additive, dot"):
+    with pytest.raises(UserError, match=r"no row 'rotray' \(did you mean 'rotary'.*beyond it there are additive, dot"):
         names("rotray")
     with pytest.raises(UserError, match=r"--grid model\.positions would undo rotary, which"):
         names("rotary", axes=["model.positions=learned"])
@@ -96,10 +96,10 @@ def test_a_file_may_start_from_a_row_beyond_but_not_take_its_name(tmp_path):
         make_variants(numbers.get_config(), "", file=file)
 
 
-def test_the_report_shows_them_behind_table_3_without_anything_of_the_papers(tmp_path):
+def test_the_report_shows_them_behind_table_3_without_anything_of_the_papers():
     results = [made.result(name, bleu=30 + n, curve=[]) for n, name in enumerate(["rotary", "base", "additive"])]
     results.append(made.result("rotary steps=5", row="rotary", curve=[]))
-    text = report.write(results, made.BASE, tmp_path).read_text()
+    text = report.as_markdown(made.compare(results), made.BASE, ())
     assert text.startswith(
         "# A sweep on multi30k\n\n4 finished runs: 1 row of the paper's table 3 and 2 rows beyond table 3 and 1 "
         "variant of other fields, one seed each."

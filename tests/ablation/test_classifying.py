@@ -6,10 +6,9 @@ import pytest
 
 from configs import classifier
 from tests.ablation.made import SESSION, result
-from transformer_flax.ablation import report, variants
+from transformer_flax.ablation import figures, report, variants
 from transformer_flax.ablation.comparison import ACCURACY, LOG_PERPLEXITY, compare
-from transformer_flax.ablation.jobs import Recipe, measure, measure_result
-from transformer_flax.ablation.live_table import show_best
+from transformer_flax.ablation.jobs import Recipe, measure
 from transformer_flax.ablation.results import RESULTS, Journal, read
 from transformer_flax.training.fields import flatten
 
@@ -36,8 +35,7 @@ def test_the_best_of_a_run_is_its_accuracy():
     progress = measure(lines, 20)
     assert progress.scores["valid"]["accuracy"] == 0.75
     assert progress.curve[0] == [10, 1.0, 1.5, 0.875, 0.5]
-    assert show_best(progress) == "accuracy 87.5%"
-    assert show_best(measure_result(classified("mean", 0))) == "accuracy 80.0%"
+    assert str(progress) == "accuracy 87.5%"
 
 
 def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
@@ -56,11 +54,11 @@ def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
     others = [entry for entry in comparison.entries if entry is not comparison.base]
     effects = {entry.variant.split("=")[1]: entry.effects[ACCURACY].ours.value for entry in others}
     assert effects == pytest.approx({"max": 10, "attention": 5})
-    text = report.write(results, head, tmp_path / "report").read_text()
+    text = report.as_markdown(comparison, head, ())
     assert "| variant | perplexity | accuracy, % |" in text
     assert "81.0 [" in text
     assert "BLEU" not in text.split("All of its config")[0]
-    assert (tmp_path / "report/curves_score.png").exists()
+    assert figures.curves(comparison, ACCURACY)
 
 
 def test_the_grid_has_the_fields_of_a_classifier(tmp_path):

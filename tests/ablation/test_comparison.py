@@ -123,7 +123,8 @@ def test_effects_that_are_the_papers_agree_and_their_opposites_do_not(effect, sa
     ]
     for measure in (BLEU, LOG_PERPLEXITY):
         found = agreement(compare(results), measure)
-        assert (found.rows, found.same_sign, found.tested, found.significant) == (18, same, 0, 0)  # A-h16, E: none
+        assert (found.rows, len(found.same), found.tested) == (18, same, 0)  # A-h16, E: none
+        assert found.significant_same == found.significant_other == []
         assert (found.ranked, found.correlation.value) == (19, pytest.approx(rho))
 
 
@@ -155,10 +156,11 @@ def test_a_row_that_changes_nothing_is_not_what_others_are_compared_with():
 def test_agreement_counts_what_is_significant():
     comparison = compare(made.sweep(effect=-5.0))
     found = agreement(comparison, BLEU)
-    significant = [e for e in comparison.rows if e.effects and e.effects[BLEU].significant and e.effects[BLEU].paper]
+    effects = {e.variant: e.effects[BLEU] for e in comparison.rows if e.effects}
     assert found.tested == 18
-    assert found.significant == len(significant) > 0
-    assert found.significant_same_sign == 0
+    assert found.significant_other == [name for name, each in effects.items() if each.significant and each.paper]
+    assert found.significant_other
+    assert found.significant_same == []
     assert found.correlation.value < -0.8
 
 

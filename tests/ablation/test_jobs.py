@@ -9,8 +9,17 @@ from ml_collections import FieldReference
 
 from configs import numbers
 from tests.ablation.test_results import HEAD
-from transformer_flax.ablation.estimate import Estimator, assumed_flops, parameters
-from transformer_flax.ablation.jobs import Job, Recipe, Trial, TrialProgress, folder_name, make_jobs, measure
+from transformer_flax.ablation.jobs import (
+    Job,
+    Recipe,
+    Trial,
+    TrialProgress,
+    folder_name,
+    make_jobs,
+    measure,
+    references,
+)
+from transformer_flax.ablation.plan import Estimator, assumed_flops, parameters
 from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.variants import Variant, make_variants
@@ -57,15 +66,12 @@ def test_one_command_trains_several_seeds(tmp_path):
     assert job.log == tmp_path / "E,model.max_length=512" / "seeds0,1,2.log"
 
 
-def test_a_field_that_follows_another_one_keeps_the_value_that_the_sweeps_base_has(tmp_path):
+def test_fields_that_follow_another_one_are_found():
     base = numbers.get_config()
     width = FieldReference(128)
-    base.model.d_model, base.model.d_ff = width, 2 * width
-    made = recipe(tmp_path, base)
-    run = made.trials(make_variants(base.copy_and_resolve_references(), "C-d256"), seeds=1)[0]
-    command = made.command(Job((run,)))
-    assert "--config.model.d_model=64" in command
-    assert "--config.model.d_ff=256" in command  # and not the 128 that would follow
+    base.model.d_model, base.model.d_ff, base.steps = width, 2 * width, width
+    assert references(base) == ["model.d_ff", "model.d_model", "steps"]
+    assert references(base.copy_and_resolve_references()) == []
 
 
 def test_folders_have_harmless_and_different_names():
@@ -120,12 +126,13 @@ def test_scores_are_those_of_the_last_step_and_the_best_is_of_any():
     done = measure([*lines, evaluated(20, 10.0, "test") | {"seconds": 3.5}], 20)
     assert done.scores["valid"] == {"perplexity": 2.0, "bleu": 20.0, "exact_match": 0.1}
     assert done.scores["test"]["bleu"] == 10.0
-    assert done.best == ("BLEU", 30.0)
+    assert str(done) == "loss 5.000, BLEU 30.00"
     assert done.curve == ([10, 1.0, 2.0, 30.0, 0.15], [20, 2.0, 2.0, 20.0, 0.1])
-    assert (done.step, done.seconds, done.loss, done.rate) == (20, 3.5, 5.0, 4.0)  # the last evaluation included
+    assert (done.step, done.seconds, done.loss) == (20, 3.5, 5.0)  # the last evaluation included
     assert measure(lines, 30).scores == {}
-    assert measure([evaluated(10, 0.0)], 20).best == ("exact", 0.0)
-    assert measure([], 20).best is None
+    assert str(measure([evaluated(10, 0.0)], 20)) == "exact 0.0%"
+    assert str(measure([evaluated(10, 0.0) | {"valid/source_gain": 0.125}], 20)) == "exact 0.0%, source gain 0.12"
+    assert str(measure([], 20)) == ""
 
 
 def test_seeds_that_are_trained_together_share_their_seconds():
@@ -183,17 +190,16 @@ def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
     assert failed.measured == 0
 
 
-def never(_):
-    raise AssertionError("nothing may be trained")
-
-
 class Nowhere:
     """Gets a job nowhere, after its first run has left scores and no config."""
 
     at_a_time = 1
 
-    def __init__(self, _):
+    def __init__(self):
         self.jobs, self.seen = [], False
+
+    def left_behind(self):
+        return ""
 
     def submit(self, jobs):
         self.jobs = list(jobs)
@@ -223,7 +229,7 @@ def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys):
     runs = made.trials(make_variants(made.base, "base"), seeds=2)
     head = HEAD | {"config": flatten(made.base.to_dict())}
     with pytest.raises(UserError, match="2 of 2 runs failed: base seed 0, base seed 1; the same command tries again"):
-        sweep(runs, made, head, Nowhere, together=True)
+        sweep(runs, made, head, Nowhere(), together=True)
     first, second = read(made.workdir / "results.jsonl")[1]
     assert "it has no config.json" in first.error
     assert second.error == "it ended before its last step was evaluated"  # and no more
@@ -239,7 +245,7 @@ def test_a_terminal_shows_the_means_of_the_report(tmp_path, capsys):
     for run, perplexity in zip(runs, (2.0, 8.0), strict=True):
         scores = {"perplexity": perplexity, "bleu": 30.0, "exact_match": 0.5}
         journal.append(result(run, scores={"valid": scores}, signature="s"))
-    sweep(runs, made, head, Nowhere)
+    sweep(runs, made, head, Nowhere())
     assert "perplexity 4.000, BLEU 30.00" in capsys.readouterr().out
     assert "| base | 4.000 [" in (made.workdir / "report/report.md").read_text()
 
@@ -251,10 +257,10 @@ def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(
     with (made.workdir / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another sweep runs in"):
-            sweep(runs, made, HEAD, never)
+            sweep(runs, made, HEAD, Nowhere())
     (made.workdir / "photographs").mkdir()
     with pytest.raises(UserError, match="holds no sweep, but photographs"):
-        sweep(runs, made, HEAD, never)
+        sweep(runs, made, HEAD, Nowhere())
 
 
 def test_a_directory_of_a_sweep_of_another_base_is_refused(tmp_path):
@@ -262,7 +268,7 @@ def test_a_directory_of_a_sweep_of_another_base_is_refused(tmp_path):
     made.workdir.mkdir()
     Journal(made.workdir / "results.jsonl", HEAD)
     with pytest.raises(UserError, match=r"another base:\n  config\.model\.dropout: 0\.1 there, 0\.05 now"):
-        sweep([], made, HEAD | {"config": HEAD["config"] | {"model.dropout": 0.05}}, never)
+        sweep([], made, HEAD | {"config": HEAD["config"] | {"model.dropout": 0.05}}, Nowhere())
 
 
 def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finished):

@@ -147,15 +147,16 @@ def test_a_signal_to_all_processes_of_a_sweep_loses_no_step(tmp_path, says, fate
     base = numbers.get_config()
     job = Job((Trial(make_variants(base, "base")[0], 0, tmp_path / "base/seed0"),))
     program = RUN.format(repr(says))
-    with (tmp_path / "lock").open("a") as inherited:
-        launcher = Local(slots(1), lambda job: [sys.executable, "-c", program], inherited)
-        launcher.submit([job])
-        launcher.poll()
-        wait_for(job.log, "begun")
-        os.kill(launcher._running[0].popen.pid, signal.SIGTERM)  # as a container's stop does
-        wait_for(job.log, "ending")
-        assert launcher.stop() == fate
+    launcher = Local(tmp_path, slots(1), lambda job: [sys.executable, "-c", program])
+    assert not launcher.left_behind()
+    launcher.submit([job])
+    launcher.poll()
+    wait_for(job.log, "begun")
+    os.kill(launcher._running[0].popen.pid, signal.SIGTERM)  # as a container's stop does
+    wait_for(job.log, "ending")
+    assert launcher.stop() == fate
     assert "saved" in job.log.read_text()
+    assert not Local(tmp_path, [], launcher._command).left_behind()
 
 
 JOB = """
@@ -168,7 +169,7 @@ Training([sys.executable, "-c", sys.argv[1]], *sys.argv[2:])()
 
 def test_a_signal_to_all_processes_of_a_slurm_job_loses_no_step(tmp_path):
     log = tmp_path / "seed0.log"
-    command = [sys.executable, "-c", JOB, RUN.format(143), str(log), str(tmp_path)]
+    command = [sys.executable, "-c", JOB, RUN.format(143), str(log)]
     env = os.environ | {"SUBMITIT_EXECUTOR": "slurm", "SLURM_JOB_ID": "1"}
     with subprocess.Popen(command, cwd=ROOT, env=env, start_new_session=True) as process:
         try:
@@ -201,7 +202,7 @@ def test_slurm_trains_what_is_trained_without_it_though_the_sweep_is_left_alone(
                 break
         said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signal.SIGINT, said
-    assert re.search(r"they go on in Slurm, and the same command watches them; scancel \d+ ends them", said)
+    assert re.search(r"they go on in Slurm, and the same command waits for them; scancel --name=\S+ ends them", said)
     status, said = run(config, tmp_path / "slurm", *flags)
     assert status == 0, said
     assert not list((tmp_path / "slurm/base").rglob("*.pkl"))

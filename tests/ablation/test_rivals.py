@@ -3,27 +3,31 @@
 import subprocess
 import sys
 
-from tests.commands.process import ENVIRONMENT, succeeds
+from configs import rivals_small
+from tests.ablation.sweeping import InProcess
+from tests.commands.process import ENVIRONMENT
 from tests.conftest import ROOT
 from tests.training.small import write_text
+from transformer_flax.ablation.jobs import Recipe
+from transformer_flax.ablation.results import make_head
+from transformer_flax.ablation.sweep import sweep
+from transformer_flax.ablation.variants import make_variants
+from transformer_flax.training.fields import complete
 
 
 def test_rivals_are_swept_and_set_side_by_side(tmp_path):
     (tmp_path / "text").mkdir()
-    sizes = {"model.d_model": 16, "model.num_layers": 1, "data.vocab_size": 300, "data.max_length": 40}
-    lengths = {"steps": 4, "log.every": 2, "eval.every": 2, "checkpoint.every": 2, "eval.sentences": 4}
-    search = {"decode.max_input_length": 40, "decode.max_extra_length": 5, "decode.beam_size": 1}
-    fields = sizes | lengths | search | {"data.cache_dir": str(tmp_path / "cache")}
-    succeeds(
-        "sweep",
-        "--config=configs/rivals_small.py:recurrent",
-        f"--config.data.path={write_text(tmp_path / 'text')}",
-        f"--workdir={tmp_path / 'sweep'}",
-        "--rows=base",
-        "--seeds=1",
-        "--grid=model.attention=none",
-        *(f"--config.{name}={value}" for name, value in fields.items()),
-    )
+    base = complete(rivals_small.get_config("recurrent"))
+    base.steps = 4
+    base.model.update(d_model=16, num_layers=1)
+    base.data.update(vocab_size=300, max_length=40, cache_dir=str(tmp_path / "cache"))
+    base.data.path = str(write_text(tmp_path / "text"))
+    base.log.every = base.checkpoint.every = 2
+    base.eval.update(every=2, sentences=4)
+    base.decode.update(max_input_length=40, max_extra_length=5, beam_size=1)
+    recipe = Recipe("configs/rivals_small.py:recurrent", base, {}, tmp_path / "sweep")
+    trials = recipe.trials(make_variants(base, "base", axes=["model.attention=none"]), seeds=1)
+    sweep(trials, recipe, make_head(base, "python", ""), InProcess())
     report = (tmp_path / "sweep/report/report.md").read_text()
     assert "| `model.d_model` | 16 | 512 |" in report
     assert "d_ff" not in report

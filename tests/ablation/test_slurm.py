@@ -2,14 +2,14 @@
 
 import pathlib
 import pickle
-import signal
+import re
 
 import pytest
 
 from configs import numbers
 from transformer_flax.ablation import slurm
 from transformer_flax.ablation.jobs import Job, Recipe
-from transformer_flax.ablation.slurm import Attempt, Slurm
+from transformer_flax.ablation.slurm import PROBLEM, Slurm, Training
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
 
@@ -58,10 +58,9 @@ class Cluster:
     def down(self, down: bool = True) -> None:
         (self._here / "down").touch() if down else (self._here / "down").unlink()
 
-    def ended(self, job: Job, number: str, status: int | None, log: str, start: int = 0) -> None:
-        job.log.parent.mkdir(exist_ok=True)
-        job.log.write_text(log)
-        Attempt(start, status).write(self.workdir / "slurm", number)
+    def printed(self, number: str, stderr: str) -> None:
+        """What a job, Slurm and submitit have printed."""
+        (self.workdir / f"slurm/{number}_0_log.err").write_text(stderr)
 
 
 @pytest.fixture
@@ -82,49 +81,29 @@ def test_a_queue_that_cannot_be_asked_ends_no_job(cluster):
     assert launcher.started() == [job]
     cluster.down(False)
     cluster.queue()
-    cluster.ended(job, "1", 0, "well")
+    assert launcher.poll() == []  # it may be queued again
     assert launcher.poll() == [(job, "")]
     assert launcher.left() == 0
 
 
-def test_jobs_that_may_go_on_are_not_submitted_again(cluster):
-    job = Job(tuple(cluster.runs))
-    cluster.launcher().submit([job])
+def test_jobs_that_an_earlier_sweep_has_left_are_waited_for(cluster):
+    cluster.launcher().submit([Job(tuple(cluster.runs))])
     cluster.queue(job_1="PENDING")
-    (cluster.workdir / "slurm/jobs.json").unlink()  # as if killed before it was written
-    with pytest.raises(UserError, match=r"Slurm has jobs of this sweep that .*jobs\.json does not list, .*scancel 1,"):
-        cluster.launcher().submit([job])
+    again = cluster.launcher()
+    assert re.fullmatch(
+        r"1 Slurm job of an earlier sweep \(scancel --name=my_sweep-\w+ ends them\)", again.left_behind()
+    )
     cluster.down()
+    assert again.left_behind()  # as far as is known
     with pytest.raises(UserError, match="squeue does not answer, so running jobs cannot be found"):
-        cluster.launcher().submit([job])
+        cluster.launcher().left_behind()
+    cluster.down(False)
+    cluster.queue()  # what is left there is another sweep's
+    assert not again.left_behind()
     assert cluster.submitted == 1
 
 
-def test_jobs_that_go_on_are_known_by_their_runs(cluster):
-    begun = Job(tuple(cluster.runs[:2]))
-    cluster.launcher().submit([begun])
-    cluster.queue(job_1="RUNNING")
-    again = cluster.launcher()
-    again.submit([Job(tuple(cluster.runs[1:]))])  # seed 0 has finished, and seed 2 is new
-    assert cluster.submitted == 2
-    watched, new = again._queued
-    assert (watched.trials, watched.log) == (begun.trials[1:], begun.log)
-    assert new.trials == tuple(cluster.runs[2:])
-    one_by_one = cluster.launcher()
-    cluster.queue(job_1="RUNNING", job_2="PENDING")
-    one_by_one.submit([Job((run,)) for run in cluster.runs])
-    assert cluster.submitted == 2
-    assert [len(job.trials) for job in one_by_one._queued] == [2, 1]
-
-
-def test_a_number_that_is_another_jobs_by_now_is_not_ours(cluster):
-    job = Job(tuple(cluster.runs))
-    cluster.launcher().submit([job])
-    file = cluster.workdir / "slurm/jobs.json"
-    file.write_text(file.read_text().replace('"1"', '"77"'))
-    cluster.queue()
-    cluster.launcher().submit([job])
-    assert cluster.submitted == 2
+def test_the_name_of_jobs_cannot_be_set(cluster):
     with pytest.raises(UserError, match="--sbatch=job-name cannot be set"):
         cluster.launcher(job_name="mine")
 
@@ -141,45 +120,35 @@ def test_nothing_is_unpickled(cluster):
     for name in ("result", "submitted"):
         (cluster.workdir / f"slurm/1_0_{name}.pkl").write_bytes(pickle.dumps(Trap()))
     cluster.queue()
-    cluster.ended(job, "1", 2, "error: the disk is full\n")
-    assert launcher.poll() == [(job, "the disk is full")]
-
-
-@pytest.mark.parametrize("damage", ["[]", "nonsense", '{"E/seed0": 5}', '{"E/seed0": ["1"]}'])
-def test_damaged_numbers_are_told(cluster, damage):
-    (cluster.workdir / "slurm").mkdir()
-    (cluster.workdir / "slurm/jobs.json").write_text(damage)
-    with pytest.raises(UserError, match=r"jobs\.json is damaged: .*; move it away"):
-        cluster.launcher().submit([Job(tuple(cluster.runs))])
-
-
-BEFORE = "RESOURCE_EXHAUSTED: Out of memory\n"
+    cluster.printed("1", f"{PROBLEM}the disk is full\n")
+    assert [*launcher.poll(), *launcher.poll()] == [(job, "the disk is full")]
 
 
 @pytest.mark.parametrize(
-    ("status", "log", "start", "slurms", "why"),
+    ("stderr", "why"),
     [
-        (2, f"{BEFORE}error: the disk is full\n", len(BEFORE), "", "the disk is full"),
-        (2, BEFORE, 0, "", "out of memory (RESOURCE_EXHAUSTED)"),
-        (-signal.SIGKILL, "", 0, "", "probably out of memory: killed by SIGKILL"),
-        (
-            None,
-            BEFORE,
-            0,
-            "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1",
-            "out of memory (killed by Slurm)",
-        ),
-        (None, "", 0, "slurmstepd: error: Detected 1 oom_kill event in StepId=1", "out of memory (killed by Slurm)"),
-        (None, "", 0, "error: no room in the classroom", "error: no room in the classroom"),
-        (None, "", 0, "PermissionError: seed0.log", "PermissionError: seed0.log"),
-        (None, "", 0, "", "ended by Slurm"),
+        (f"slurmstepd: error: DUE TO PREEMPTION\n{PROBLEM}the disk is full\nsubmitit ERROR\n", "the disk is full"),
+        ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1", "out of memory (killed by Slurm)"),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=1", "out of memory (killed by Slurm)"),
+        ("error: step CANCELLED BY 5\nsrun: error: 1", "error: step CANCELLED BY 5"),
+        ("error: no room in the classroom", "error: no room in the classroom"),
+        ("PermissionError: seed0.log", "PermissionError: seed0.log"),
+        ("all is well", ""),
     ],
 )
-def test_why_a_job_has_ended_is_of_its_last_attempt(cluster, status, log, start, slurms, why):
+def test_why_a_job_has_ended_is_told_in_a_line(cluster, stderr, why):
     job = Job(tuple(cluster.runs))
     launcher = cluster.launcher()
     launcher.submit([job])
     cluster.queue()
-    cluster.ended(job, "1", status, log, start)
-    (cluster.workdir / "slurm/1_0_log.err").write_text(slurms)
+    cluster.printed("1", stderr)
     assert [*launcher.poll(), *launcher.poll()] == [(job, why)]
+
+
+def test_a_job_prints_what_went_wrong_in_its_last_attempt(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(slurm.signal, "signal", lambda *_: None)
+    log = tmp_path / "base/seed0.log"
+    assert Training(["sh", "-c", "echo RESOURCE_EXHAUSTED"], str(log))() == 0
+    assert capsys.readouterr().err == ""
+    assert Training(["sh", "-c", "echo error: the disk is full; exit 2"], str(log))() == 2
+    assert capsys.readouterr().err == f"{PROBLEM}the disk is full\n"

@@ -1,7 +1,9 @@
 """Sweeps as a user meets them: real processes, that are killed, that fail, that go on."""
 
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import pathlib
 import re
 import signal
@@ -9,18 +11,23 @@ import time
 
 import pytest
 
-from tests.ablation.sweeping import run, stop_all, sweeping, timeless
-from tests.commands.process import PATIENCE
-from transformer_flax.ablation.jobs import Trial
-from transformer_flax.ablation.results import Result, read
+from tests.ablation.sweeping import LITTLE_MEMORY, InProcess, run, stop_all, sweeping, timeless
+from tests.commands.process import ENVIRONMENT, PATIENCE
+from transformer_flax.ablation.jobs import Recipe, Trial
+from transformer_flax.ablation.launch import Local, Slot
+from transformer_flax.ablation.plan import show_plan
+from transformer_flax.ablation.results import Result, make_head, read
+from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.console import duration
+from transformer_flax.errors import UserError
+from transformer_flax.training.fields import complete
 from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
 
 # Of the logits of the larger there are 2^21 x 300, in more than one array: what is asked for counts, not what is used.
 TOKENS = "data.tokens_per_batch"
-BOTH, SMALL = f"--grid={TOKENS}=2097152,512", f"--grid={TOKENS}=512"
+BOTH, SMALL = f"{TOKENS}=2097152,512", f"--grid={TOKENS}=512"
 
 
 def load(config):
@@ -37,7 +44,7 @@ class Swept:
 
     workdir: pathlib.Path
     stopped: tuple[int, str]  # exit status and output
-    ended: tuple[int, str]
+    ended: tuple[str, str]  # message and output
     head: dict
     large: Result
     small: Result
@@ -45,6 +52,22 @@ class Swept:
     @property
     def run(self) -> pathlib.Path:
         return self.workdir / f"base,{TOKENS}=512/seed0"
+
+
+def recipe_of(config, workdir) -> Recipe:
+    base = complete(load(config))
+    base.eval.final_average = 1
+    return Recipe(str(config), base, {"model.d_ff": 16, "eval.final_average": 1}, workdir)
+
+
+def finish(config, workdir) -> tuple[str, str]:
+    """Sweeps both batch sizes to the end, without a process for the sweep itself; its message and output."""
+    recipe = recipe_of(config, workdir)
+    trials = recipe.trials(make_variants(recipe.base, "base", axes=[BOTH]), seeds=1)
+    launcher = Local(workdir, [Slot(ENVIRONMENT)], lambda job: [*LITTLE_MEMORY, *recipe.command(job)])
+    with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(UserError) as failed:
+        sweep(trials, recipe, make_head(recipe.base, "python", ""), launcher)
+    return str(failed.value), said.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +90,7 @@ def swept(config, tmp_path_factory) -> Swept:
     with sweeping(config, workdir, SMALL) as killed:
         wait_for("resuming from step")
         killed.kill()
-    ended = run(config, workdir, BOTH)  # at once, while the run that is left behind saves its step
+    ended = finish(config, workdir)  # at once, while the run that is left behind saves its step
     head, results = read(workdir / "results.jsonl")
     large, small = sorted(results, key=lambda result: result.status)
     return Swept(workdir, (process.returncode, said), ended, head, large, small)
@@ -81,14 +104,13 @@ def test_a_sweep_that_is_stopped_lets_its_runs_save_their_step(swept):
 
 
 def test_what_cannot_fit_into_memory_is_told_and_the_others_are_trained(swept):
-    status, said = swept.ended
-    assert status == 2
+    message, said = swept.ended
     assert (swept.large.status, swept.large.error) == ("failed", "out of memory (RESOURCE_EXHAUSTED)")
     assert swept.large.scores == {}
     assert (swept.small.status, swept.small.error) == ("finished", "")
     assert f"base {TOKENS}=2097152 seed 0 FAILED: out of memory (RESOURCE_EXHAUSTED)\n" in said
     assert f"--config.eval.final_average=1 --config.{TOKENS}=2097152 --config.name=numbers-base," in said  # by hand
-    assert f"a run of 2 failed: base {TOKENS}=2097152 seed 0; the same command tries again" in said
+    assert message == f"a run of 2 failed: base {TOKENS}=2097152 seed 0; the same command tries again"
     assert (swept.workdir / "report/report.md").exists()
 
 
@@ -126,28 +148,37 @@ def test_a_result_says_all_that_a_report_needs(swept):
 
 
 def test_seeds_that_are_trained_together_are_runs_of_their_own(config, tmp_path):
-    arguments = ["--rows=base", "--config.steps=20", "--seeds=2", "--vectorize_seeds"]
-    status, said = run(config, tmp_path / "together", *arguments, "--dry_run")
-    assert status == 0
-    assert said.count("python -m transformer_flax.train") == 1
-    assert "--seeds=0,1" in said
-    status, _ = run(config, tmp_path / "together", *arguments)
-    assert status == 0
-    _, results = read(tmp_path / "together/results.jsonl")
+    recipe = recipe_of(config, tmp_path / "together")
+    recipe.base.steps = 20
+    trials = recipe.trials(make_variants(recipe.base, "base"), seeds=2)
+    results = sweep(trials, recipe, make_head(recipe.base, "", ""), InProcess(), together=True)
     assert [(result.seed, result.status) for result in results] == [(0, "finished"), (1, "finished")]
     assert results[0].scores["valid"]["loss"] != results[1].scores["valid"]["loss"]
-    assert "2 seeds at once" in (tmp_path / "together/base/seeds0,1.log").read_text()
 
 
-def test_what_has_finished_is_not_to_be_made(swept, config):
+def test_a_plan_has_a_command_for_all_seeds_together(config, tmp_path):
+    status, said = run(config, tmp_path / "sweep", "--rows=C-d256", "--seeds=2", "--vectorize_seeds", "--dry_run")
+    assert status == 0, said
+    assert said.count("python -m transformer_flax.train") == 1
+    assert "--seeds=0,1" in said
+    assert "--config.model.d_model=8" in said
+    assert "--config.model.d_ff=16" in said  # it follows d_model in the file, and keeps the base's value here
+    assert "2 runs to make" in said
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
     before = (swept.workdir / "results.jsonl").read_text()
-    status, said = run(config, swept.workdir, SMALL, "--dry_run")
-    assert status == 0
+    recipe = recipe_of(config, swept.workdir)
+    show_plan(recipe.trials(make_variants(recipe.base, "base", axes=[f"{TOKENS}=512"]), 1), recipe, together=False)
+    said = capsys.readouterr().out
     assert "0 runs to make" in said
     assert "as in 1 run that finished" in said
-    status, said = run(config, swept.workdir, SMALL, "--config.model.dropout=0.4", "--dry_run")
-    assert status == 2
-    assert "is of a sweep of another base:\n  config.model.dropout: 0.2 there, 0.4 now" in said
+    recipe.base.model.dropout = 0.4
+    with pytest.raises(
+        UserError, match=r"is of a sweep of another base:\n  config\.model\.dropout: 0\.2 there, 0\.4 now"
+    ):
+        show_plan([], recipe, together=False)
     assert (swept.workdir / "results.jsonl").read_text() == before
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -24,13 +25,13 @@ class Measure:
     name: str
     unit: str
     digits: int  # of a difference, behind the point
-    more_is_better: bool
-    of: Callable[[Mapping[str, float]], float]  # an evaluation's scores -> the value that is averaged and compared
     level_name: str
-    level: Callable[[float], float]  # that value -> the one that is shown for a variant
-    paper_name: str  # the paper's measure beside it
-    paper_digits: int
-    of_paper: Callable[[table3.PaperRow], float]
+    of: Callable[[Mapping[str, float]], float]  # an evaluation's scores -> the value that is averaged and compared
+    level: Callable[[float], float] = float  # that value -> the one that is shown for a variant
+    more_is_better: bool = True
+    paper_name: str = "BLEU"  # the paper's measure beside it
+    paper_digits: int = 1
+    of_paper: Callable[[table3.PaperRow], float] = operator.attrgetter("bleu")
 
     def mean(self, scores: Sequence[Mapping[str, float]]) -> float:
         """The mean of several runs, as it is shown for a variant."""
@@ -45,50 +46,22 @@ def _perplexity(loss: float) -> float:
 # The logarithm in nats is the training loss. A difference of it is the ratio of two perplexities, which means the same
 # at 5 and at 10. So means of perplexity over seeds are geometric.
 LOG_PERPLEXITY = Measure(
-    name="log-perplexity",
-    unit="nats a piece",
-    digits=3,
-    more_is_better=False,
-    of=lambda scores: math.log(scores["perplexity"]),
-    level_name="perplexity",
+    "log-perplexity",
+    "nats a piece",
+    3,
+    "perplexity",
+    lambda scores: math.log(scores["perplexity"]),
     level=_perplexity,
+    more_is_better=False,
     paper_name="log-perplexity",
     paper_digits=3,
     of_paper=lambda row: math.log(row.perplexity),
 )
-BLEU = Measure(
-    name="BLEU",
-    unit="points",
-    digits=2,
-    more_is_better=True,
-    of=lambda scores: scores["bleu"],
-    level_name="BLEU",
-    level=float,
-    paper_name="BLEU",
-    paper_digits=1,
-    of_paper=lambda row: row.bleu,
-)
-EXACT_MATCH = dataclasses.replace(
-    BLEU,
-    name="exact match",
-    unit="% of sentences",
-    digits=1,
-    of=lambda scores: 100 * scores["exact_match"],
-    level_name="exact match, %",
-)
-ACCURACY = dataclasses.replace(
-    EXACT_MATCH,
-    name="accuracy",
-    unit="% of texts",
-    of=lambda scores: 100 * scores["accuracy"],
-    level_name="accuracy, %",
-)
-SOURCE_GAIN = dataclasses.replace(  # for curves only; the paper has no such measure
-    BLEU,
-    name="source gain",
-    unit="nats a token",
-    of=lambda scores: scores["source_gain"],
-    level_name="source gain, nats a token",
+BLEU = Measure("BLEU", "points", 2, "BLEU", operator.itemgetter("bleu"))
+EXACT_MATCH = Measure("exact match", "% of sentences", 1, "exact match, %", lambda scores: 100 * scores["exact_match"])
+ACCURACY = Measure("accuracy", "% of texts", 1, "accuracy, %", lambda scores: 100 * scores["accuracy"])
+SOURCE_GAIN = Measure(  # for curves only; the paper has no such measure
+    "source gain", "nats a token", 2, "source gain, nats a token", operator.itemgetter("source_gain")
 )
 
 
@@ -250,32 +223,36 @@ def _effects(
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """The agreement of our effects with the paper's in one measure."""
+    """The agreement of our effects with the paper's in one measure, over the rows with a difference in the paper."""
 
-    rows: int  # with a difference in the paper
-    same_sign: int
-    tested: int  # of `rows`
-    significant: int
-    significant_same_sign: int
-    ranked: int
-    correlation: Estimate | None  # of the ranks of all effects
+    same: list[str]  # rows whose effect has the paper's sign
+    other: list[str]
+    tested: int
+    significant_same: list[str]
+    significant_other: list[str]
+    ranked: int  # all effects that the paper has, also those without a difference
+    correlation: Estimate | None  # of their ranks
+
+    @property
+    def rows(self) -> int:
+        return len(self.same) + len(self.other)
 
 
 def agreement(comparison: Comparison, measure: Measure) -> Agreement:
-    """Counts how many effects of table 3's rows have the paper's sign, and correlates their ranks."""
-    effects = [entry.effects[measure] for entry in comparison.rows if entry.effects]
-    effects = [effect for effect in effects if effect.paper is not None]
-    with_sign = [effect for effect in effects if effect.paper]
-    significant = [effect for effect in with_sign if effect.significant]
+    """Finds the effects of table 3's rows that have the paper's sign, and correlates all ranks."""
+    effects = {entry.variant: entry.effects[measure] for entry in comparison.rows if entry.effects}
+    effects = {variant: effect for variant, effect in effects.items() if effect.paper is not None}
+    same = [variant for variant, effect in effects.items() if effect.has_papers_sign]
+    other = [variant for variant, effect in effects.items() if effect.has_papers_sign is False]
     return Agreement(
-        len(with_sign),
-        sum(bool(effect.has_papers_sign) for effect in with_sign),
-        sum(effect.p is not None for effect in with_sign),
-        len(significant),
-        sum(bool(effect.has_papers_sign) for effect in significant),
+        same,
+        other,
+        sum(effects[variant].p is not None for variant in same + other),
+        [variant for variant in same if effects[variant].significant],
+        [variant for variant in other if effects[variant].significant],
         len(effects),
         statistics.rank_correlation(
-            [effect.ours.value for effect in effects], [effect.paper or 0.0 for effect in effects]
+            [effect.ours.value for effect in effects.values()], [effect.paper or 0.0 for effect in effects.values()]
         ),
     )
 

@@ -1,20 +1,18 @@
 """The pictures of a sweep's report."""
 
 import io
-import re
-from collections.abc import Sequence
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.transforms import Bbox, BboxBase
 
-from transformer_flax.ablation import table3
 from transformer_flax.ablation.comparison import (
     SOURCE_GAIN,
     Comparison,
@@ -30,19 +28,10 @@ from transformer_flax.ablation.statistics import Estimate
 INK = "#1f2328"  # of text and axes
 COLOURS = ("#3b82c4", "#d9822b", "#2a9d6f", "#b0559d", "#8c6d46", "#6f6fd0", "#c94f4f")  # legible on white and on black
 BASE_COLOUR = "#8a9099"
-GROUP_COLOURS = {"base": BASE_COLOUR, **dict(zip(("A", "B", "C", "D", "E", "big", "own"), COLOURS, strict=True))}
-FAMILIES = {  # titles of curves, by the names of rows without numbers
-    "A-h": "A: heads",
-    "B-dk": "B: d_k",
-    "C-N": "C: layers",
-    "C-d": "C: d_model",
-    "C-ff": "C: d_ff",
-    "D-drop": "D: dropout",
-    "D-ls": "D: label smoothing",
-    "E": "E: learned positions",
-    "big": "big",
-    "base": "base",
-}
+GROUP_COLOURS = dict(zip(("A", "B", "C", "D", "E", "big"), COLOURS, strict=False))
+MARKERS = "os^DvP*Xp<>hd8"  # of points of the same colour
+MOST_NAMED = 24  # variants in a column of a legend
+TITLE = 34  # letters, at most
 PAPER_MARK: dict[str, Any] = {
     "color": INK,
     "marker": "D",
@@ -128,53 +117,53 @@ def scores(comparison: Comparison) -> Figure | None:
     if not comparison.entries:
         return None
     perplexity, score = comparison.measures
-    ours = [
-        (perplexity.level(entry.means[perplexity].value), score.level(entry.means[score].value))
-        for entry in comparison.entries
-    ]
-    panels = [("here", score.level_name, comparison.entries, ours)]
-    if comparison.is_of_table3:
-        theirs = [(entry.row.perplexity, entry.row.bleu) for entry in comparison.rows if entry.row]
-        panels.append(("the paper", score.paper_name, comparison.rows, theirs))
-    figure = Figure(figsize=(4.5 * len(panels), 4.2))
-    figure.subplots(1, len(panels))
-    for axes, (title, score_name, entries, points) in zip(figure.axes, panels, strict=True):
-        x, y = zip(*points, strict=True)
-        axes.scatter(x, y, s=22, color=[_colour(entry, comparison) for entry in entries])
-        axes.set(title=title, xlabel="perplexity", ylabel=score_name, xscale="log")
-        wide = max(x) > 3 * min(x)
+    panels, columns = 1 + comparison.is_of_table3, -(-len(comparison.entries) // MOST_NAMED)
+    figure = Figure(figsize=(4 * panels + 1.3 * columns, 4.2))
+    axes, *papers = figure.subplots(1, panels, squeeze=False).flat
+    axes.set(title="here", ylabel=score.level_name)
+    markers: dict[str, Iterator[str]] = {}
+    points = {}
+    for entry in comparison.entries:
+        x, y = entry.means[perplexity], entry.means[score]
+        place, colour = (perplexity.level(x.value), score.level(y.value)), _colour(entry, comparison)
+        marker = next(markers.setdefault(colour, itertools.cycle(MARKERS)))
+        bars = {"xerr": _bar(perplexity, x), "yerr": _bar(score, y)}
+        axes.errorbar(*place, **bars, fmt="none", color=colour, alpha=0.5, elinewidth=0.7)
+        (points[entry.variant],) = axes.plot(*place, marker, color=colour, alpha=0.8)
+        for paper in papers:
+            paper.set(title="the paper", ylabel=score.paper_name)
+            if entry.row:
+                paper.plot(entry.row.perplexity, entry.row.bleu, marker, color=colour, alpha=0.8)
+    for axes in figure.axes:
+        axes.set(xlabel="perplexity", xscale="log")
+        low, high = axes.get_xlim()
+        wide = high > 3 * low
         axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if wide else ticker.MaxNLocator(6))
         axes.xaxis.set_major_formatter("{x:.3g}")
         axes.xaxis.set_minor_locator(ticker.NullLocator())
-        axes.margins(0.12)
-    for entry, point in zip(comparison.entries, ours, strict=True):
-        bars = {"xerr": _bar(perplexity, entry.means[perplexity]), "yerr": _bar(score, entry.means[score])}
-        figure.axes[0].errorbar(*point, **bars, fmt="none", color=_colour(entry, comparison), alpha=0.5, elinewidth=0.7)
-    figure.draw_without_rendering()  # settles the axes before labels are placed
-    for axes, (*_, entries, points) in zip(figure.axes, panels, strict=True):
-        label_points(axes, points, [entry.variant for entry in entries], [_colour(e, comparison) for e in entries])
+    figure.legend(points.values(), points, loc="outside right center", ncols=columns)
     return figure
 
 
 def curves(comparison: Comparison, measure: Measure) -> Figure | None:
-    """A measure over the steps, a panel for each field that varies, base in grey. None without a curve."""
+    """A measure over the steps, a panel for each set of fields that vary, base in grey. None without a curve."""
     drawn = [entry for entry in comparison.entries if any(len(curve_of(run, measure)) > 1 for run in entry.runs)]
     if not drawn:
         return None
     families: dict[str, list[Entry]] = {}
     for entry in drawn:
         if entry is not comparison.base:
-            families.setdefault(_family(entry), []).append(entry)
+            families.setdefault(_varied(entry), []).append(entry)
     panels = [
-        (family, entries[first : first + len(COLOURS)])
-        for family, entries in families.items()
+        (fields, entries[first : first + len(COLOURS)])
+        for fields, entries in families.items()
         for first in range(0, len(entries), len(COLOURS))
     ] or [("base", [])]
     columns = min(3, len(panels))
     storeys = -(-len(panels) // columns)
     figure = Figure(figsize=(3 * max(columns, 2), 0.4 + 2.3 * storeys))
     all_axes = figure.subplots(storeys, columns, squeeze=False, sharey=True).ravel()
-    for place, (axes, (family, entries)) in enumerate(zip(all_axes, panels, strict=False)):
+    for place, (axes, (fields, entries)) in enumerate(zip(all_axes, panels, strict=False)):
         lines = [_curve(axes, comparison.base, measure, BASE_COLOUR)] if comparison.base in drawn else []
         lines += [_curve(axes, entry, measure, colour) for entry, colour in zip(entries, COLOURS, strict=False)]
         if not measure.more_is_better:
@@ -183,7 +172,7 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_locator(ticker.NullLocator())
         axes.set(
-            title=family,
+            title=textwrap.shorten(fields, TITLE, placeholder=" ..."),
             xlabel="step" if place + columns >= len(panels) else "",
             ylabel="" if place % columns else measure.level_name,
         )
@@ -216,7 +205,7 @@ def agreement_over_training(comparison: Comparison) -> Figure | None:
         if not rows:
             continue
         label = f"{measure.name}, of {rows}"
-        signs.plot(list(agreements), [each.same_sign for each in agreements.values()], color=colour, label=label)
+        signs.plot(list(agreements), [len(each.same) for each in agreements.values()], color=colour, label=label)
         correlations = {step: each.correlation for step, each in agreements.items() if each.correlation}
         ranks.plot(list(correlations), [each.value for each in correlations.values()], color=colour, label=measure.name)
         intervals = {step: each.interval for step, each in correlations.items() if each.interval}
@@ -266,16 +255,18 @@ def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[f
     axes.set_ylim(measure.level(min(late) - margin), measure.level(max(late) + margin))
 
 
-def _family(entry: Entry) -> str:
-    if entry.variant in table3.BEYOND:
-        return "beyond table 3"
-    return FAMILIES[re.sub(r"[\d.]+$", "", entry.variant)] if entry.row else "own"
+def _varied(entry: Entry) -> str:
+    """The fields that a variant changes."""
+    changes = entry.row.changes if entry.row else entry.runs[0].changes
+    return ", ".join(field.rpartition(".")[2] for field in changes) or entry.variant
 
 
 def _colour(entry: Entry, comparison: Comparison) -> str:
     if entry is comparison.base:
         return BASE_COLOUR
-    return GROUP_COLOURS[entry.variant.split("-")[0] if entry.row else "own"]
+    if entry.row:
+        return GROUP_COLOURS.get(entry.variant.split("-")[0], BASE_COLOUR)
+    return COLOURS[comparison.own.index(entry) % len(COLOURS)]
 
 
 def _bar(measure: Measure, estimate: Estimate) -> list[list[float]] | None:
@@ -287,7 +278,8 @@ def _bar(measure: Measure, estimate: Estimate) -> list[list[float]] | None:
 
 
 def _picture(figure: Figure) -> Picture:
-    figure.draw_without_rendering()
+    if layout := figure.get_layout_engine():
+        layout.execute(figure)
     figure.set_layout_engine("none")  # no second layout when saving
     png, svg = io.BytesIO(), io.BytesIO()
     figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
@@ -296,51 +288,3 @@ def _picture(figure: Figure) -> Picture:
     style = f"svg{{color:{INK}}}@media(prefers-color-scheme:dark){{svg{{color:#e6edf3}}}}"
     drawn = svg.getvalue().decode().replace(INK, "currentColor")
     return Picture(png.getvalue(), drawn.replace("<defs>", f"<style>{style}</style><defs>", 1).encode())
-
-
-DIRECTIONS = np.array([(1, 0), (-1, 0), (0.7, 0.7), (-0.7, 0.7), (0.7, -0.7), (-0.7, -0.7), (0, 1), (0, -1)])
-DISTANCES = np.array([5, 12, 20, 30, 42])  # typographic points; a line leads to labels beyond the first
-OFFSETS = np.concatenate(DISTANCES[:, None, None] * DIRECTIONS)  # [places, 2], the nearest first
-CLEAR = 4  # typographic points around each point that labels leave free
-FONT_SIZE = 7.5
-
-
-def label_points(
-    axes: Axes, points: Sequence[tuple[float, float]], names: Sequence[str], colours: Sequence[str]
-) -> None:
-    """Labels each point at the nearest place where the label covers the least of points, other labels and the edge.
-
-    The layout of the figure must be settled.
-    """
-    renderer = FigureCanvasAgg(axes.get_figure(root=True)).get_renderer()
-    scale = axes.figure.dpi / 72  # pixels in a typographic point
-    places = axes.transData.transform(points)  # [N, 2], in pixels
-    taken = [Bbox([place - CLEAR * scale, place + CLEAR * scale]) for place in places]
-    for point, place, name, colour in zip(points, places, names, colours, strict=True):
-        text = axes.text(0, 0, name, fontsize=FONT_SIZE)
-        size = np.array(text.get_window_extent(renderer).size)
-        text.remove()
-        corners = place + OFFSETS * scale + (np.sign(OFFSETS) - 1) / 2 * size  # lower left ones
-        boxes = [Bbox([corner, corner + size]) for corner in corners]
-        outside = [size.prod() - _overlap(box, axes.bbox) for box in boxes]
-        covered = [sum(_overlap(box, other) for other in taken) for box in boxes]
-        best = int(np.argmin(np.round(np.add(outside, covered))))
-        taken.append(boxes[best])
-        x, y = np.sign(OFFSETS[best]).astype(int)
-        axes.annotate(
-            name,
-            point,
-            xytext=OFFSETS[best],
-            textcoords="offset points",
-            horizontalalignment=("center", "left", "right")[x],
-            verticalalignment=("center", "bottom", "top")[y],
-            fontsize=FONT_SIZE,
-            color=colour,
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.5} if best >= len(DIRECTIONS) else None,
-        ).set_in_layout(False)
-
-
-def _overlap(one: BboxBase, other: BboxBase) -> float:
-    """The area that two boxes share."""
-    both = Bbox.intersection(one, other)
-    return both.width * both.height if both else 0.0

@@ -33,12 +33,22 @@ class TrialProgress:
     step: int = 0
     seconds: float = 0.0  # evaluations included; seeds trained together share them
     loss: float | None = None
-    best: tuple[str, float] | None = None  # name and value of the best validation score
-    rate: float | None = None  # steps a second
-    curve: tuple[list[float], ...] = ()  # as of a Result
-    source_gain: float | None = None  # at the last evaluation
     flops: float = 0.0
+    measures: tuple[str, str] = TRANSLATING
+    curve: tuple[list[float], ...] = ()  # as of a Result
     scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # by split, if it is at its end
+
+    def __str__(self) -> str:
+        """The loss, the best validation score and the source gain: "loss 1.234, BLEU 34.98, source gain 2.11"."""
+        shown = [] if self.loss is None else [f"loss {self.loss:.3f}"]
+        if self.curve:
+            *_, first, second = zip(*(point[:5] for point in self.curve), strict=True)
+            if self.measures == CLASSIFYING:
+                shown.append(f"accuracy {max(first):.1%}")
+            else:  # BLEU of single words is 0
+                shown.append(f"BLEU {max(first):.2f}" if max(first) else f"exact {max(second):.1%}")
+            shown += [f"source gain {gain:.2f}" for gain in self.curve[-1][5:]]
+        return ", ".join(shown)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,15 +124,9 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """The trials that one process trains: one, or several seeds of a variant at once.
+    """The trials that one process trains: one, or several seeds of a variant at once."""
 
-    Args:
-      trials: of one variant.
-      begun_as: the log of a process that began with more seeds, some of which have ended.
-    """
-
-    trials: tuple[Trial, ...]
-    begun_as: pathlib.Path | None = None
+    trials: tuple[Trial, ...]  # of one variant
 
     def __str__(self) -> str:
         return f"{self.trials[0].variant.name} seed{'s' * (len(self.trials) > 1)} {self.seeds}"
@@ -135,17 +139,20 @@ class Job:
     def log(self) -> pathlib.Path:
         """The file of its output, beside the working directory."""
         prefix = "seeds" if len(self.trials) > 1 else "seed"
-        return self.begun_as or self.trials[0].path.with_name(f"{prefix}{self.seeds}.log")
+        return self.trials[0].path.with_name(f"{prefix}{self.seeds}.log")
+
+
+def by_variant(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
+    """Groups trials by the name of their variant."""
+    variants: dict[str, list[Trial]] = {}
+    for trial in trials:
+        variants.setdefault(trial.variant.name, []).append(trial)
+    return variants
 
 
 def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
     """Makes a job for each trial, or for all seeds of a variant together."""
-    if not together:
-        return [Job((trial,)) for trial in trials]
-    variants: dict[str, list[Trial]] = {}
-    for trial in trials:
-        variants.setdefault(trial.variant.name, []).append(trial)
-    return [Job(tuple(group)) for group in variants.values()]
+    return [Job(tuple(group)) for group in (by_variant(trials).values() if together else ([trial] for trial in trials))]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +162,8 @@ class Recipe:
     Args:
       config: the value of --config, with its argument behind a colon if there is one.
       base: that config with `overrides`.
-      overrides: flat fields that the command line sets, or the sweep for all trials.
+      overrides: flat fields that the command line sets, or the sweep for all trials. Those that refer to other fields
+        in the config must be among them, or they would follow a row's changes of these.
       workdir: of the sweep.
     """
 
@@ -186,10 +194,7 @@ class Recipe:
         """The command that trains a job, for a shell in the current directory."""
         first = job.trials[0]
         name = f"{self.base.name}-{first.path.parent.name}"
-        # A field that refers to another one would follow the row's change of that; it keeps the base's value.
-        base = flatten(self.base.to_dict())
-        fields = {field: base[field] for field in _references(self.base)}
-        fields |= self.overrides | first.variant.changes
+        fields = self.overrides | first.variant.changes
         if len(job.trials) == 1:
             fields |= {"name": f"{name}-seed{first.seed}", "seed": first.seed}
             train = [f"--workdir={first.path}"]
@@ -228,11 +233,9 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:
         step=trained[-1]["step"] if trained else 0,
         seconds=lines[-1]["seconds"] if lines else 0.0,
         loss=trained[-1].get("train/loss") if trained else None,
-        best=_best(curve, measures),
-        source_gain=evaluated[-1].get("valid/source_gain") if evaluated else None,
-        rate=trained[-1].get("train/steps_per_second") if trained else None,
-        curve=curve,
         flops=_count_flops(trained),
+        measures=measures,
+        curve=curve,
         scores=scores,
     )
 
@@ -261,21 +264,6 @@ def _share_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return shared
 
 
-def measure_result(result: Result) -> TrialProgress:
-    """The progress of a trial that has ended, as far as its result says."""
-    return TrialProgress(step=result.steps, seconds=result.seconds, best=_best(result.curve, result.measures))
-
-
-def _best(curve: Sequence[Sequence[float]], measures: tuple[str, str]) -> tuple[str, float] | None:
-    """The best validation score: accuracy, or BLEU, or exact matches where BLEU is 0, as on single words."""
-    if not curve:
-        return None
-    first, second = (max(point[column] for point in curve) for column in (3, 4))
-    if measures == CLASSIFYING:
-        return "accuracy", first
-    return ("BLEU", first) if first else ("exact", second)
-
-
 def folder_name(variant: str) -> str:
     """The folder of a variant: its name where that is safe on any system, else a safe form with a checksum."""
     safe = re.sub(r"[^\w.=+ -]", "_", variant, flags=re.ASCII)
@@ -284,12 +272,12 @@ def folder_name(variant: str) -> str:
     return f"{safe.replace(' ', ',').lstrip('.-,')[:LONGEST]}-{zlib.crc32(variant.encode()):08x}"
 
 
-def _references(config: ConfigDict, prefix: str = "") -> list[str]:
+def references(config: ConfigDict, prefix: str = "") -> list[str]:
     """The fields that take their value from another one."""
     found = []
     for name, value in config.items(preserve_field_references=True):
         if isinstance(value, ConfigDict):
-            found += _references(value, f"{prefix}{name}.")
+            found += references(value, f"{prefix}{name}.")
         elif isinstance(value, FieldReference):
             found.append(f"{prefix}{name}")
     return found

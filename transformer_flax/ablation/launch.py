@@ -13,8 +13,10 @@ from typing import IO, Protocol
 
 from transformer_flax.ablation.jobs import Job
 from transformer_flax.errors import UserError
+from transformer_flax.files import try_lock
 from transformer_flax.training.interruption import OTHERS, SIGNALS
 
+JOBS_LOCK = ".jobs.lock"  # held by a sweep and its processes, so until the last of them ends
 SHARE_OF_MEMORY = 0.9  # of a GPU, for all jobs on it together
 TAKEN = 0.5  # of a GPU's memory: if others use more, it is not free
 OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "MemoryError", "std::bad_alloc", "Cannot allocate memory")
@@ -29,6 +31,10 @@ class Launcher(Protocol):
 
     at_a_time: int
 
+    def left_behind(self) -> str:
+        """Names what an earlier sweep, such as one that was killed, still trains in the directory; empty if nothing."""
+        ...
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """Accepts jobs; `poll` reports each once it has ended."""
 
@@ -37,11 +43,11 @@ class Launcher(Protocol):
         ...
 
     def started(self) -> list[Job]:
-        """The jobs that are being trained."""
+        """Returns the jobs that are being trained."""
         ...
 
     def left(self) -> int:
-        """The number of jobs that have not ended."""
+        """Counts the jobs that have not ended."""
         ...
 
     def stop(self) -> str:
@@ -64,16 +70,21 @@ class Local:
     finish their step and save it.
 
     Args:
+      workdir: of the sweep.
       slots: one for each job at a time.
       command: returns the command of a job.
-      inherited: a locked file that each process keeps open, so that the lock holds as long as any of them lives.
     """
 
-    def __init__(self, slots: Sequence[Slot], command: Callable[[Job], list[str]], inherited: IO):
-        self._free, self._command, self._inherited = list(slots), command, inherited
+    def __init__(self, workdir: pathlib.Path, slots: Sequence[Slot], command: Callable[[Job], list[str]]):
+        self._workdir, self._free, self._command = workdir, list(slots), command
         self.at_a_time = len(slots)
+        self._lock: IO | None = None  # each process keeps it open, so that it holds as long as any of them lives
         self._waiting: list[Job] = []
         self._running: list[_Process] = []
+
+    def left_behind(self) -> str:
+        self._lock = self._lock or (self._workdir / JOBS_LOCK).open("a")
+        return "" if try_lock(self._lock) else "the runs of an earlier sweep, which save their step"
 
     def submit(self, jobs: Sequence[Job]) -> None:
         self._waiting += jobs
@@ -97,6 +108,8 @@ class Local:
         for process in self._running:
             process.popen.send_signal(signal.SIGTERM)
         failed = [process for process in self._running if process.popen.wait() not in {0} | STOPPED]
+        if self._lock:
+            self._lock.close()
         lost = "; ".join(f"{process.job}: {process.problem()}" for process in failed)
         return f"its runs are saved but for {lost}" if lost else "its runs are saved"
 
@@ -110,7 +123,7 @@ class Local:
                 stdout=log,
                 stderr=log,
                 env=os.environ | slot.environment,
-                pass_fds=[self._inherited.fileno()],
+                pass_fds=[self._lock.fileno()] if self._lock else [],
                 process_group=0,  # Ctrl-C is for the sweep, which signals its processes once
                 preexec_fn=_die_with(os.getpid()),
             )

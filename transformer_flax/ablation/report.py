@@ -5,7 +5,7 @@ import html
 import json
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import markdown_it
@@ -16,7 +16,6 @@ from transformer_flax.ablation.comparison import (
     ACCURACY,
     BLEU,
     SIGNIFICANT,
-    Agreement,
     Comparison,
     Effect,
     Entry,
@@ -31,6 +30,8 @@ from transformer_flax.files import write_whole
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 NONE = "—"  # an empty cell
+WORDS = ("row", "variant", "field", "changes")  # columns aligned to the left
+Column = tuple[str, Callable[[Any], str]]  # name and cell
 PICTURES = {  # captions by the names of `figures.draw`
     "differences": "Difference of each variant from base",
     "agreement": "Agreement with the paper over the steps",
@@ -44,6 +45,11 @@ ABOUT_AGREEMENT = (
     "The same comparison at each evaluation of base: the number of rows that differ from base as in the paper, and the "
     "rank correlation of the effects with the paper's. A row with more steps than base is compared at the same share "
     "of its own. Dotted: expected by chance."
+)
+ABOUT_SCORES = (
+    "Means over seeds (geometric for perplexity) with 95 % intervals where seeds differ. Minutes include evaluations, "
+    "and whatever else the machine did; seeds trained together share them. FLOPs are those of all matrix products of "
+    "training."
 )
 
 
@@ -66,8 +72,7 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
     """
     comparison = compare(results, base["config"])
     pictures = figures.draw(comparison)
-    title = f"Table 3 on {base['name']}" if comparison.is_of_table3 else f"A sweep on {base['name']}"
-    markdown = "\n\n".join([f"# {as_text(title)}", *_blocks(comparison, base, pictures.keys())]) + "\n"
+    markdown = as_markdown(comparison, base, pictures.keys())
     folder.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
         if name in pictures:
@@ -75,9 +80,13 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
         else:
             (folder / f"{name}.png").unlink(missing_ok=True)
     svgs = {f"{name}.png": picture.svg for name, picture in pictures.items()}
-    write_whole(folder / "index.html", _page(title, markdown, svgs))
+    write_whole(folder / "index.html", _page(_title(comparison, base), markdown, svgs))
     write_whole(folder / "report.md", markdown)
     return folder / "report.md"
+
+
+def _title(comparison: Comparison, base: Mapping[str, Any]) -> str:
+    return f"{'Table 3' if comparison.is_of_table3 else 'A sweep'} on {base['name']}"
 
 
 def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
@@ -91,13 +100,21 @@ def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
     return TEMPLATE.read_text("utf-8").replace("{{TITLE}}", html.escape(title)).replace("{{BODY}}", body)
 
 
-def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collection[str]) -> list[str]:
+def as_markdown(comparison: Comparison, base: Mapping[str, Any], pictures: Collection[str]) -> str:
+    """The report as Markdown.
+
+    Args:
+      comparison: of the variants.
+      base: as of `write`.
+      pictures: names of those of PICTURES that lie beside it.
+    """
+
     def shown(*names: str) -> list[str]:
         return [f"![{PICTURES[name]}]({name}.png)" for name in names if name in pictures]
 
     parts = [entries for entries in (comparison.rows, comparison.own) if entries]
-    blocks = [*_summary(comparison), *_missing(comparison, base)]
-    if "differences" in pictures:
+    blocks = [f"# {as_text(_title(comparison, base))}", *_summary(comparison), *_missing(comparison, base)]
+    if any(entry.effects for entry in comparison.entries):
         blocks += ["## Effects", *shown("differences")]
         # Base has no line in the first table, which is empty without another row.
         blocks += [effects_table(entries, comparison) for entries in parts if entries != [comparison.base]]
@@ -106,15 +123,12 @@ def _blocks(comparison: Comparison, base: Mapping[str, Any], pictures: Collectio
         blocks += ["## Agreement over training", ABOUT_AGREEMENT, *shown("agreement")]
     if parts:
         blocks += ["## Scores", *shown("scores"), *(levels_table(entries, comparison) for entries in parts)]
-        blocks += [
-            "Means over seeds (geometric for perplexity) with 95 % intervals where seeds differ. Minutes include "
-            "evaluations, and whatever else the machine did; seeds trained together share them. FLOPs are those of all "
-            "matrix products of training."
-        ]
+        blocks += [ABOUT_SCORES]
     if "curves_score" in pictures:
         blocks += ["## Curves", _about_curves(base["config"], with_gain="curves_gain" in pictures)]
         blocks += shown("curves_score", "curves_perplexity", "curves_gain")
-    return [*blocks, "## How it was measured", _methods(comparison), "## What was swept", *_swept(base)]
+    blocks += ["## How it was measured", _methods(comparison), "## What was swept", *_swept(base)]
+    return "\n\n".join(blocks) + "\n"
 
 
 def _summary(comparison: Comparison) -> list[str]:
@@ -122,72 +136,49 @@ def _summary(comparison: Comparison) -> list[str]:
     if not counts:
         return ["No run has finished."]
     seeds = "one seed" if counts == [1] else f"{' to '.join(str(n) for n in sorted({counts[0], counts[-1]}))} seeds"
-    of = [f"{counted(len(comparison.rows), 'row')} of the paper's table 3"] if comparison.rows else []
     others = sum(entry.variant not in table3.BEYOND for entry in comparison.own)
-    rows = len(comparison.own) - others
-    of += [f"{counted(rows, 'row')} beyond table 3"] if rows else []
-    of += [f"{counted(others, 'variant')} of other fields"] if others else []
-    runs = counted(sum(len(entry.runs) for entry in comparison.entries), "finished run")
+    numbers = {
+        "row{} of the paper's table 3": len(comparison.rows),
+        "row{} beyond table 3": len(comparison.own) - others,
+        "variant{} of other fields": others,
+    }
+    of = [f"{count:,} {text.format('s' * (count != 1))}" for text, count in numbers.items() if count]
+    agreements = [text for measure in comparison.measures if (text := _agreement(comparison, measure))]
     blocks = [
-        *_in_short(comparison),
-        f"{runs}: {' and '.join(of)}, {seeds} each. "
-        "Every score is of the validation split at the end of training; the paper's table 3 is of newstest2013.",
+        *(["\n".join(agreements)] if agreements else []),
+        f"{counted(sum(len(entry.runs) for entry in comparison.entries), 'finished run')}: {' and '.join(of)}, {seeds} "
+        "each. Every score is of the validation split at the end of training; the paper's table 3 is of newstest2013.",
     ]
     if counts == [1]:
         blocks.append("**One seed tells nothing about chance:** there are no intervals and no tests.")
     if not comparison.base:
-        blocks.append(f"**There is no base among the finished runs,** so no effects: {_mend_base(comparison)}.")
-    elif any(entry.effects for entry in comparison.rows):
-        measures = reversed(comparison.measures)
-        blocks.append("\n".join(_agreement(measure, agreement(comparison, measure)) for measure in measures))
+        blocks.append(
+            "**There is no base among the finished runs,** so no effects: add `base` to `--rows`, or the base's own "
+            "values to the grid."
+        )
     return blocks
 
 
-def _in_short(comparison: Comparison) -> list[str]:
-    """Names the changes of perplexity that disagree with the paper, and those that are significant."""
-    measure = comparison.measures[0]
-    effects = {entry.variant: entry.effects[measure] for entry in comparison.rows if entry.effects}
-    effects = {variant: effect for variant, effect in effects.items() if effect.paper}
-    if len(effects) < 2:
-        return []
-    against = [variant for variant, effect in effects.items() if not effect.has_papers_sign]
-    exceptions = f" (not {', '.join(against)})" if against else ""
+def _agreement(comparison: Comparison, measure: Measure) -> str:
+    """Names the changes that disagree with the paper and those that are significant; empty if none compares."""
+    found = agreement(comparison, measure)
+    if not found.rows:
+        return ""
+    exceptions = f" (not {', '.join(found.other)})" if found.other else ""
     text = (
-        f"**{len(effects) - len(against)} of the {len(effects)} changes of table 3 that made the paper's perplexity "
-        f"better or worse do the same here**{exceptions}."
-    )
-    if all(effect.p is None for effect in effects.values()):
-        return [f"{text} One seed cannot tell how much of it is chance."]
-    for direction, sign in (("the paper's", True), ("the other", False)):
-        found = [variant for variant, each in effects.items() if each.significant and each.has_papers_sign == sign]
-        text += f" Significant in {direction} direction: {', '.join(found) or 'none'}."
-    return [text]
-
-
-def _mend_base(comparison: Comparison) -> str:
-    if any(result.row == "base" and not result.changes for result in comparison.failed):
-        return "it has failed"
-    if any(run.row == "base" for entry in comparison.entries for run in entry.runs):
-        return "give the grid the base's own values, too"
-    return "add `base` to `--rows`"
-
-
-def _agreement(measure: Measure, found: Agreement) -> str:
-    beside = f", beside the paper's {measure.paper_name}" if measure.name != measure.paper_name else ""
-    text = (
-        f"- **{measure.name[0].upper()}{measure.name[1:]}**{beside}: of {counted(found.rows, 'row')} in which the "
-        f"paper sees an effect, **{found.same_sign}** {'has' if found.same_sign == 1 else 'have'} its sign here."
+        f"- **{measure.name[0].upper()}{measure.name[1:]}**: **{len(found.same)} of the {found.rows}** changes that "
+        f"made the paper's {measure.paper_name} better or worse do the same here{exceptions}."
     )
     if found.tested:
-        of = f" of the {found.tested} that can be tested" if found.tested < found.rows else ""
-        text += f" In {found.significant}{of} the effect is significant, "
-        text += f"in {found.significant_same_sign} of these with the paper's sign."
+        of = f", of the {found.tested} that can be tested" if found.tested < found.rows else ""
+        ours, others = (", ".join(names) or "none" for names in (found.significant_same, found.significant_other))
+        text += f" Significant{of}: in the paper's direction {ours}; in the other {others}."
     if found.correlation is None:
         return f"{text} They are too few, or too alike, for a rank correlation."
     rho = found.correlation
     interval = f" [{rho.interval[0]:.2f}, {rho.interval[1]:.2f}]" if rho.interval else ""
-    text += f" Rank correlation of our effects and the paper's, over {counted(found.ranked, 'row')}: "
-    return f"{text}**{rho.value:.2f}**{interval}."
+    ranked = counted(found.ranked, "row")
+    return f"{text} Rank correlation with the paper's effects, over {ranked}: **{rho.value:.2f}**{interval}."
 
 
 def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
@@ -267,10 +258,10 @@ def _methods(comparison: Comparison) -> str:
 
 def _swept(base: Mapping[str, Any]) -> list[str]:
     config = base["config"]
-    sizes = [
-        [f"`{field}`", f"{config[field]:,}", f"{paper:,}"]
-        for field, paper in table3.PAPER_BASE.items()
-        if field in config  # other kinds of models lack some
+    sizes: list[Column] = [
+        ("field", lambda field: f"`{field}`"),
+        ("here", lambda field: f"{config[field]:,}"),
+        ("the paper", lambda field: f"{table3.PAPER_BASE[field]:,}"),
     ]
     sessions = base["sessions"]
     commands = dict.fromkeys(session["command"] for session in sessions)
@@ -279,7 +270,7 @@ def _swept(base: Mapping[str, Any]) -> list[str]:
         _code("\n".join(commands)),
         *(made if len(made) == 1 else ["It ran in several sessions:", "\n".join(f"- {how}" for how in made)]),
         "The base, beside the paper's:",
-        table(["field", "here", "the paper"], sizes),
+        _table(sizes, [field for field in table3.PAPER_BASE if field in config]),  # other kinds of models lack some
         "All of its config:",
         _code("\n".join(f"{field} = {json.dumps(value, ensure_ascii=False)}" for field, value in config.items())),
     ]
@@ -298,50 +289,48 @@ def _code(text: str) -> str:
 def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:
     """A table of the effect of each variant in both measures; rows of table 3 have the paper's beside them."""
     papers = any(entry.row for entry in entries)
-    head = ["row" if papers else "variant"]
+    columns = [_name_column(entries)]
     for measure in comparison.measures:
-        head += [f"{measure.name}, {measure.unit}"]
-        head += [f"paper's {measure.paper_name}"] if papers else []
-        head += ["p (corrected)"]
-    rows = []
-    for entry in entries:
-        if entry is comparison.base:
-            continue
-        row = [as_text(entry.variant)]
-        for measure in comparison.measures:
-            effect = entry.effects[measure]
-            row += [_difference(effect, measure.digits)]
-            row += [_papers(effect, measure)] if papers else []
-            row += [_ps(effect)]
-        rows.append([*row, _changes(entry)])
-    return table([*head, "changes"], rows, words=(0, len(head)))
+        columns += [(f"{measure.name}, {measure.unit}", lambda entry, m=measure: _difference(entry.effects[m], m))]
+        if papers:
+            columns += [(f"paper's {measure.paper_name}", lambda entry, m=measure: _papers(entry.effects[m], m))]
+        columns += [("p (corrected)", lambda entry, m=measure: _ps(entry.effects[m]))]
+    return _table([*columns, ("changes", _changes)], [entry for entry in entries if entry is not comparison.base])
 
 
 def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
     """A table of the scores and costs of each variant; rows of table 3 have the paper's beside them."""
-    papers = any(entry.row for entry in entries)
     perplexity, score = comparison.measures
-    beside = ["perplexity", "BLEU", "parameters"]
-    head = [perplexity.level_name, score.level_name, "parameters, millions"]
-    if papers:
-        head = [name for pair in zip(head, [f"paper's {name}" for name in beside], strict=True) for name in pair]
-    rows = []
-    for entry in entries:
-        run = entry.runs[0]
-        row = [_level(perplexity, entry.means[perplexity], 3), _level(score, entry.means[score], score.digits)]
-        row += [f"{run.parameters / 1e6:.3g}"]
-        if entry.row:
-            published = [f"{entry.row.perplexity:.2f}", f"{entry.row.bleu:.1f}", str(entry.row.parameters or "")]
-            row = [cell for pair in zip(row, published, strict=True) for cell in pair]
-        row += [str(len(entry.runs)), f"{run.steps:,}", f"{np.mean([each.seconds for each in entry.runs]) / 60:.1f}"]
-        rows.append([as_text(entry.variant), *row, _flops(run.flops)])
-    return table(["row" if papers else "variant", *head, "seeds", "steps", "minutes", "FLOPs"], rows)
+    ours: list[Column] = [
+        (perplexity.level_name, lambda entry: _level(perplexity, entry.means[perplexity], 3)),
+        (score.level_name, lambda entry: _level(score, entry.means[score], score.digits)),
+        ("parameters, millions", lambda entry: f"{entry.runs[0].parameters / 1e6:.3g}"),
+    ]
+    papers: list[Column] = [
+        ("paper's perplexity", lambda entry: f"{entry.row.perplexity:.2f}"),
+        ("paper's BLEU", lambda entry: f"{entry.row.bleu:.1f}"),
+        ("paper's parameters", lambda entry: str(entry.row.parameters or "")),
+    ]
+    if any(entry.row for entry in entries):
+        ours = [column for pair in zip(ours, papers, strict=True) for column in pair]
+    costs: list[Column] = [
+        ("seeds", lambda entry: str(len(entry.runs))),
+        ("steps", lambda entry: f"{entry.runs[0].steps:,}"),
+        ("minutes", lambda entry: f"{np.mean([run.seconds for run in entry.runs]) / 60:.1f}"),
+        ("FLOPs", lambda entry: _flops(entry.runs[0].flops)),
+    ]
+    return _table([_name_column(entries), *ours, *costs], entries)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[int] = (0,)) -> str:
-    """A table in Markdown; the columns of `words` are aligned to the left, all others to the right."""
-    align = ["---" if column in words else "---:" for column in range(len(head))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, align, *rows))
+def _name_column(entries: Sequence[Entry]) -> Column:
+    return "row" if any(entry.row for entry in entries) else "variant", lambda entry: as_text(entry.variant)
+
+
+def _table(columns: Sequence[Column], items: Sequence[Any]) -> str:
+    """A table in Markdown with a line for each item; numbers are aligned to the right."""
+    align = ["---" if name in WORDS else "---:" for name, _ in columns]
+    rows = [[cell(item) for _, cell in columns] for item in items]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in ([name for name, _ in columns], align, *rows))
 
 
 def as_text(text: str) -> str:
@@ -349,10 +338,10 @@ def as_text(text: str) -> str:
     return re.sub(r"([\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))
 
 
-def _difference(effect: Effect, digits: int) -> str:
-    text = f"{effect.ours.value:+z.{digits}f}"
+def _difference(effect: Effect, measure: Measure) -> str:
+    text = f"{effect.ours.value:+z.{measure.digits}f}"
     if effect.ours.interval:
-        text += f" ± {effect.ours.interval[1] - effect.ours.value:.{digits}f}"
+        text += f" ± {effect.ours.interval[1] - effect.ours.value:.{measure.digits}f}"
     return f"**{text}**" if effect.significant else text
 
 

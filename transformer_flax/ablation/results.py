@@ -7,7 +7,7 @@ again.
 
 import dataclasses
 import importlib.metadata
-import json
+import itertools
 import math
 import os
 import pathlib
@@ -20,7 +20,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
-from transformer_flax.files import checked, parse_json, require_plain, signed, write_whole
+from transformer_flax.files import JsonLines, read_json_lines
 from transformer_flax.training.fields import differences, flatten
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -89,24 +89,14 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
     Raises:
       UserError: the file is missing or damaged.
     """
-    number = 1
-    try:
-        require_plain(file)
-        first, *lines = file.read_bytes().split(b"\n")[:-1] or [b""]
-        head = _require_types(checked(parse_json(first.decode())), HEAD)
-        sessions = [_session(head)]
-        results: dict[tuple[str, int], Result] = {}
-        for number, line in enumerate(lines, 2):  # noqa: B007 (for the message)
-            values = checked(parse_json(line.decode()))
-            if values.keys() == SESSION.keys():
-                sessions.append(_require_types(values, SESSION))
-            else:
-                result = _parse_result(values)
-                results[result.key] = result
-    except FileNotFoundError as error:
-        raise UserError(f"there is no {file}: no sweep has been started there") from error
-    except (OSError, ValueError) as error:  # ValueError: neither JSON nor UTF-8
-        raise UserError(f"{file} is damaged in line {number:,}: {error}; repair it or move the file away") from error
+    if not file.exists():
+        raise UserError(f"there is no {file}: no sweep has been started there")
+    parsers = itertools.chain([lambda line: _require_types(line, HEAD)], itertools.repeat(_parse_line))
+    head, *lines = read_json_lines(file, lambda line: next(parsers)(line)) or [None]
+    if head is None:
+        raise UserError(f"{file} is damaged in line 1: it is empty; move the file away")
+    results = {line.key: line for line in lines if isinstance(line, Result)}
+    sessions = [_session(head), *(line for line in lines if not isinstance(line, Result))]
     return head | {"sessions": sessions}, list(results.values())
 
 
@@ -122,15 +112,14 @@ class Journal:
     """
 
     def __init__(self, file: pathlib.Path, head: dict[str, Any]):
-        self._file, self._session = file, _session(head)
+        self._session = _session(head)
         if file.exists():
             self.head, results = read(file)
             require_same_base(self.head["config"], head["config"], file)
-            content = file.read_bytes()
-            write_whole(file, content[: content.rindex(b"\n") + 1])
+            self._lines = JsonLines(file, read_json_lines(file))
         else:
             self.head, results = head | {"sessions": [self._session]}, []
-            write_whole(file, _line(head))
+            self._lines = JsonLines(file, [head])
         self._results = {result.key: result for result in results}
 
     @property
@@ -140,28 +129,17 @@ class Journal:
     def begin(self) -> None:
         """Notes this session, unless one like it is noted."""
         if self._session not in self.head["sessions"]:
-            self._append(self._session)
+            self._lines.write(self._session)
             self.head["sessions"].append(self._session)
 
     def append(self, result: Result) -> None:
         """Adds a result, which replaces an earlier one of the same run."""
-        self._append(dataclasses.asdict(result))
+        self._lines.write(dataclasses.asdict(result))
         self._results[result.key] = result
 
     def find(self, key: tuple[str, int]) -> Result | None:
         """The result of a variant with a seed, if the run has ended."""
         return self._results.get(key)
-
-    def _append(self, content: dict[str, Any]) -> None:
-        data = _line(content)
-        with self._file.open("ab", buffering=0) as stream:
-            length = stream.seek(0, os.SEEK_END)
-            try:
-                if stream.write(data) != len(data):
-                    raise OSError("the disk is full")
-            except OSError as error:
-                stream.truncate(length)
-                raise UserError(f"{self._file} cannot be written: {error}; fix that and run it again") from error
 
 
 def require_same_variants(
@@ -233,10 +211,6 @@ def _show(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{field}={value}" for field, value in changes.items()) or "none"
 
 
-def _line(content: dict[str, Any]) -> bytes:
-    return f"{json.dumps(signed(content), ensure_ascii=False)}\n".encode()
-
-
 def _session(head: Mapping[str, Any]) -> dict[str, Any]:
     return {name: head[name] for name in SESSION}
 
@@ -248,12 +222,14 @@ def _require_types(values: dict[str, Any], types: dict[str, type]) -> dict[str, 
     return {name: values[name] for name in types}
 
 
-def _parse_result(values: dict[str, Any]) -> Result:
-    """The result of a line.
+def _parse_line(values: dict[str, Any]) -> Any:
+    """The result or the session of a line.
 
     Raises:
       ValueError: a value is missing, too much, or of the wrong type.
     """
+    if values.keys() == SESSION.keys():
+        return _require_types(values, SESSION)
     fields = {field.name: typing.get_origin(field.type) or field.type for field in dataclasses.fields(Result)}
     if wrong := values.keys() ^ fields.keys():
         raise ValueError(f"it has {', '.join(sorted(wrong))} too much or too little")

@@ -1,28 +1,25 @@
 """Runs a sweep: skips finished trials, resumes started ones, and continues past failures."""
 
-import collections
 import contextlib
 import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
 from transformer_flax.ablation.comparison import LOG_PERPLEXITY
-from transformer_flax.ablation.estimate import Estimator
-from transformer_flax.ablation.jobs import Job, Recipe, Trial, make_jobs, measure_result
-from transformer_flax.ablation.launch import Launcher, last_of
-from transformer_flax.ablation.live_table import RUNNING, WAITING, Board, Line
+from transformer_flax.ablation.jobs import Job, Recipe, Trial, by_variant, make_jobs
+from transformer_flax.ablation.launch import JOBS_LOCK, Launcher, last_of
+from transformer_flax.ablation.plan import Estimator
 from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
-from transformer_flax.console import counted, duration
+from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.files import is_partial, try_lock
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.run_directory import RunDirectory
 
 REPORT = "report"  # a folder
-LOCK = ".lock"  # held by the sweep
-JOBS_LOCK = ".jobs.lock"  # held by the sweep and its processes, so until the last of them ends
+LOCK = ".lock"
 POLL = 0.5  # seconds
 SHOWN = 5  # lines of a failed job's log
 
@@ -30,20 +27,17 @@ logger = logging.getLogger(__name__)
 
 
 def sweep(
-    trials: Sequence[Trial],
-    recipe: Recipe,
-    head: dict[str, Any],
-    make_launcher: Callable[[IO], Launcher],
-    *,
-    together: bool = False,
+    trials: Sequence[Trial], recipe: Recipe, head: dict[str, Any], launcher: Launcher, *, together: bool = False
 ) -> list[Result]:
     """Trains what is left of a sweep, and writes its results and its report.
+
+    Waits first for jobs that an earlier sweep has left behind, such as one that was killed.
 
     Args:
       trials: of the sweep, in the order in which they are trained.
       recipe: how they are trained.
       head: of the results.
-      make_launcher: called with a file that each process keeps open.
+      launcher: trains them.
       together: one process trains all seeds of a variant that are left.
 
     Returns:
@@ -53,13 +47,16 @@ def sweep(
       UserError: the directory holds another sweep or a running one; or, once all trials have ended, some have failed.
       Interrupted: a signal asked the sweep to end; the same call resumes it.
     """
-    with contextlib.ExitStack() as stack:
-        interruption = stack.enter_context(Interruption())
-        inherited = stack.enter_context(_claim(recipe.workdir, interruption))
+    with Interruption() as interruption, _claim(recipe.workdir):
+        if earlier := launcher.left_behind():
+            logger.warning("waiting for %s in %s", earlier, recipe.workdir)
+        while launcher.left_behind():
+            interruption.check("before anything was started")
+            time.sleep(POLL)
         file = recipe.workdir / RESULTS
         journal = Journal(file, head)
         require_same_variants(journal.results, {trial.variant.name: trial.variant.changes for trial in trials}, file)
-        failed = _Sweep(trials, recipe, journal, make_launcher(inherited), interruption).run(together=together)
+        failed = _Sweep(trials, recipe, journal, launcher, interruption).run(together=together)
         print(f"report: {write_report(recipe.workdir, journal.head, journal.results)}")
     if failed:
         many = f"{len(failed)} of {len(trials)} runs failed" if len(failed) > 1 else f"a run of {len(trials)} failed"
@@ -75,37 +72,31 @@ def write_report(workdir: pathlib.Path, head: dict[str, Any], results: Sequence[
 
 
 @contextlib.contextmanager
-def _claim(workdir: pathlib.Path, interruption: Interruption) -> Iterator[IO]:
-    """A context that locks a sweep's directory; yields the lock that its processes share.
-
-    Waits for processes that an earlier sweep has left behind, such as one that was killed.
-    """
+def _claim(workdir: pathlib.Path) -> Iterator[None]:
+    """A context in which no other sweep uses a directory."""
     workdir.mkdir(parents=True, exist_ok=True)
     others = {file.name for file in workdir.iterdir() if not is_partial(file)} - {LOCK, JOBS_LOCK}
     if others and RESULTS not in others:
         raise UserError(f"{workdir} holds no sweep, but {min(others)}; choose another --workdir")
-    with (workdir / LOCK).open("a") as own, (workdir / JOBS_LOCK).open("a") as inherited:
-        if not try_lock(own):
+    with (workdir / LOCK).open("a") as lock:
+        if not try_lock(lock):
             raise UserError(f"another sweep runs in {workdir}; wait for it, or choose another --workdir")
-        if not try_lock(inherited):
-            logger.warning("waiting for the runs of an earlier sweep in %s, which save their step", workdir)
-            while not try_lock(inherited):
-                interruption.check("before anything was started")
-                time.sleep(POLL)
-        yield inherited
+        yield
 
 
 class _Sweep:
-    """A running sweep."""
+    """A running sweep. On a terminal, each trial that is being trained has a bar."""
 
     def __init__(
         self, trials: Sequence[Trial], recipe: Recipe, journal: Journal, launcher: Launcher, interruption: Interruption
     ):
         self._trials, self._recipe, self._journal = trials, recipe, journal
         self._launcher, self._interruption = launcher, interruption
-        self._lines = {trial: Line(str(trial), trial.steps) for trial in trials}
-        self._sizes: dict[Trial, int] = {}  # of metrics files when they were last read
+        self._left: dict[Trial, int] = {}  # trials that have not ended, with their step
         self._failed: list[Trial] = []
+        self._progress = Progress()
+        self._bars: dict[Trial, tuple[contextlib.ExitStack, Callable]] = {}  # of trials that are being trained
+        self._sizes: dict[Trial, int] = {}  # of metrics files when they were last read
 
     def run(self, *, together: bool) -> list[Trial]:
         """Trains all that is left; returns the trials that failed.
@@ -113,37 +104,40 @@ class _Sweep:
         Raises:
           Interrupted: a signal asked for it.
         """
-        with Board() as self._board, contextlib.ExitStack() as stack:
-            todo = [trial for trial in self._trials if not self._skip_finished(trial)]
-            done = len(self._trials) - len(todo)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._progress)
+            self._left = {trial: 0 for trial in self._trials if not self._has_finished(trial)}
+            done = len(self._trials) - len(self._left)
             already = f", of which {done:,} had finished before" if done else ""
-            self._board.say(f"{counted(len(self._trials), 'run')} in {self._recipe.workdir}{already}")
-            if todo:
+            self._progress.say(f"{counted(len(self._trials), 'run')} in {self._recipe.workdir}{already}")
+            if self._left:
                 self._journal.begin()
-            self._launcher.submit(make_jobs(todo, together=together))
             stack.callback(self._launcher.stop)  # whatever ends this
+            self._launcher.submit(make_jobs(list(self._left), together=together))
+            show = stack.enter_context(self._progress.bar("runs", done))
             while self._launcher.left():
                 if self._interruption.asked:  # before poll: jobs that the same signal has ended have not failed
                     fate = self._launcher.stop()
-                    left = len(self._left())
-                    self._interruption.check(f"with {left:,} of {len(self._trials):,} runs left; {fate}")
+                    left = f"{len(self._left):,} of {len(self._trials):,} runs left"
+                    self._interruption.check(f"with {left}; {fate}")
                 for job, problem in self._launcher.poll():
                     self._end(job, problem)
-                self._watch()
+                for job in self._launcher.started():
+                    self._watch(job)
+                note = f"{len(self._bars):,} running, {len(self._failed):,} failed"
+                show(len(self._trials) - len(self._left), len(self._trials), note=note, left=self._seconds_left())
                 time.sleep(POLL)
         self._summarise()
         return self._failed
 
-    def _skip_finished(self, trial: Trial) -> bool:
+    def _has_finished(self, trial: Trial) -> bool:
         """Whether a trial has finished; adds its result if a sweep was killed before it did so."""
         known = self._journal.find(trial.key)
-        result = known if known is not None and known.finished else trial.result()
-        if result is None:
-            return False
-        if result is not known:
+        if known is not None and known.finished:
+            return True
+        if result := trial.result():
             self._journal.append(result)
-        self._show_end(trial, result)
-        return True
+        return result is not None
 
     def _end(self, job: Job, problem: str) -> None:
         """Adds the results of a job that has ended."""
@@ -156,59 +150,51 @@ class _Sweep:
             if result is None:
                 result = trial.failure(" ".join(why.split()) or "it ended before its last step was evaluated")
             self._journal.append(result)
-            self._show_end(trial, result)
+            del self._left[trial]
+            if trial in self._bars:
+                bar, _ = self._bars.pop(trial)
+                bar.close()
             if result.finished:
-                self._board.say(f"{trial} has finished in {duration(result.seconds)}: {_show_scores([result])}")
+                self._progress.say(f"{trial} has finished in {duration(result.seconds)}: {_show_scores([result])}")
             else:
                 self._failed.append(trial)
-                self._board.say(f"{trial} FAILED: {result.error}")
+                self._progress.say(f"{trial} FAILED: {result.error}")
         if any(trial in self._failed for trial in job.trials):
             last = [line for line in last_of(job.log).splitlines() if line.strip()][-SHOWN:]
             lines = [*last, f"all of it: {job.log}", f"by hand: {self._recipe.shown(job)}"]
-            self._board.say("\n".join(f"    {line}" for line in lines))
+            self._progress.say("\n".join(f"    {line}" for line in lines))
 
-    def _show_end(self, trial: Trial, result: Result) -> None:
-        line = self._lines[trial]
-        line.state, line.note, line.progress = result.status, result.error, measure_result(result)
+    def _watch(self, job: Job) -> None:
+        """Shows how far the trials of a job are, if their metrics have changed."""
+        for trial in job.trials:
+            file = RunDirectory(trial.path).metrics_file
+            size = file.stat().st_size if file.exists() else 0
+            if self._sizes.get(trial) == size:
+                continue
+            self._sizes[trial] = size
+            progress = trial.progress()
+            self._left[trial] = progress.step
+            if trial not in self._bars:
+                step = f"resumes from step {progress.step:,}" if progress.step else "begins"
+                self._progress.say(f"{trial} {step}")
+                bar = contextlib.ExitStack()
+                self._bars[trial] = bar, bar.enter_context(self._progress.bar(str(trial), progress.step))
+            _, show = self._bars[trial]
+            show(progress.step, trial.steps, note=str(progress))
 
-    def _watch(self) -> None:
-        """Shows the progress of the trials."""
-        for trial in [trial for job in self._launcher.started() for trial in job.trials]:
-            line = self._lines[trial]
-            if line.state == WAITING:
-                line.state, line.progress = RUNNING, trial.progress()
-                step = line.progress.step
-                self._board.say(f"{trial} {f'resumes from step {step:,}' if step else 'begins'}")
-            elif self._board.is_live:
-                file = RunDirectory(trial.path).metrics_file
-                if file.exists() and self._sizes.get(trial) != file.stat().st_size:
-                    self._sizes[trial] = file.stat().st_size
-                    line.progress = trial.progress()
-        if self._board.is_live:
-            states = collections.Counter(line.state for line in self._lines.values())
-            summary = ", ".join(f"{count:,} {state}" for state, count in states.items())
-            self._board.update(list(self._lines.values()), f"{summary}{self._show_time_left()}")
-
-    def _left(self) -> list[Trial]:
-        return [trial for trial, line in self._lines.items() if not line.has_ended]
-
-    def _show_time_left(self) -> str:
+    def _seconds_left(self) -> float | None:
         """The expected time, once a trial of the sweep has finished."""
         estimator = Estimator(self._trials, self._journal.results)
         at_a_time = min(self._launcher.at_a_time, self._launcher.left())
-        if not estimator.measured or not self._left() or not at_a_time:
-            return ""
-        shares = {trial: 1 - self._lines[trial].progress.step / trial.steps for trial in self._left()}
-        seconds = sum(estimator.seconds(trial) * share for trial, share in shares.items())
-        return f", about {duration(seconds / at_a_time)} left"
+        if not estimator.measured or not at_a_time:
+            return None
+        seconds = sum(estimator.seconds(trial) * (1 - step / trial.steps) for trial, step in self._left.items())
+        return seconds / at_a_time
 
     def _summarise(self) -> None:
         """Prints the mean scores of each variant."""
-        variants: dict[str, list[Trial]] = {}
-        for trial in self._trials:
-            variants.setdefault(trial.variant.name, []).append(trial)
         rows = []
-        for name, trials in variants.items():
+        for name, trials in by_variant(self._trials).items():
             results = [result for trial in trials if (result := self._journal.find(trial.key))]
             finished = [result for result in results if result.finished]
             counts = f"{len(finished)} of {len(trials)}"
@@ -219,7 +205,7 @@ class _Sweep:
             else:
                 rows.append([name, "", counts, results[0].error if results else "", ""])
         columns = ["variant", "parameters", "seeds", "validation data, mean of the seeds", "time"]
-        self._board.table(f"{self._recipe.workdir}/{RESULTS}", columns, rows)
+        self._progress.table(f"{self._recipe.workdir}/{RESULTS}", columns, rows)
 
 
 def _show_scores(results: Sequence[Result]) -> str:

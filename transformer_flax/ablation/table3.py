@@ -1,7 +1,6 @@
 """Table 3 of the paper and rows beyond it: each the fields that it changes, with the paper's results."""
 
 import dataclasses
-import difflib
 import functools
 import operator
 from collections.abc import Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from transformer_flax.errors import UserError
+from transformer_flax.errors import UserError, did_you_mean
 
 PAPER_BASE = {
     "steps": 100_000,
@@ -112,11 +111,10 @@ def find(name: str) -> Row:
     """Returns the row of that name, of table 3 or beyond it.
 
     Raises:
-      UserError: the name is unknown; the message suggests similar names.
+      UserError: the name is unknown; the message suggests a similar one.
     """
     if name not in ALL:
-        near = difflib.get_close_matches(name, ALL, n=3, cutoff=0.3)
-        hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+        hint = f" ({near})" if (near := did_you_mean(name, ALL)) else ""
         raise UserError(
             f"table 3 has no row {name!r}{hint}; its rows are {', '.join(ROWS)}, and beyond it there are "
             f"{', '.join(BEYOND)}"

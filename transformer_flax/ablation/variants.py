@@ -1,7 +1,6 @@
 """The configs that a sweep trains: rows of table 3 and beyond, entries of a TOML file, and a grid of fields."""
 
 import dataclasses
-import difflib
 import itertools
 import math
 import pathlib
@@ -13,7 +12,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from transformer_flax.ablation import table3
-from transformer_flax.errors import UserError
+from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.training.config_checks import check
 from transformer_flax.training.fields import flatten
 
@@ -155,9 +154,9 @@ def _value_in(base: ConfigDict, field: str, where: str) -> Any:
     if field in OWN_FIELDS:
         raise UserError(f"{where}: {field} cannot vary: {OWN_FIELDS[field]}")
     if field not in known:
-        near = [name for name in known if name.endswith(f".{field}")] or difflib.get_close_matches(field, known, n=3)
-        listed = "the file that --config names, or those it builds on, list them"
-        hint = f"did you mean {' or '.join(near)}?" if near else listed
+        in_section = [name for name in known if name.endswith(f".{field}")]
+        near = f"did you mean {in_section[0]!r}?" if in_section else did_you_mean(field, known)
+        hint = near or "the file that --config names, or those it builds on, list them"
         raise UserError(f"{where}: the base has no field {field!r}; {hint}")
     return known[field]
 

@@ -1,4 +1,4 @@
-"""The expected cost of a sweep: FLOPs and seconds of each trial, as `--dry_run` and the live table show them."""
+"""The plan of a sweep: its trials with their expected FLOPs and seconds, as `--dry_run` prints them."""
 
 import functools
 import math
@@ -10,10 +10,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.ablation.jobs import Recipe, Trial, make_jobs
-from transformer_flax.ablation.live_table import Board
 from transformer_flax.ablation.results import RESULTS, Result, read, require_same_base, require_same_variants
 from transformer_flax.ablation.variants import Variant
-from transformer_flax.console import counted, duration
+from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters, training_flops
 from transformer_flax.training.config_checks import model_config
@@ -108,13 +107,13 @@ def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> Non
     for trial, result in found.items():
         cells = [str(trial), "finished" if result else "", f"{parameters(trial.variant.config):,}", f"{trial.steps:,}"]
         rows.append([*cells, f"{estimator.flops(trial):.2e}", duration(estimator.seconds(trial))])
-    board = Board()
+    progress = Progress()
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]
-    board.table(f"{counted(len(trials), 'run')} in {recipe.workdir}", columns, rows)
+    progress.table(f"{counted(len(trials), 'run')} in {recipe.workdir}", columns, rows)
     left = [trial for trial, result in found.items() if not result]
     for job in make_jobs(left, together=together):
-        board.say(recipe.shown(job))
+        progress.say(recipe.shown(job))
     flops, seconds = sum(map(estimator.flops, left)), sum(map(estimator.seconds, left))
-    board.say(
+    progress.say(
         f"{counted(len(left), 'run')} to make: {flops:.2e} FLOPs, {duration(seconds)} one after another ({source})"
     )

@@ -1,0 +1,57 @@
+"""What a terminal shows of a sweep while it runs."""
+
+import io
+import json
+
+import rich.console
+
+from configs import numbers
+from tests.ablation.test_jobs import Nowhere, trained
+from tests.ablation.test_results import HEAD
+from transformer_flax import console
+from transformer_flax.ablation.jobs import Recipe
+from transformer_flax.ablation.results import Journal
+from transformer_flax.ablation.sweep import _Sweep
+from transformer_flax.ablation.variants import make_variants
+from transformer_flax.training.interruption import Interruption
+
+
+def watched(tmp_path, monkeypatch, *, terminal: bool) -> str:
+    """What is shown of a run that has trained 250 of 1,000 steps, and of one that has not begun."""
+    output = io.StringIO()
+    options = {"file": output, "force_terminal": terminal, "color_system": None, "width": 120}
+    real = rich.console.Console
+    monkeypatch.setattr(console.rich.console, "Console", lambda **given: real(**given | options))
+    base = numbers.get_config()
+    (tmp_path / "mine.toml").write_text('"a[bold]b" = {model.dropout = 0.3}\n')
+    recipe = Recipe("configs/numbers.py", base, {}, tmp_path)
+    trials = recipe.trials(make_variants(base, "E", file=tmp_path / "mine.toml"), seeds=1)
+    trials[1].path.mkdir(parents=True)
+    lines = [trained(250, 2.0, 1e9), trained(1000, 2.0, 1e9)]
+    (trials[1].path / "metrics.jsonl").write_text(f"{json.dumps(lines[0])}\n")
+    journal = Journal(tmp_path / "results.jsonl", HEAD)
+    _Sweep(trials, recipe, journal, Unfinished(), Interruption()).run(together=False)
+    return output.getvalue()
+
+
+class Unfinished(Nowhere):
+    """Ends jobs at once, which their sweep finds unfinished."""
+
+    def submit(self, jobs):
+        self.jobs = list(jobs)
+
+
+def test_a_terminal_shows_how_far_each_run_is(tmp_path, monkeypatch):
+    told = watched(tmp_path, monkeypatch, terminal=True)
+    assert "a[bold]b seed 0 resumes from step 250" in told
+    line = next(line for line in told.splitlines() if "250/1000" in line)
+    assert "a[bold]b seed 0" in line
+    assert line.split("250/1000")[1].strip().endswith("loss 0.400")
+    assert "2 running, 0 failed" in told
+
+
+def test_elsewhere_only_lines_are_printed(tmp_path, monkeypatch):
+    told = watched(tmp_path, monkeypatch, terminal=False).split("\n\n")[0]
+    begins, resumes = "E seed 0 begins", "a[bold]b seed 0 resumes from step 250"
+    assert told.splitlines()[1:3] == [begins, resumes]
+    assert "running" not in told
