@@ -188,7 +188,7 @@ def test_a_tokenizer_of_one_s_own_is_used_and_is_the_run_s(own, folder, tmp_path
     train(config, run)
     told = capsys.readouterr().out
     assert "with a vocabulary of 20," in told
-    assert "vocabulary 20;" in told
+    assert "vocabulary 20\n" in told
     assert "training the tokenizer" not in told
     restored = restore(run)
     assert restored.model.config.vocab_size == 20
