@@ -33,9 +33,9 @@ class Instruction:
     attributes: str
 
     def names_in(self, attribute: str) -> list[str]:
-        """Computations that an attribute names: `calls=%a` or `branch_computations={%a, %b}`."""
-        found = re.search(rf"\b{attribute}=({{[^}}]*}}|%[\w.-]+)", self.attributes)
-        return re.findall(r"%([\w.-]+)", found[1]) if found else []
+        """Computations that an attribute names: `calls=a` or `branch_computations={a, b}`."""
+        found = re.search(rf"\b{attribute}=(?:{{([^}}]*)}}|([\w.-]+))", self.attributes)
+        return (found[1] or found[2]).split(", ") if found else []
 
     def dims_in(self, attribute: str, text: str | None = None) -> list[int]:
         found = re.search(rf"\b{attribute}={{([\d,]*)}}", text or self.attributes)
@@ -65,11 +65,11 @@ class Program:
     def __init__(self, text: str):
         self.computations: dict[str, dict[str, Instruction]] = {}
         self.entry, instructions, self._tables, table = "", {}, collections.defaultdict(dict), ""
-        for line in text.splitlines():
-            if header := re.match(r"(ENTRY )?%?([\w.-]+)(?: \(.*)? (?:-> .*)?{$", line):
+        for line in re.sub(r"/\*.*?\*/|%", "", text).splitlines():  # without comments
+            if header := re.match(r"(ENTRY )?([\w.-]+)(?: \(.*)? (?:-> .*)?{$", line):
                 instructions = self.computations[header[2]] = {}
                 self.entry = header[2] if header[1] else self.entry
-            elif re.match(r"\s+(ROOT )?%?[\w.-]+ = ", line):
+            elif re.match(r"\s+(ROOT )?[\w.-]+ = ", line):
                 instruction = _instruction(line)
                 instructions[instruction.name] = instruction
             elif re.fullmatch(r"FileNames|FunctionNames|FileLocations|StackFrames", line):
@@ -181,11 +181,9 @@ def _instruction(line: str) -> Instruction:
     shape, text = _cut(text)
     opcode, text = text.lstrip().split("(", 1)
     operands, attributes = _cut("(" + text)
-    names = re.findall(r"%([\w.-]+)", operands)
-    if opcode == "parameter":
-        names = [operands[1:-1]]
+    names = [operand.split()[-1] for operand in operands[1:-1].split(", ") if operand]
     result = [Array(kind, tuple(int(d) for d in dims.split(",") if d)) for kind, dims in SHAPE.findall(shape)]
-    return Instruction(name.removeprefix("%"), result, opcode, names, attributes)
+    return Instruction(name, result, opcode, names, attributes)
 
 
 def _cut(text: str) -> tuple[str, str]:
