@@ -109,7 +109,7 @@ def seconds(kernel: Kernel, machine: Machine, devices: int, *, likely: bool) -> 
     if machine.clock:
         return kernel.cycles / machine.clock + around
     moved = kernel.bytes / machine.bandwidth + around
-    computed = sum(flops / machine.flops.get(kind, machine.flops["f32"]) for kind, flops in kernel.flops.items())
+    computed = sum(flops / machine.flops(kind) for kind, flops in kernel.flops.items())
     return max(moved / BANDWIDTH, computed / PEAK) + LAUNCH if likely else max(moved, computed)
 
 
@@ -150,7 +150,7 @@ def report(topology: str, config: TransformerConfig, console: rich.console.Conso
         lines[kernel.line or kernel.opcode] += kernel.times * bound
     lengths = np.full(ROWS.value, LENGTH.value)
     model = training_flops(config, lengths, lengths)
-    peak = len(devices) * machine.flops["bf16"]
+    peak = len(devices) * machine.flops("bf16")
     figures = {
         "kernels": sum(kernel.times for kernel in kernels),
         "short_kernels": short,

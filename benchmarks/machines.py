@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from transformer_flax.training.data_sheets import PEAKS
+
 # What an H100 and an H200 have in common: NVIDIA's tables of compute capability 9.0.
 HOPPER = """
 gpu_device_info {{
@@ -23,14 +25,17 @@ device_description_str: "{name}"
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A device of the data sheets; rates are per second, for dense products, and sizes in bytes."""
+    """A device of the data sheets; sizes are in bytes, rates a second."""
 
     name: str
-    flops: dict[str, float]  # by the operands' type; float32 as XLA multiplies it by default, TF32 on a GPU
     bandwidth: float  # of its memory
     link: float  # to its neighbours, in one direction
     memory: int
     clock: float = 0.0  # of a TPU, in which XLA estimates its kernels
+
+    def flops(self, kind: str) -> float:
+        """The peak for products of operands of a type."""
+        return PEAKS[self.name]["bfloat16" if kind == "bf16" else "float32"]
 
     @property
     def description(self) -> str:
@@ -38,10 +43,8 @@ class Machine:
         return HOPPER.format(name=self.name, memory=self.memory, bandwidth=int(self.bandwidth))
 
 
-_HOPPER_FLOPS = {"bf16": 989e12, "f16": 989e12, "f32": 494e12}
 MACHINES = {
-    "h100": Machine("NVIDIA H100 80GB HBM3", _HOPPER_FLOPS, 3.352e12, 450e9, 84_942_979_072),
-    "h200": Machine("NVIDIA H200 141GB HBM3e", _HOPPER_FLOPS, 4.8e12, 450e9, 151_397_597_184),
-    # 4 units of 128 x 128 at 1.5 GHz; a product of float32 with default precision is one of bfloat16
-    "v5e": Machine("TPU v5e", {"bf16": 197e12, "f32": 197e12}, 819e9, 50e9, 17_179_869_184, clock=1.5e9),
+    "h100": Machine("NVIDIA H100 80GB HBM3", 3.352e12, 450e9, 84_942_979_072),
+    "h200": Machine("NVIDIA H200", 4.8e12, 450e9, 151_397_597_184),
+    "v5e": Machine("TPU v5 lite", 819e9, 50e9, 17_179_869_184, clock=1.5e9),
 }
