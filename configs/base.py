@@ -82,6 +82,8 @@ def get_config() -> ConfigDict:
     config.data.tokens_per_batch = 25_000  # slots a side, at most
     config.data.batching = "bucketed"  # like lengths together; or "packed": pairs side by side, rows of max_length
     config.data.num_buckets = 12  # batch shapes, at most, when bucketed
+    # the width of every shape divides by it, when bucketed: 8 and more suit accelerators, 1 pads least
+    config.data.length_multiple_of = 8
     config.data.rows_multiple_of = 8  # rows divide by it, and so among devices and accumulation steps
     config.data.seed = 0  # of the data: tokenizer sample, generated numbers, what is held out, order of shapes
     config.data.cache_dir = ""  # tokenised text, and large text until it is; empty: the user's cache directory

@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     del config.model.tie_embeddings  # there is one matrix of them
     config.model.update(num_layers=2, d_model=128, d_ff=256, num_heads=4, d_k=32, d_v=32, dropout=0.3)
     config.data.update(source="tsv", name="", held_out=0.1, tokenizer="words", vocab_size=20_000)
-    config.data.update(max_length=128, tokens_per_batch=1024, num_buckets=4)
+    config.data.update(max_length=128, tokens_per_batch=1024, num_buckets=4, length_multiple_of=1)
     config.optimizer.update(factor=0.3, warmup_steps=300)
     config.optimizer.eps = 1e-4  # meant to hold rare words back; made no difference on TREC (docs/classification.md)
     config.decode.max_input_length = 128

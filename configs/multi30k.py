@@ -16,6 +16,7 @@ def get_config() -> ConfigDict:
     config.steps = 5_500  # about 15 epochs
     config.model.update(num_layers=3, d_model=192, d_ff=512, num_heads=4, d_k=48, d_v=48, dropout=0.2)
     config.data.update(source="folder", name="", vocab_size=5_000, max_length=80, tokens_per_batch=1536, num_buckets=6)
+    config.data.length_multiple_of = 1  # a CPU has no use for more
     config.optimizer.update(factor=0.35, warmup_steps=400)  # the paper's rate is for batches 16 times as large
     config.eval.update(every=1_000, final_average=5)
     config.checkpoint.update(every=250, keep=5)

@@ -24,6 +24,7 @@ def get_config() -> ConfigDict:
         max_length=64,
         tokens_per_batch=2048,
         num_buckets=3,
+        length_multiple_of=1,
     )
     config.optimizer.update(factor=0.6, warmup_steps=300)
     config.eval.update(every=500, sentences=200, final_average=4)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.make import corpus_of
-from transformer_flax.data.batches import Batches, BucketedBatches, PackedBatches, bucket_edges
+from transformer_flax.data.batches import Batches, BucketedBatches, PackedBatches, bucket_edges, round_up
 from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
@@ -27,11 +27,13 @@ def cases(draw, kinds=KINDS):
     indices = np.array(sorted(draw(st.sets(st.sampled_from(range(len(lengths))), min_size=1))))
     longest = max(max(lengths[i]) for i in indices)
     multiple = draw(st.integers(1, 4))
-    own = {"num_buckets": draw(st.integers(1, 6))}
+    own = {"num_buckets": draw(st.integers(1, 6)), "length_multiple_of": draw(st.integers(1, 4))}
+    widest = round_up(longest, own["length_multiple_of"])
     if kind is PackedBatches:
         longest += draw(st.integers(0, 30))
         own = {"width": longest}
-    smallest = longest * multiple
+        widest = longest
+    smallest = widest * multiple
     return kind, own | {
         "corpus": corpus,
         "indices": indices,
@@ -172,6 +174,7 @@ def test_a_batch_has_room_for_its_tokens_and_rows_that_divide(kind_and_case):
         assert {block.shape for block in batch.values()} == {(rows, length)}
         assert rows > 0
         assert rows % case["rows_multiple_of"] == 0
+        assert length % case.get("length_multiple_of", 1) == 0
         assert rows * length <= case["tokens_per_batch"]
 
 

@@ -13,7 +13,7 @@ from transformer_flax.data.corpus import Corpus, Sentences
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
-from transformer_flax.training.loss import cross_entropy, perplexity, translation_loss
+from transformer_flax.training.loss import cross_entropy, in_one_pass, in_two_passes, perplexity, translation_loss
 
 LOGITS = np.random.default_rng(0).normal(size=(3, 11)).astype(np.float32) * 3
 TARGET = np.array([3, 10, 2])
@@ -39,6 +39,24 @@ def test_the_smoothed_loss_is_least_at_its_own_distribution_and_pushes_padding_d
     at_q = jnp.log(jnp.maximum(q, 1e-30)).astype(jnp.float32)
     gradient = jax.grad(lambda logits: cross_entropy(logits, jnp.array(4), 0.1)[0])(at_q)
     np.testing.assert_allclose(gradient, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1, 1e4])
+def test_one_pass_over_the_logits_finds_what_two_find(scale):
+    logits = scale * jnp.array(LOGITS)
+    for one, two in zip(in_one_pass(logits), in_two_passes(logits), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-6)
+
+
+def test_a_gpu_reads_the_logits_once():
+    step = jax.jit(lambda logits: cross_entropy(logits, jnp.array(TARGET), 0.1)).trace(jnp.array(LOGITS))
+    reductions = {
+        platform: len(
+            re.findall(r"stablehlo\.reduce\((?!.*stablehlo.and)", step.lower(lowering_platforms=(platform,)).as_text())
+        )
+        for platform in ("cuda", "cpu")
+    }
+    assert reductions == {"cuda": 1, "cpu": 3}
 
 
 def test_the_gradients_are_those_of_the_formula():

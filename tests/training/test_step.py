@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from transformer_flax.training.optimizer import adam
-from transformer_flax.training.step import TrainState, make_train_step, update_ema
+from transformer_flax.training.step import TrainState, make_train_step, norm_by_rows, update_ema
 
 STEPS = 40
 
@@ -47,6 +47,11 @@ def test_a_step_averages_the_parameters_that_it_makes_and_leaves_them_alone():
     assert plain.ema is None
     assert float(state.params["w"]) == float(plain.params["w"]) == 3  # after 9 and 7
     assert float(state.ema["w"]) == pytest.approx((9 / 4 + 7 / 2 + 3) / (1 / 4 + 1 / 2 + 1))
+
+
+def test_the_norm_by_rows_is_that_of_all_arrays_together():
+    tree = {"scalar": jnp.float32(3), "vector": jnp.array([4.0]), "matrices": jnp.full((2, 3, 2), 2.0)}
+    assert float(norm_by_rows(tree)) == pytest.approx((9 + 16 + 48) ** 0.5) == float(optax.tree.norm(tree))
 
 
 @pytest.mark.parametrize("axis_name", [None, "data"], ids=["jit", "pmap"])

@@ -46,6 +46,11 @@ def bucket_edges(histogram: np.ndarray, num_buckets: int) -> np.ndarray:
     return np.array(edges[::-1], np.int64)
 
 
+def round_up(lengths: Any, multiple: int) -> Any:
+    """Each length, or the next multiple above it."""
+    return -(-lengths // multiple) * multiple
+
+
 class Batches(abc.ABC):
     """An endless random-access sequence: `batches[k]` is a pure function of (corpus, arguments, seed, k).
 
@@ -152,10 +157,18 @@ class BucketedBatches(Batches):
       indices: the pairs to use.
       num_buckets: number of shapes, at most.
       max_length: cuts longer sides; a source still ends with the end symbol then.
+      length_multiple_of: divides the width of every shape. Hardware multiplies in tiles, of 8 and more.
     """
 
     def __init__(
-        self, corpus: Corpus, indices: np.ndarray, *, num_buckets: int, max_length: int | None = None, **arguments
+        self,
+        corpus: Corpus,
+        indices: np.ndarray,
+        *,
+        num_buckets: int,
+        max_length: int | None = None,
+        length_multiple_of: int = 1,
+        **arguments,
     ):
         super().__init__(corpus, **arguments)
         indices = _require_pairs(indices)
@@ -163,7 +176,8 @@ class BucketedBatches(Batches):
         for block in blocks(len(indices)):
             sides = corpus.source.lengths_of(indices[block]), corpus.target.lengths_of(indices[block])
             lengths[block] = np.minimum(np.maximum(*sides), max_length or np.inf)
-        self.edges = bucket_edges(count(lengths, lengths.max() + 1), num_buckets)
+        widths = round_up(lengths, length_multiple_of)
+        self.edges = bucket_edges(count(widths, widths.max() + 1), num_buckets)
         self.rows = self._num_rows(self.edges)
         buckets = zip([0, *self.edges[:-1]], self.edges, strict=True)
         self._members = [indices[(above < lengths) & (lengths <= edge)] for above, edge in buckets]
@@ -262,7 +276,8 @@ def training_batches(corpus: Corpus, indices: np.ndarray, config, *, seed: int, 
     }
     if config.batching == "packed":
         return PackedBatches(corpus, indices, width=config.max_length, **arguments)
-    return BucketedBatches(corpus, indices, num_buckets=config.num_buckets, **arguments)
+    own = {"num_buckets": config.num_buckets, "length_multiple_of": config.length_multiple_of}
+    return BucketedBatches(corpus, indices, **own, **arguments)
 
 
 def _block(shape: tuple[int, int], slots: np.ndarray, values: np.ndarray) -> np.ndarray:

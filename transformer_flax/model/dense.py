@@ -1,4 +1,4 @@
-"""Linear layers that sum the gradients of biases in float32, whatever type they compute in.
+"""Products whose gradients are products in the same type, and linear layers that sum gradients of biases in float32.
 
 The gradient of a bias is a sum over all tokens of a batch. In bfloat16, which keeps 8 bits, such a sum stops growing
 where a token adds less than 0.4 % of it.
@@ -10,6 +10,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from flax.linen.dtypes import promote_dtype
 
 
@@ -47,6 +48,32 @@ def _backward(dimension_numbers, precision, residuals, gradient):
 
 
 product.defvjp(_forward, _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def wide_einsum(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """`jnp.einsum` of two arrays into float32, which keeps the sums of narrower operands as they are.
+
+    JAX would multiply the gradient in float32 too, its type being the result's: on a GPU at half the rate of bfloat16.
+    Here the gradient is rounded to the operands' type first. A TPU rounds it inside the product, and gains nothing.
+    """
+    return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32)
+
+
+def _wide_forward(equation, x, y):
+    return wide_einsum(equation, x, y), (x, y)
+
+
+def _wide_backward(equation, operands, gradient):
+    def transposed(gradient, *operands, result):
+        product, transpose = jax.vjp(functools.partial(jnp.einsum, equation, preferred_element_type=result), *operands)
+        return transpose(gradient.astype(product.dtype))
+
+    narrow, wide = (functools.partial(transposed, result=result) for result in (None, jnp.float32))
+    return jax.lax.platform_dependent(gradient, *operands, tpu=wide, default=narrow)
+
+
+wide_einsum.defvjp(_wide_forward, _wide_backward)
 
 
 class Dense(nn.DenseGeneral):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention
 from transformer_flax.model.config import EncoderConfig, ModelConfig
-from transformer_flax.model.dense import Dense, xavier
+from transformer_flax.model.dense import Dense, wide_einsum, xavier
 from transformer_flax.model.dropout import Dropout
 
 LAYER_NORM_EPSILON = 1e-6
@@ -42,7 +42,7 @@ def embed(embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
 
 def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:
     """The linear transformation before the softmax (section 3.4): [..., d_model], [V, d_model] -> [..., V], float32."""
-    return jnp.einsum("...d,vd->...v", y, embedding.astype(y.dtype), preferred_element_type=jnp.float32)
+    return wide_einsum("...d,vd->...v", y, embedding.astype(y.dtype))
 
 
 class FeedForward(nn.Module):

@@ -9,6 +9,8 @@ from typing import Protocol
 import jax
 import jax.numpy as jnp
 
+from transformer_flax.model.dense import wide_einsum
+
 
 def product_of_few_rows(x: jax.Array, y: jax.Array) -> jax.Array:
     """The matrix products x y of a decoding step: [B, H, K, D], [B, H, D, M] -> [B, H, K, M], in float32.
@@ -59,9 +61,9 @@ class Dot:
     scaled: bool = True
 
     def full(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
-        products = jnp.einsum("bqhd,bmhd->bhqm", query, key, preferred_element_type=jnp.float32)
+        products = wide_einsum("bqhd,bmhd->bhqm", query, key)
         if offsets is not None:  # q . (k + a) = q . k + q . a avoids an array [B, Q, M, H, d_k]
-            products += jnp.einsum("bqhd,qmd->bhqm", query, offsets, preferred_element_type=jnp.float32)
+            products += wide_einsum("bqhd,qmd->bhqm", query, offsets)
         return self._scale(products, query.shape[-1])
 
     def cached(self, query: jax.Array, key: jax.Array) -> jax.Array:
@@ -85,7 +87,7 @@ class Additive:
         if offsets is not None:
             key += offsets[:, :, None]
         hidden = jnp.tanh(query[:, :, None] + key)  # [B, Q, M, H, d_k]
-        return jnp.einsum("bqmhd,hd->bhqm", hidden, self.v.astype(hidden.dtype), preferred_element_type=jnp.float32)
+        return wide_einsum("bqmhd,hd->bhqm", hidden, self.v.astype(hidden.dtype))
 
     def cached(self, query: jax.Array, key: jax.Array) -> jax.Array:
         query = query.swapaxes(1, 2)[..., None].astype(jnp.float32)  # [B, H, K, d_k, 1]

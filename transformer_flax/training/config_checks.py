@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from transformer_flax.data.batches import BATCHING
+from transformer_flax.data.batches import BATCHING, round_up
 from transformer_flax.data.sources import TRANSLATED
 from transformer_flax.data.tokenizer import (
     LOSSLESS,
@@ -93,12 +93,14 @@ def check(config: ConfigDict) -> None:
         )
     if model.most_positions is not None:
         extra = 0 if kind.classifies else config.decode.max_extra_length
-        longest = max(config.data.max_length, config.decode.max_input_length + extra)
+        multiple = config.data.length_multiple_of
+        widest = round_up(max(config.data.max_length, config.decode.max_input_length), multiple)
+        longest = max(widest, config.decode.max_input_length + extra)
         require(
             "model.max_length",
             lambda value: value >= longest,
-            f"at least {longest} with learned positions: config.data.max_length, and config.decode.max_input_length + "
-            "max_extra_length",
+            f"at least {longest} with learned positions: config.data.max_length and config.decode.max_input_length, as "
+            f"multiples of {multiple} (config.data.length_multiple_of), and max_input_length + max_extra_length",
         )
 
 

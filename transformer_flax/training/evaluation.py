@@ -8,7 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
-from transformer_flax.data.batches import Batches, BucketedBatches
+from transformer_flax.data.batches import Batches, BucketedBatches, round_up
 from transformer_flax.data.corpus import Corpus
 from transformer_flax.data.sources import Pairs
 from transformer_flax.training.metrics import Meter
@@ -60,14 +60,17 @@ class Evaluator:
     ):
         self._name, self._eval_step, self._parallel = name, eval_step, parallel
         self._task, self._progress = task, progress
-        limit = config.decode.max_input_length
+        limit, multiple = config.decode.max_input_length, config.data.length_multiple_of
 
         def batches(corpus: Corpus, num_buckets: int) -> Batches:
             return BucketedBatches(
                 corpus,
                 np.arange(len(corpus)),
                 max_length=limit,
-                tokens_per_batch=max(config.data.tokens_per_batch, limit * config.data.rows_multiple_of),
+                tokens_per_batch=max(
+                    config.data.tokens_per_batch, round_up(limit, multiple) * config.data.rows_multiple_of
+                ),
+                length_multiple_of=multiple,
                 num_buckets=num_buckets,
                 rows_multiple_of=config.data.rows_multiple_of,
                 data_seed=0,

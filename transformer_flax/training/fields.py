@@ -47,6 +47,7 @@ class DataConfig:
     label_column: int = 0
     text_column: int = 1
     held_out: float = 0.0
+    length_multiple_of: int = at_least(1, default=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -46,11 +46,30 @@ def _cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float, paddi
     return _forward(logits, target, smoothing, padding)[0]
 
 
-def _forward(logits, target, smoothing, padding):
+def in_two_passes(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The maximum, the log-sum-exp and the sum of logits [..., V]."""
     best = jnp.max(logits, axis=-1)
-    log_z = best + jnp.log(jnp.sum(jnp.exp(logits - best[..., None]), axis=-1))
+    return best, best + jnp.log(jnp.sum(jnp.exp(logits - best[..., None]), axis=-1)), jnp.sum(logits, axis=-1)
+
+
+def in_one_pass(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The same, reading the logits once: a sum of exponentials is scaled whenever a larger maximum is met.
+
+    A GPU waits for the logits, not for the additional exponentials; a CPU does not.
+    """
+
+    def join(a, b):
+        best = jnp.maximum(a[0], b[0])
+        return best, a[1] * jnp.exp(a[0] - best) + b[1] * jnp.exp(b[0] - best), a[2] + b[2]
+
+    nothing = jnp.float32(jnp.finfo(jnp.float32).min), jnp.float32(0), jnp.float32(0)
+    best, z, total = jax.lax.reduce((logits, jnp.ones_like(logits), logits), nothing, join, (logits.ndim - 1,))
+    return best, best + jnp.log(z), total
+
+
+def _forward(logits, target, smoothing, padding):
+    best, log_z, total = jax.lax.platform_dependent(logits, cuda=in_one_pass, default=in_two_passes)
     target_logit = jnp.take_along_axis(logits, target[..., None], axis=-1)[..., 0]
-    total = jnp.sum(logits, axis=-1)
     mean = (total - logits[..., PAD_ID]) / (logits.shape[-1] - 1) if padding else total / logits.shape[-1]  # under u
     losses = TokenLosses(
         loss=log_z - (1 - smoothing) * target_logit - smoothing * mean,

@@ -78,6 +78,17 @@ def sum_gradients(
     return jax.lax.scan(add, zeros, (jnp.arange(accumulation_steps), micro_batches))[0]
 
 
+def norm_by_rows(tree: Any) -> jax.Array:
+    """The norm of all arrays together, as `optax.tree.norm`, in a third of the kernels on a GPU.
+
+    A kernel sums the rows of a matrix, and one more all of these and the vectors. Array by array, a sum takes two
+    kernels, most of which take less time than their launch.
+    """
+    squares = [jnp.square(x) if x.ndim < 2 else jnp.sum(jnp.square(x), axis=-1) for x in jax.tree.leaves(tree)]
+    # XLA would sum the parts of what is concatenated one by one again.
+    return jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(jnp.concatenate([x.ravel() for x in squares]))))
+
+
 def make_train_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
@@ -111,7 +122,7 @@ def make_train_step(
         if axis_name is not None:
             grads, sums, counts = jax.lax.psum((grads, sums, counts), axis_name)
         grads = jax.tree.map(lambda g: g / counts["loss"], trained(grads))
-        grad_norm = optax.tree.norm(grads)
+        grad_norm = jax.lax.platform_dependent(grads, cuda=norm_by_rows, default=optax.tree.norm)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
 
         def if_finite(new, old):

@@ -14,6 +14,7 @@ from transformer_flax.model.registry import kind_of
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compilation_cache import peak_flops
+from transformer_flax.training.data_sheets import data_sheet_flops
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.multihost import agreed_stop, stop_asked
@@ -147,8 +148,10 @@ class Trainer:
         means, rates = self.writer.meter.means(), self.writer.meter.rates()
         if rates:
             devices = 1 if jax.default_backend() == "cpu" else self._parallel.num_devices  # which share all cores
-            peak = devices * peak_flops(self.config.model.dtype)
-            rates["mfu"] = self._runs_at_once * rates["flops_per_second"] / peak
+            reached = self._runs_at_once * rates["flops_per_second"] / devices
+            rates["mfu"] = reached / peak_flops(self.config.model.dtype)
+            if peak := data_sheet_flops(jax.local_devices()[0].device_kind, self.config.model.dtype):
+                rates["mfu_data_sheet"] = reached / peak
         if self._runs_at_once > 1:
             rates["seeds_at_once"] = self._runs_at_once
         self.writer.log(step, {**values, **rates})
@@ -157,7 +160,10 @@ class Trainer:
             shown = [f"loss {means['loss']:.3f}", f"ppl {means['perplexity']:.2f}", *shown]
         if "mfu" in rates:
             self._steps_per_second = rates["steps_per_second"]
-            shown += [f"{rates['tokens_per_second']:,.0f} tokens/s", f"MFU {rates['mfu']:.0%}"]
+            shares = f"{rates['mfu']:.0%} of a product's rate"
+            if "mfu_data_sheet" in rates:
+                shares += f", {rates['mfu_data_sheet']:.0%} of the data sheet's"
+            shown += [f"{rates['tokens_per_second']:,.0f} tokens/s", shares]
             shown += [f"{self._steps_per_second:.2f} steps/s", f"{duration(self.seconds_left(step) or 0)} left"]
         self.writer.row(f"step {step:>7,}/{self.config.steps:,}", shown, cut=True)  # the bar has the time left, too
 

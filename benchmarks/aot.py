@@ -1,0 +1,202 @@
+"""Estimates a step on an absent accelerator: python benchmarks/aot.py --topology=cuda:h100,cuda:h100x8,v5e:2x2.
+
+Compiles the training step ahead of time and reads the program: its kernels, the bytes they move, FLOPs by the type of
+their operands, collectives and memory. From these follows a roofline, which is a bound and no measurement. Each kernel
+takes the larger of its bytes over the memory's bandwidth and its FLOPs over the peak of the data sheet. "Likely" takes
+85 % of the bandwidth, 75 % of the peak and 1.5 microseconds a kernel. Nothing overlaps, and no cache keeps anything
+between kernels. Products are cuBLAS's: XLA's own ones are chosen by timing them. A TPU's time is its compiler's
+estimate.
+
+A GPU needs `pip install -e '.[aot-gpu]'`, a TPU `.[aot-tpu]`. A base step compiles in a minute of processor time for a
+GPU, and in several for a TPU.
+"""
+
+import collections
+import dataclasses
+import importlib.util
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+import rich.console
+import rich.table
+from absl import flags
+from jax.experimental import topologies
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.hlo import Kernel, Program
+from benchmarks.machines import MACHINES, Machine
+from benchmarks.sizes import SIZES
+from configs import base
+from transformer_flax import cli
+from transformer_flax.errors import UserError
+from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.flops import training_flops
+from transformer_flax.model.registry import init_params
+from transformer_flax.model.transformer import Transformer
+from transformer_flax.training.loss import translation_loss
+from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.sharding import Jit
+from transformer_flax.training.step import TrainState, make_train_step
+
+TOPOLOGY = flags.DEFINE_list("topology", ["cuda:h100"], "cuda:h100, cuda:h200, with x8 behind it for eight, or v5e:2x2")
+SIZE = flags.DEFINE_enum("size", "base", list(SIZES), "of the model")
+ROWS = flags.DEFINE_integer("rows", 784, "pairs a batch, over all devices")
+LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence")
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["float32", "bfloat16"], "of the computation")
+DROPOUT = flags.DEFINE_float("dropout", 0.1, "of every kind that the config has on")
+CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "parts of the logits")
+DEAREST = flags.DEFINE_integer("dearest", 20, "lines of ours to name")
+HLO = flags.DEFINE_string("hlo", None, "write the compiled programs to this folder")
+JSON = flags.DEFINE_string("json", None, "write the figures to this file")
+
+BANDWIDTH, PEAK, LAUNCH = 0.85, 0.75, 1.5e-6  # that are likely: shares of the data sheet's, and seconds of a kernel
+SHORT = 2e-6  # seconds; shorter kernels wait for their launch
+
+
+def absent_devices(topology: str) -> tuple[Machine, list[jax.Device]]:
+    """The devices of a topology, for the compiler alone.
+
+    Raises:
+      UserError: the machine is not known, or its compiler not installed.
+    """
+    platform, _, rest = topology.partition(":")
+    name, _, count = rest.partition("x") if platform == "cuda" else (platform, "", "")
+    if name not in MACHINES:
+        raise UserError(f"--topology={topology}: it must be one of cuda:h100, cuda:h200, cuda:h100x8, v5e:2x2")
+    machine = MACHINES[name]
+    module, extra = ("jax_cuda13_plugin", "aot-gpu") if platform == "cuda" else ("libtpu", "aot-tpu")
+    if not importlib.util.find_spec(module):
+        raise UserError(f"--topology={topology} needs {module}, which is not installed: pip install -e '.[{extra}]'")
+    if platform == "cuda":
+        options = {"topology": f"1x1x{count or 1}", "target_config": machine.description}
+        return machine, topologies.get_topology_desc(name, platform, **options).devices
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # other compilations on this machine do no harm
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU to ask about
+    return machine, topologies.get_topology_desc(topology, "tpu").devices
+
+
+def lower_step(config: TransformerConfig, devices: list[jax.Device], rows: int, length: int, chunks: int = 1):
+    """Lowers the update of `config` for devices that need not be there, on `rows` pairs of two `length` tokens."""
+    defaults, parallel = base.get_config(), Jit(devices, shard_params=False)
+    optimizer = make_optimizer(defaults.optimizer, config.d_model)
+    loss_fn = translation_loss(Transformer(config), defaults.label_smoothing, chunks)
+
+    def init(key):
+        return TrainState.create(0, init_params(config, key), optimizer)
+
+    whole = jax.sharding.NamedSharding(parallel.mesh, jax.sharding.PartitionSpec())
+    state = jax.eval_shape(init, jax.random.key(0))
+    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), state)
+    batch = dict.fromkeys(("source", "target"), jax.ShapeDtypeStruct((rows, length), np.int32))
+    step = parallel.compile(make_train_step(loss_fn, optimizer), donate_state=True)
+    return step.lower(state, batch)
+
+
+def compile_absent(lowered: Any, machine: Machine) -> Any:
+    """Compiles for a machine that is not there."""
+    return lowered.compile(compiler_options={} if machine.clock else {"xla_gpu_enable_triton_gemm": False})
+
+
+def seconds(kernel: Kernel, machine: Machine, devices: int, *, likely: bool) -> float:
+    """Time of one launch of a kernel by the roofline; a TPU's by its compiler."""
+    around = 2 * (devices - 1) / devices * kernel.collective / machine.link  # all-reduce in a ring
+    if machine.clock:
+        return kernel.cycles / machine.clock + around
+    moved = kernel.bytes / machine.bandwidth + around
+    computed = sum(flops / machine.flops(kind) for kind, flops in kernel.flops.items())
+    return max(moved / BANDWIDTH, computed / PEAK) + LAUNCH if likely else max(moved, computed)
+
+
+def sum_flops(kernels: list[Kernel], devices: int = 1) -> dict[str, float]:
+    """FLOPs of products on a device by the type of their operands."""
+    found = collections.Counter()
+    for kernel in kernels:
+        found.update({kind: kernel.times * n / devices for kind, n in kernel.flops.items()})
+    return dict(found)
+
+
+def report(topology: str, config: TransformerConfig, console: rich.console.Console) -> dict:
+    """Compiles for a topology, prints what the program is made of and returns it."""
+    machine, devices = absent_devices(topology)
+    lowered = lower_step(config, devices, ROWS.value, LENGTH.value, CHUNKS.value)
+    compiled = compile_absent(lowered, machine)
+    if HLO.value:
+        folder = pathlib.Path(HLO.value)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{topology.replace(':', '_')}.txt").write_text(compiled.as_text())
+    kernels = Program(compiled.as_text()).kernels()
+    if (
+        machine.clock
+    ):  # copies to the fast memory, which have no cycles, run beside the kernels; products are convolutions
+        kernels = [kernel for kernel in kernels if kernel.cycles or kernel.collective]
+        written = Program(lowered.as_text(dialect="hlo")).kernels()
+        flops = sum_flops(written, len(devices))
+    else:
+        flops = sum_flops(kernels)
+    memory = compiled.memory_analysis()
+    times = {False: 0.0, True: 0.0}
+    lines, short = collections.defaultdict(float), 0
+    for kernel in kernels:
+        for likely in times:
+            times[likely] += kernel.times * seconds(kernel, machine, len(devices), likely=likely)
+        bound = seconds(kernel, machine, len(devices), likely=False)
+        short += kernel.times * (bound < SHORT)
+        lines[kernel.line or kernel.opcode] += kernel.times * bound
+    lengths = np.full(ROWS.value, LENGTH.value)
+    model = training_flops(config, lengths, lengths)
+    peak = len(devices) * machine.flops("bf16")
+    figures = {
+        "kernels": sum(kernel.times for kernel in kernels),
+        "short_kernels": short,
+        "bytes": sum(kernel.times * kernel.bytes for kernel in kernels),
+        "flops": flops,
+        "model_flops": model,
+        "collectives": sum(kernel.times for kernel in kernels if kernel.collective),
+        "collective_bytes": sum(kernel.times * kernel.collective for kernel in kernels),
+        "memory": memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes,
+        "bound_ms": 1000 * times[False],
+        "likely_ms": 1000 * times[True],
+        "mfu": {name: model / times[likely] / peak for name, likely in (("bound", False), ("likely", True))},
+        "lines_ms": {line: 1000 * t for line, t in sorted(lines.items(), key=lambda item: -item[1])},
+    }
+    console.print(
+        f"[bold]{topology}[/] ({len(devices)} x {machine.name}), {SIZE.value}, {config.dtype}, "
+        f"{ROWS.value} x ({LENGTH.value} + {LENGTH.value}) tokens, {model / 1e12:.3g} TFLOP of the model"
+    )
+    by_type = ", ".join(f"{kind} {n / 1e12:.3g}" for kind, n in sorted(flops.items()))
+    console.print(
+        f"a device: {figures['kernels']:,} kernels ({short:,} below {SHORT * 1e6:.0f} us), "
+        f"{figures['bytes'] / 1e9:.1f} GB, TFLOP by type: {by_type}; {figures['collectives']} collectives of "
+        f"{figures['collective_bytes'] / 1e6:,.0f} MB; memory {figures['memory'] / 1e9:.2f} GB"
+    )
+    console.print(
+        "bound {bound_ms:.1f} ms, likely {likely_ms:.1f} ms; model FLOPs are {mfu[bound]:.0%} and {mfu[likely]:.0%} of "
+        "the peak in bfloat16".format(**figures)
+    )
+    table = rich.table.Table("line", "bound, ms", "share")
+    for line, t in list(figures["lines_ms"].items())[: DEAREST.value]:
+        table.add_row(line, f"{t:.2f}", f"{t / figures['bound_ms']:.1%}")
+    console.print(table)
+    return figures
+
+
+def main() -> None:
+    jax.config.update("jax_platforms", "cpu")  # the process itself needs no accelerator
+    config = dataclasses.replace(SIZES[SIZE.value], dtype=DTYPE.value, dropout=DROPOUT.value)
+    console = rich.console.Console(width=120)
+    figures = {topology: report(topology, config, console) for topology in TOPOLOGY.value}
+    if JSON.value is not None:
+        pathlib.Path(JSON.value).write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    cli.run(main)

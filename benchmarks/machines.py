@@ -1,0 +1,50 @@
+"""Accelerators to compile for where they are absent: their data sheets, and the description that XLA wants."""
+
+import dataclasses
+
+from transformer_flax.training.data_sheets import PEAKS
+
+# What an H100 and an H200 have in common: NVIDIA's tables of compute capability 9.0.
+HOPPER = """
+gpu_device_info {{
+  name: "{name}" device_vendor: "NVIDIA Corporation"
+  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 ecc_enabled: true
+  device_memory_size: {memory} memory_bandwidth: {bandwidth} l2_cache_size: 52428800 device_address_bits: 64
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  registers_per_block_limit: 65536 registers_per_core_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 12 }}
+device_description_str: "{name}"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A device of the data sheets; sizes are in bytes, rates a second."""
+
+    name: str
+    bandwidth: float  # of its memory
+    link: float  # to its neighbours, in one direction
+    memory: int
+    clock: float = 0.0  # of a TPU, in which XLA estimates its kernels
+
+    def flops(self, kind: str) -> float:
+        """The peak for products of operands of a type."""
+        return PEAKS[self.name]["bfloat16" if kind == "bf16" else "float32"]
+
+    @property
+    def description(self) -> str:
+        """The GPU, as XLA's `GpuTargetConfigProto` in text."""
+        return HOPPER.format(name=self.name, memory=self.memory, bandwidth=int(self.bandwidth))
+
+
+MACHINES = {
+    "h100": Machine("NVIDIA H100 80GB HBM3", 3.352e12, 450e9, 84_942_979_072),
+    "h200": Machine("NVIDIA H200", 4.8e12, 450e9, 151_397_597_184),
+    "v5e": Machine("TPU v5 lite", 819e9, 50e9, 17_179_869_184, clock=1.5e9),
+}

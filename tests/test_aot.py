@@ -1,0 +1,101 @@
+"""Programs for accelerators that are not there: how they are read, and what the training step is made of on one."""
+
+import dataclasses
+import importlib.util
+
+import pytest
+
+from benchmarks.hlo import Program
+
+PROGRAM = """\
+HloModule jit_step
+
+FileNames
+1 "/clone/transformer_flax/model/dense.py"
+2 "/environment/jax/lax.py"
+
+FunctionNames
+1 "product"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=27 end_line=27 column=2 end_column=12}
+2 {file_name_id=2 function_name_id=1 line=99 end_line=99 column=2 end_column=12}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=2}
+
+
+%fused_product (a: bf16[8,16], b: bf16[16,32]) -> f32[8,32] {
+  %a = bf16[8,16]{1,0} parameter(0)
+  %b = bf16[16,32]{1,0} parameter(1)
+  ROOT %dot.1 = f32[8,32]{1,0} dot(%a, %b), lhs_contracting_dims={1}, metadata={stack_frame_id=2}
+}
+
+%fused_rows (table: f32[1000,4], ids: s32[3,1]) -> f32[3,4] {
+  %table = f32[1000,4]{1,0} parameter(0)
+  %ids = s32[3,1]{1,0} parameter(1)
+  ROOT %gather.1 = f32[3,4]{1,0} gather(%table, %ids), offset_dims={1}, slice_sizes={1,4}
+}
+
+%body (state: (s32[], f32[8,32])) -> (s32[], f32[8,32]) {
+  %state = (s32[], f32[8,32]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%state), index=0
+  %x = f32[8,32]{1,0} get-tuple-element(%state), index=1
+  %y = f32[8,32]{1,0} copy(%x)
+  ROOT %next = (s32[], /*index=1*/f32[8,32]{1,0}) tuple(%i, %y)
+}
+
+ENTRY %main (x: bf16[8,16], w: bf16[16,32], e: f32[1000,4], ids: s32[3,1], loop: (s32[], f32[8,32])) -> f32[8,32] {
+  %x = bf16[8,16]{1,0} parameter(0), sharding={replicated}
+  %w = bf16[16,32]{1,0} parameter(1)
+  %e = f32[1000,4]{1,0} parameter(2)
+  %ids = s32[3,1]{1,0} parameter(3)
+  %loop = (s32[], f32[8,32]{1,0}) parameter(4)
+  %rows = f32[3,4]{1,0} fusion(%e, %ids), kind=kLoop, calls=%fused_rows
+  %while.1 = (s32[], f32[8,32]{1,0}) while(%loop), condition=%test, body=%body, \
+backend_config={"known_trip_count":{"n":"5"}}
+  %gemm = (bf16[8,32]{1,0}, s8[64]{0}) custom-call(%x, %w), custom_call_target="__cublas$gemm", \
+backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
+  %sum = f32[8,32]{1,0} all-reduce(%product), to_apply=%add
+  ROOT %product = f32[8,32]{1,0} fusion(%x, %w), kind=kCustom, calls=%fused_product, metadata={stack_frame_id=2}
+}
+"""
+
+
+def test_the_kernels_of_a_program_are_read_with_their_bytes_flops_and_lines():
+    kernels = {kernel.name: kernel for kernel in Program(PROGRAM).kernels()}
+    assert set(kernels) == {"rows", "y", "gemm", "sum", "product"}
+    assert kernels["product"].flops == {"bf16": 2 * 8 * 32 * 16} == kernels["gemm"].flops
+    assert kernels["product"].bytes == 2 * 8 * 16 + 2 * 16 * 32 + 4 * 8 * 32
+    assert kernels["product"].line == "model/dense.py:27"
+    assert kernels["rows"].bytes == 4 * 12 + 4 * 3 + 4 * 12  # rows of a table, not the table
+    assert (kernels["y"].times, kernels["y"].bytes) == (5, 2 * 4 * 8 * 32)
+    assert (kernels["sum"].collective, kernels["sum"].bytes) == (4 * 8 * 32, 0)
+
+
+@pytest.fixture(scope="module")
+def on_h100():
+    """A tiny step in bfloat16, compiled for an H100."""
+    if not importlib.util.find_spec("jax_cuda13_plugin"):
+        pytest.skip("the compiler for absent GPUs is not installed: pip install -e '.[aot-gpu]'")
+    from benchmarks.aot import absent_devices, compile_absent, lower_step
+    from benchmarks.sizes import SIZES
+
+    machine, devices = absent_devices("cuda:h100")
+    config = dataclasses.replace(SIZES["tiny"], dtype="bfloat16", num_layers=1)
+    return compile_absent(lower_step(config, devices, 16, 8), machine)
+
+
+def test_a_step_for_an_absent_gpu_is_one_program_that_gives_its_state_away(on_h100):
+    text, memory = on_h100.as_text(), on_h100.memory_analysis()
+    assert not any(place in text for place in ("infeed", "outfeed", "S(5)"))  # nothing goes to the host
+    metrics = 4 * 9  # bytes, with the norm
+    assert 0 <= memory.output_size_in_bytes - memory.alias_size_in_bytes <= 64 * metrics
+
+
+def test_its_products_are_narrow_its_sums_are_not_and_its_kernels_are_few(on_h100):
+    kernels = Program(on_h100.as_text()).kernels()
+    assert {kind for kernel in kernels for kind in kernel.flops} == {"bf16"}
+    assert {kind for kernel in kernels for kind in kernel.scatters} == {"f32"}
+    assert sum(kernel.times for kernel in kernels) <= 257  # a higher count needs a reason; lower it when it falls
