@@ -62,7 +62,10 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(params=VARIANTS)
+QUICK_VARIANTS = ("paper", "relative, additive", "rotary", "pre_norm", "untied")
+
+
+@pytest.fixture(params=[pytest.param(v, marks=() if v in QUICK_VARIANTS else pytest.mark.long) for v in VARIANTS])
 def variant(request) -> TransformerConfig:
     """Every choice of the model, one at a time."""
     return VARIANTS[request.param]

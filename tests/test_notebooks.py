@@ -10,7 +10,11 @@ from tests.commands.process import ENVIRONMENT
 from tests.conftest import ROOT
 
 
-@pytest.fixture(params=sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SLOW = "table3"  # which trains a sweep
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
 def notebook(request):
     return nbformat.read(request.param, as_version=4)
 
@@ -23,6 +27,11 @@ def outputs_of(notebook) -> list:
     return [output for cell in code_of(notebook) for output in cell.outputs]
 
 
+@pytest.mark.parametrize(
+    "notebook",
+    [pytest.param(path, marks=pytest.mark.long if path.stem == SLOW else (), id=path.stem) for path in NOTEBOOKS],
+    indirect=True,
+)
 def test_a_notebook_runs_on_another_run(notebook, finished, tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     environment = ENVIRONMENT | {"WORKDIR": str(finished), "IPYTHONDIR": str(tmp_path)}

@@ -14,7 +14,7 @@ SMALL = (
     "--config=configs/numbers.py --config.steps=2 --config.data.num_pairs=1000 --config.data.tokens_per_batch=512 "
     "--config.model.num_layers=1 --config.model.d_model=16 --config.model.d_ff=16 --config.model.num_heads=2 "
     "--config.model.d_k=8 --config.model.d_v=8 --config.eval.sentences=4 --config.eval.test=False "
-    "--config.data.cache_dir=cache"
+    "--config.data.cache_dir=cache --config.decode.max_extra_length=2 --config.decode.batch_size=16"
 )
 
 

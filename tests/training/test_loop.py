@@ -71,6 +71,7 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     assert [line["step"] for line in again] == [3, 3, 6, 6]
 
 
+@pytest.mark.long
 def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_without(run, tmp_path):
     whole = {"model__d_ff": 512, "eval__final_average": 2, "parallel__num_devices": 2}
     sharded = whole | {"parallel__shard_params": True, "parallel__num_devices": 4}
