@@ -9,7 +9,6 @@ from nbclient import NotebookClient
 from tests.commands.process import ENVIRONMENT
 from tests.conftest import ROOT
 
-
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 SLOW = "table3"  # which trains a sweep
 
