@@ -65,11 +65,14 @@ def _wide_forward(equation, x, y):
 
 
 def _wide_backward(equation, operands, gradient):
-    def transposed(gradient, *operands, result):
-        product, transpose = jax.vjp(functools.partial(jnp.einsum, equation, preferred_element_type=result), *operands)
-        return transpose(gradient.astype(product.dtype))
+    def transposed(gradient, x, y, result):
+        multiply = functools.partial(jnp.einsum, equation, preferred_element_type=result)
+        gradient = gradient.astype(result)
+        [of_x] = jax.linear_transpose(lambda x: multiply(x, y), x)(gradient)
+        [of_y] = jax.linear_transpose(lambda y: multiply(x, y), y)(gradient)
+        return of_x, of_y
 
-    narrow, wide = (functools.partial(transposed, result=result) for result in (None, jnp.float32))
+    narrow, wide = (functools.partial(transposed, result=result) for result in (operands[0].dtype, jnp.float32))
     return jax.lax.platform_dependent(gradient, *operands, tpu=wide, default=narrow)
 
 
