@@ -31,7 +31,10 @@ ROWS = flags.DEFINE_string(
 )
 SEEDS = flags.DEFINE_integer("seeds", 1, "number of times each is trained, with config.seed 0, 1, ...", 1)
 GRID = flags.DEFINE_multi_string(
-    "grid", [], "a field and its values, such as model.dropout=0.0,0.1,0.2; several are crossed"
+    "grid",
+    [],
+    "a field and its values, such as model.dropout=0.0,0.1,0.2, or fields that have the same value, such as "
+    "model.d_k,model.d_v=16,32; several are crossed",
 )
 VARIANTS = flags.DEFINE_string(
     "variants",
@@ -156,4 +159,4 @@ def _short(text: str) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, afterwards="the same command resumes the sweep")
+    cli.run(main, afterwards="the same command resumes the sweep, and with --report_only reports what has finished")

@@ -19,6 +19,17 @@ def names(*arguments, **options) -> list[str]:
     return [variant.name for variant in make_variants(divisible(), *arguments, **options)]
 
 
+def test_fields_of_one_axis_have_the_same_value():
+    made = make_variants(divisible(), "base", axes=["model.d_k,model.d_v=8,16", "model.dropout=0.1,0.2"])
+    assert made[1].name == "base model.d_k=8 model.d_v=8 model.dropout=0.2"
+    assert [(v.config.model.d_k, v.config.model.d_v, v.config.model.dropout) for v in made] == [
+        (8, 8, 0.1),
+        (8, 8, 0.2),
+        (16, 16, 0.1),
+        (16, 16, 0.2),
+    ]
+
+
 def test_rows_are_named_one_by_one_by_their_group_or_all_at_once():
     assert names("all") == list(table3.ROWS)
     assert names("C-N2") == ["C-N2"]
@@ -79,6 +90,7 @@ def test_a_file_names_variants_a_line_each(tmp_path):
         ("base", ["model.dropout=wide"], r"--grid model\.dropout=wide: .*; the base has 0\.05"),
         ("base", ["steps=1.5"], r"--grid steps=1\.5: .*; the base has 1000"),
         ("base", ["steps=5", "steps=6"], "--grid steps is given twice"),
+        ("base", ["steps,log.every=5", "steps=6"], "--grid steps is given twice"),
         ("base", ["seed=5"], "--grid: seed cannot vary: --seeds says how many"),
         ("base", ["model.dropout=0.1,1.5"], r"base model\.dropout=1\.5: config\.model\.dropout is 1\.5; it must be"),
         ("D", ["model.dropout=0.1"], r"--grid model\.dropout would undo D-drop0\.0, which"),

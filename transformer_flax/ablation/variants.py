@@ -74,7 +74,10 @@ def make_variants(
         )
     if runs > MOST_RUNS and not many:
         raise UserError(f"that makes {runs:,} runs; add --many to train more than {MOST_RUNS:,}")
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    points = [
+        {field: value for fields, value in zip(grid, values, strict=True) for field in fields}
+        for values in itertools.product(*grid.values())
+    ]
     return [_make_variant(*start, point, base) for start in starts for point in points]
 
 
@@ -104,22 +107,25 @@ def _parse_rows(text: str) -> list[str]:
     return [name for name in table3.ALL if name in named]
 
 
-def _parse_axes(texts: Iterable[str], base: ConfigDict) -> dict[str, list[Any]]:
-    """The distinct values of each field of the grid."""
-    axes: dict[str, list[Any]] = {}
+def _parse_axes(texts: Iterable[str], base: ConfigDict) -> dict[tuple[str, ...], list[Any]]:
+    """The distinct values of each axis of the grid: of a field, or of several that have the same value."""
+    axes: dict[tuple[str, ...], list[Any]] = {}
     for text in texts:
-        field, equals, values = text.partition("=")
+        names, equals, values = text.partition("=")
         if not equals:
             raise UserError(f"--grid {text!r} has no values; write it like --grid model.dropout=0.0,0.1")
-        like = _value_in(base, field, "--grid")
-        if field in axes:
-            raise UserError(f"--grid {field} is given twice; put all of its values into one, separated by commas")
-        if type(like) not in PARSERS:
-            raise UserError(f"--grid {field} cannot vary a value like {like!r}; use a --variants file")
-        try:
-            axes[field] = list(dict.fromkeys(PARSERS[type(like)].parse(value) for value in values.split(",")))
-        except ValueError as error:
-            raise UserError(f"--grid {text}: {error}; the base has {like!r}") from error
+        fields, parsed = tuple(names.split(",")), []
+        for field in fields:
+            like = _value_in(base, field, "--grid")
+            if field in itertools.chain(*axes):
+                raise UserError(f"--grid {field} is given twice; put all of its values into one, separated by commas")
+            if type(like) not in PARSERS:
+                raise UserError(f"--grid {field} cannot vary a value like {like!r}; use a --variants file")
+            try:
+                parsed = list(dict.fromkeys(PARSERS[type(like)].parse(value) for value in values.split(",")))
+            except ValueError as error:
+                raise UserError(f"--grid {text}: {error}; the base has {like!r}") from error
+        axes[fields] = parsed
     return axes
 
 
