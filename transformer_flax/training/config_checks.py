@@ -72,7 +72,8 @@ def check(config: ConfigDict) -> None:
         require_alike(config, model)
         for name in ("data.tokenizer_file", "embedding_init"):
             require(name, lambda value: not value, "empty with config.init_from, which has its own")
-    train_only(config.train_only, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
+    if config.train_only:
+        train_only(config.train_only, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
     averaged = max(config.eval.average, config.eval.final_average)
     require(
         "checkpoint.keep",

@@ -81,20 +81,17 @@ def load_start(config: ConfigDict) -> Start | None:
 
 
 def train_only(patterns: str, params: Any) -> Callable[[Any], Any]:
-    """A function that replaces the gradients of parameters that are not trained by zeros.
+    """Makes a function that replaces the gradients of parameters that are not trained by zeros.
 
     Adam leaves a parameter whose gradient was always zero as it is, and XLA computes nothing for it.
 
     Args:
-      patterns: `config.train_only`, beginnings of parameter names, as in "decoder,embedding" or "*.self_attention"; the
-        empty text trains all.
+      patterns: `config.train_only`, beginnings of parameter names, as in "decoder,embedding" or "*.self_attention".
       params: a tree of the model's parameters, or of their shapes.
 
     Raises:
       UserError: a pattern matches no parameter.
     """
-    if not patterns:
-        return lambda grads: grads
     names = jax.tree_util.tree_map_with_path(lambda path, _: ".".join(part.key for part in path), params)
     for pattern in patterns.split(","):
         if not any(_matches(name, pattern) for name in jax.tree.leaves(names)):

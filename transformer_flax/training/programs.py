@@ -46,7 +46,7 @@ class Programs:
             accumulation_steps=config.accumulation_steps,
             ema_decay=config.ema_decay,
             axis_name=parallel.axis_name,
-            trained=train_only(config.train_only, jax.eval_shape(self._init_params, 0)),
+            trained=self._trained(),
         )
         self.train_step = parallel.compile(self.counted("training", self.update), donate_state=True)
         eval_step = make_eval_step(loss_fn, axis_name=parallel.axis_name)
@@ -77,6 +77,10 @@ class Programs:
     def init(self, seed: int) -> TrainState:
         """The state before the first step."""
         return TrainState.create(seed, self._init_params(seed), self._optimizer, keep_ema=self._config.ema_decay > 0)
+
+    def _trained(self) -> Callable[[Any], Any]:
+        patterns = self._config.train_only
+        return train_only(patterns, jax.eval_shape(self._init_params, 0)) if patterns else lambda grads: grads
 
     def _init_params(self, seed: int) -> Any:
         if self._data.start:
