@@ -2,6 +2,8 @@
 
 Scores a split of the run's data, or two text files: --source=FILE --reference=FILE, where the reference has a
 translation or a label for each line. Prints a table to standard error and the same as JSON to standard output.
+--lowercase and --tokenized, alone or together, add a BLEU to set beside published ones that are measured so, as most of
+Multi30k are.
 """
 
 import dataclasses
@@ -28,6 +30,8 @@ SPLIT = flags.DEFINE_enum("split", "test", SPLITS, "split of the run's data")
 SOURCE = flags.DEFINE_string("source", None, "score on this file instead of a split, one sentence a line")
 REFERENCE = flags.DEFINE_string("reference", None, "a file with the translations or labels of --source, line by line")
 TRANSLATIONS = flags.DEFINE_string("translations", None, "write the translations to this file")
+LOWERCASE = flags.DEFINE_bool("lowercase", False, "also print the BLEU of the lower-cased translations and references")
+TOKENIZED = flags.DEFINE_bool("tokenized", False, "also print the BLEU of their tokens as Moses makes them")
 CONFUSION = flags.DEFINE_string(
     "confusion", None, "draw the confusion matrix of a classifier to this file, PNG, SVG or PDF"
 )
@@ -54,6 +58,8 @@ def main() -> None:
     run, settings = RESTORE()
     if run.classes is None and CONFUSION.value is not None:
         raise UserError(f"--confusion is for a run that classifies; {run.config.name} translates")
+    if run.classes is not None and (LOWERCASE.value or TOKENIZED.value):
+        raise UserError(f"--lowercase and --tokenized are for a run that translates; {run.config.name} classifies")
     if run.classes is not None and TRANSLATIONS.value is not None:
         raise UserError(f"{run.config.name} classifies; python -m transformer_flax.classify prints its labels")
     if SOURCE.value is None:
@@ -69,7 +75,8 @@ def main() -> None:
     if isinstance(report, ClassReport):
         values = _show_labels(report, title, progress)
     else:
-        values = _show_translations(report, title, progress)
+        language = run.config.data.target_language
+        values = _show_translations(report, references, language, title, progress)
     json.dump(head | values, sys.stdout, indent=2)
     print(flush=True)
     if isinstance(report, ClassReport) and CONFUSION.value is not None:
@@ -78,10 +85,20 @@ def main() -> None:
         plot_confusion(report, file=CONFUSION.value)
 
 
-def _show_translations(report: "Report", title: str, progress: "Progress") -> dict[str, Any]:
+def _show_translations(
+    report: "Report", references: list[str], language: str, title: str, progress: "Progress"
+) -> dict[str, Any]:
     """Prints a table and writes the translations; returns the values for JSON."""
     from transformer_flax.console import counted
+    from transformer_flax.data.normalisation import Normaliser
+    from transformer_flax.decoding.scoring import score
 
+    rows, signatures, values = [], {}, {}
+    if LOWERCASE.value or TOKENIZED.value:
+        normalised = score(report.translations, references, Normaliser(language, LOWERCASE.value, TOKENIZED.value))
+        how = ", lower-cased" * LOWERCASE.value + ", of Moses' tokens" * TOKENIZED.value
+        rows, signatures = [[f"BLEU{how}", f"{normalised.bleu:.2f}"]], {"normalised": normalised.signature}
+        values = {"normalised_bleu": normalised.bleu, "normalised_signature": normalised.signature}
     for warning in report.warnings:
         logger.warning(warning)
     progress.table(
@@ -91,6 +108,7 @@ def _show_translations(report: "Report", title: str, progress: "Progress") -> di
             ["BLEU", f"{report.bleu:.2f}"],
             ["chrF", f"{report.chrf:.2f}"],
             ["BLEU, tokenised as in the paper", f"{report.tokenised_bleu:.2f}"],
+            *rows,
             ["exact matches, of whole lines", f"{100 * report.exact_match:.1f} %"],
             ["perplexity of the references, per word-piece", f"{report.perplexity:.3f}"],
             ["length ratio to the references, in 13a tokens", f"{report.length_ratio:.3f}"],
@@ -105,11 +123,12 @@ def _show_translations(report: "Report", title: str, progress: "Progress") -> di
         "BLEU": report.signature,
         "chrF": report.chrf_signature,
         "tokenised": report.tokenised_signature,
+        **signatures,
     }.items():
         progress.say(f"{name + ':':<12}{text}")
     if TRANSLATIONS.value is not None:
         pathlib.Path(TRANSLATIONS.value).write_text("".join(f"{line}\n" for line in report.translations), "utf-8")
-    return {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"}
+    return {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"} | values
 
 
 def _show_labels(report: "ClassReport", title: str, progress: "Progress") -> dict[str, Any]:

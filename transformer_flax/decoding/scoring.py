@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
+from transformer_flax.data.normalisation import Normaliser
 from transformer_flax.errors import UserError
 
 LENGTH_RATIOS = 0.9, 1.1  # `full_scores` warns of ratios outside
@@ -23,7 +24,7 @@ _MARKS = re.compile(r"\s[.,](?!\S)|@@(?!\S)|▁|@-@|##AT##|&(?:amp|apos|quot|lt|
 class TranslationScores:
     """Scores of translations with one reference each."""
 
-    bleu: float  # 0 to 100, cased, sacreBLEU's 13a tokenisation
+    bleu: float  # 0 to 100; of plain text it is cased, with sacreBLEU's 13a tokenisation
     exact_match: float  # share of translations equal to their reference, 0 to 1
     signature: str  # how `bleu` was measured
     length_ratio: float  # tokens of the translations over those of the references, as `bleu` counts them
@@ -40,8 +41,16 @@ class FullScores(TranslationScores):
     warnings: tuple[str, ...]  # reasons to distrust the scores, a sentence each
 
 
-def score(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
+PLAIN = Normaliser("")
+
+
+def score(translations: Sequence[str], references: Sequence[str], normalise: Normaliser = PLAIN) -> TranslationScores:
     """Corpus BLEU and exact matches of detokenised text, fast enough for every evaluation during training.
+
+    Args:
+      translations: one a line.
+      references: as many.
+      normalise: applied to both before they are compared. The BLEU of Moses' tokens is of these tokens alone.
 
     Raises:
       UserError: there are no lines, or not as many translations as references.
@@ -52,10 +61,13 @@ def score(translations: Sequence[str], references: Sequence[str]) -> Translation
             "give as many of one as of the other, and at least one"
         )
     # `force` does not change the score. It silences sacreBLEU's warnings of tokenised text: `full_scores` has its own.
-    metric = sacrebleu.BLEU(tokenize="13a", force=True)
-    bleu = metric.corpus_score(list(translations), [list(references)])
+    tokenize = "none" if normalise.tokenized else "13a"
+    metric = sacrebleu.BLEU(lowercase=normalise.lowercase, tokenize=tokenize, force=True)
+    translations, references = normalise(translations), normalise(references)
+    bleu = metric.corpus_score(translations, [references])
     matches = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))
-    return TranslationScores(bleu.score, matches / len(references), str(metric.get_signature()), bleu.ratio)
+    signature = str(metric.get_signature()).replace("tok:none", normalise.tokens)
+    return TranslationScores(bleu.score, matches / len(references), signature, bleu.ratio)
 
 
 def full_scores(translations: Sequence[str], references: Sequence[str], language: str) -> FullScores:
