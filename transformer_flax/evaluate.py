@@ -23,7 +23,8 @@ from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
     from transformer_flax.console import Progress
-    from transformer_flax.run import ClassReport, Report
+    from transformer_flax.decoding.scoring import TranslationScores
+    from transformer_flax.run import ClassReport, Report, Run
 
 RESTORE = cli.define_run()
 SPLIT = flags.DEFINE_enum("split", "test", SPLITS, "split of the run's data")
@@ -58,6 +59,9 @@ def main() -> None:
     run, settings = RESTORE()
     if run.classes is None and CONFUSION.value is not None:
         raise UserError(f"--confusion is for a run that classifies; {run.config.name} translates")
+    for flag in (LOWERCASE, TOKENIZED):
+        if flag.value and run.config.data[flag.name]:
+            raise UserError(f"--{flag.name} has no effect: {run.config.name} has config.data.{flag.name}=True")
     if run.classes is not None and (LOWERCASE.value or TOKENIZED.value):
         raise UserError(f"--lowercase and --tokenized are for a run that translates; {run.config.name} classifies")
     if run.classes is not None and TRANSLATIONS.value is not None:
@@ -75,8 +79,7 @@ def main() -> None:
     if isinstance(report, ClassReport):
         values = _show_labels(report, title, progress)
     else:
-        language = run.config.data.target_language
-        values = _show_translations(report, references, language, title, progress)
+        values = _show_translations(report, _also(run, report, references), title, progress)
     json.dump(head | values, sys.stdout, indent=2)
     print(flush=True)
     if isinstance(report, ClassReport) and CONFUSION.value is not None:
@@ -85,20 +88,30 @@ def main() -> None:
         plot_confusion(report, file=CONFUSION.value)
 
 
-def _show_translations(
-    report: "Report", references: list[str], language: str, title: str, progress: "Progress"
-) -> dict[str, Any]:
-    """Prints a table and writes the translations; returns the values for JSON."""
-    from transformer_flax.console import counted
+def _also(run: "Run", report: "Report", references: list[str]) -> "TranslationScores | None":
+    """Scores the translations as --lowercase and --tokenized ask for; None if they are not set."""
     from transformer_flax.data.normalisation import Normaliser
     from transformer_flax.decoding.scoring import score
 
+    _, own = run.normalise
+    more = Normaliser(run.config.data.target_language, LOWERCASE.value, TOKENIZED.value)
+    if not more:
+        return None
+    text = Normaliser(more.language, more.lowercase or own.lowercase, more.tokenized or own.tokenized)
+    return score([*map(more, report.translations)], [more(own(line)) for line in references], text)
+
+
+def _show_translations(
+    report: "Report", also: "TranslationScores | None", title: str, progress: "Progress"
+) -> dict[str, Any]:
+    """Prints a table and writes the translations; returns the values for JSON."""
+    from transformer_flax.console import counted
+
     rows, signatures, values = [], {}, {}
-    if LOWERCASE.value or TOKENIZED.value:
-        normalised = score(report.translations, references, Normaliser(language, LOWERCASE.value, TOKENIZED.value))
+    if also:
         how = ", lower-cased" * LOWERCASE.value + ", of Moses' tokens" * TOKENIZED.value
-        rows, signatures = [[f"BLEU{how}", f"{normalised.bleu:.2f}"]], {"normalised": normalised.signature}
-        values = {"normalised_bleu": normalised.bleu, "normalised_signature": normalised.signature}
+        rows, signatures = [[f"BLEU{how}", f"{also.bleu:.2f}"]], {"normalised": also.signature}
+        values = {"normalised_bleu": also.bleu, "normalised_signature": also.signature}
     for warning in report.warnings:
         logger.warning(warning)
     progress.table(
@@ -111,7 +124,7 @@ def _show_translations(
             *rows,
             ["exact matches, of whole lines", f"{100 * report.exact_match:.1f} %"],
             ["perplexity of the references, per word-piece", f"{report.perplexity:.3f}"],
-            ["length ratio to the references, in 13a tokens", f"{report.length_ratio:.3f}"],
+            ["length ratio to the references, in tokens of BLEU", f"{report.length_ratio:.3f}"],
             [
                 f"sentences per second, {counted(report.compilations, 'compilation')} included",
                 f"{report.sentences_per_second:.1f}",

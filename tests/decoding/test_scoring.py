@@ -38,7 +38,8 @@ def test_the_score_is_cased_and_says_how_it_was_measured():
 )
 def test_normalised_translations_are_compared_with_references_normalised_alike(normalise, translation, case, tokens):
     reference = "Er sagt: „Ja“, und geht."
-    plain, normalised = score([translation], [reference]), score([translation], [reference], normalise)
+    plain = score([translation], [reference])
+    normalised = score([normalise(translation)], [normalise(reference)], normalise)
     assert plain.bleu < 50
     assert plain.exact_match == 0
     assert normalised.bleu == pytest.approx(100)
@@ -46,6 +47,19 @@ def test_normalised_translations_are_compared_with_references_normalised_alike(n
     assert f"|{case}|" in normalised.signature
     assert f"|{tokens}|" in normalised.signature
     assert "tok:none" not in normalised.signature
+
+
+def test_all_scores_of_normalised_lines_say_so_and_do_not_tokenise_again():
+    text = Normaliser("de", lowercase=True, tokenized=True)
+    lines = [text(line) for line in REFERENCES]
+    scores = full_scores([lines[0].removesuffix(" ."), lines[1].upper()], lines, "de", text)
+    assert "case:lc" in scores.chrf_signature
+    assert "case:lc" in scores.tokenised_signature
+    assert scores.signature == score(lines, lines, text).signature
+    assert scores.warnings == ()
+    assert table2_tokens(["der rot-weiße &quot; hund &quot; ."], "de", text) == [
+        "der rot ##AT##-##AT## weiße &quot; hund &quot; ."
+    ]
 
 
 def test_bleu_of_tokens_is_of_tokens_alone():

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Iterable
 from typing import Any
 
 
@@ -20,13 +19,17 @@ class Normaliser:
     lowercase: bool = False
     tokenized: bool = False
 
-    def __call__(self, lines: Iterable[str]) -> list[str]:
+    def __bool__(self) -> bool:
+        """False if it returns lines unchanged."""
+        return self.lowercase or self.tokenized
+
+    def __call__(self, line: str) -> str:
         if self.lowercase:
-            lines = [line.lower() for line in lines]
+            line = line.lower()
         if self.tokenized:
             punctuation, moses = _moses(self.language)
-            lines = [moses.tokenize(punctuation.normalize(line), return_str=True) for line in lines]
-        return list(lines)
+            line = moses.tokenize(punctuation.normalize(line), return_str=True)
+        return line
 
     @property
     def tokens(self) -> str:
@@ -34,8 +37,20 @@ class Normaliser:
         return f"tok:moses-{self.language}|punct:normalised|sacremoses:{importlib.metadata.version('sacremoses')}"
 
 
+PLAIN = Normaliser("")
+
+
 @functools.cache
 def _moses(language: str) -> tuple[Any, Any]:
     import sacremoses  # takes 0.3 s, and few runs need it
 
     return sacremoses.MosesPunctNormalizer(language), sacremoses.MosesTokenizer(language)
+
+
+def normalisers(config) -> tuple[Normaliser, Normaliser]:
+    """The normalisers of sources and targets that `config.data` describes. Labels are not normalised."""
+    source, target = (
+        Normaliser(language, config.lowercase, config.tokenized)
+        for language in (config.source_language, config.target_language)
+    )
+    return source, PLAIN if config.source == "tsv" else target

@@ -47,6 +47,8 @@ class DataConfig:
     label_column: int = 0
     text_column: int = 1
     held_out: float = 0.0
+    lowercase: bool = False
+    tokenized: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
