@@ -54,7 +54,8 @@ def test_all_scores_of_normalised_lines_say_so_and_do_not_tokenise_again():
     lines = [text(line) for line in REFERENCES]
     scores = full_scores([lines[0].removesuffix(" ."), lines[1].upper()], lines, "de", text)
     assert "case:lc" in scores.chrf_signature
-    assert "case:lc" in scores.tokenised_signature
+    assert "|case:lc|" in scores.tokenised_signature
+    assert "|tok:moses-de|compounds:##AT##|punct:normalised|" in scores.tokenised_signature
     assert scores.signature == score(lines, lines, text).signature
     assert scores.warnings == ()
     assert table2_tokens(["der rot-weiße &quot; hund &quot; ."], "de", text) == [

@@ -86,7 +86,8 @@ def full_scores(
     # As multi-bleu.perl counts.
     tokenised = sacrebleu.BLEU(lowercase=text.lowercase, tokenize="none", smooth_method="none", force=True)
     split = "|compounds:##AT##" if language == "de" else ""
-    how = f"tok:moses-{language}{split}|punct:ascii|sacremoses:{importlib.metadata.version('sacremoses')}"
+    punctuation = "normalised" if text.tokenized else "ascii"
+    how = f"tok:moses-{language}{split}|punct:{punctuation}|sacremoses:{importlib.metadata.version('sacremoses')}"
     ours, theirs = (table2_tokens(lines, language, text) for lines in (translations, references))
     return FullScores(
         **vars(scores),
