@@ -70,6 +70,10 @@ def get_config() -> ConfigDict:
     config.data.held_out = 0.0  # for tsv: share of the training texts that are the valid split; 0: valid.tsv is
     config.data.source_language = "en"
     config.data.target_language = "de"
+    # Normalised, in training as in translating; published scores of small sets are often of such text. A tokenized run
+    # also translates into tokens.
+    config.data.lowercase = False
+    config.data.tokenized = False  # punctuation normalised and words split from it, as Moses' scripts do
     # "bpe", or "wordpiece": the longest piece first; both byte-level and lossless; or "words", not for translators
     config.data.tokenizer = "bpe"
     config.data.tokenizer_file = ""  # a tokenizer.json of Hugging Face's tokenizers to use instead; empty: train one

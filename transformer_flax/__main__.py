@@ -7,6 +7,7 @@ import transformer_flax
 from transformer_flax.errors import did_you_mean
 
 COMMANDS = {
+    "fetch": "download a text to train on",
     "train": "train a model",
     "translate": "translate lines of text with a trained model",
     "evaluate": "score a trained model on a split or on text files",

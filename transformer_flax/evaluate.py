@@ -2,6 +2,8 @@
 
 Scores a split of the run's data, or two text files: --source=FILE --reference=FILE, where the reference has a
 translation or a label for each line. Prints a table to standard error and the same as JSON to standard output.
+--lowercase and --tokenized, alone or together, add a BLEU to set beside published ones that are measured so, as most of
+Multi30k are.
 """
 
 import dataclasses
@@ -21,13 +23,16 @@ from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
     from transformer_flax.console import Progress
-    from transformer_flax.run import ClassReport, Report
+    from transformer_flax.decoding.scoring import TranslationScores
+    from transformer_flax.run import ClassReport, Report, Run
 
 RESTORE = cli.define_run()
 SPLIT = flags.DEFINE_enum("split", "test", SPLITS, "split of the run's data")
 SOURCE = flags.DEFINE_string("source", None, "score on this file instead of a split, one sentence a line")
 REFERENCE = flags.DEFINE_string("reference", None, "a file with the translations or labels of --source, line by line")
 TRANSLATIONS = flags.DEFINE_string("translations", None, "write the translations to this file")
+LOWERCASE = flags.DEFINE_bool("lowercase", False, "also print the BLEU of the lower-cased translations and references")
+TOKENIZED = flags.DEFINE_bool("tokenized", False, "also print the BLEU of their tokens as Moses makes them")
 CONFUSION = flags.DEFINE_string(
     "confusion", None, "draw the confusion matrix of a classifier to this file, PNG, SVG or PDF"
 )
@@ -54,6 +59,11 @@ def main() -> None:
     run, settings = RESTORE()
     if run.classes is None and CONFUSION.value is not None:
         raise UserError(f"--confusion is for a run that classifies; {run.config.name} translates")
+    for flag in (LOWERCASE, TOKENIZED):
+        if flag.value and run.config.data[flag.name]:
+            raise UserError(f"--{flag.name} has no effect: {run.config.name} has config.data.{flag.name}=True")
+    if run.classes is not None and (LOWERCASE.value or TOKENIZED.value):
+        raise UserError(f"--lowercase and --tokenized are for a run that translates; {run.config.name} classifies")
     if run.classes is not None and TRANSLATIONS.value is not None:
         raise UserError(f"{run.config.name} classifies; python -m transformer_flax.classify prints its labels")
     if SOURCE.value is None:
@@ -69,7 +79,7 @@ def main() -> None:
     if isinstance(report, ClassReport):
         values = _show_labels(report, title, progress)
     else:
-        values = _show_translations(report, title, progress)
+        values = _show_translations(report, _also(run, report, references), title, progress)
     json.dump(head | values, sys.stdout, indent=2)
     print(flush=True)
     if isinstance(report, ClassReport) and CONFUSION.value is not None:
@@ -78,10 +88,30 @@ def main() -> None:
         plot_confusion(report, file=CONFUSION.value)
 
 
-def _show_translations(report: "Report", title: str, progress: "Progress") -> dict[str, Any]:
+def _also(run: "Run", report: "Report", references: list[str]) -> "TranslationScores | None":
+    """Scores the translations as --lowercase and --tokenized ask for; None if they are not set."""
+    from transformer_flax.data.normalisation import Normaliser
+    from transformer_flax.decoding.scoring import score
+
+    _, own = run.normalise
+    more = Normaliser(run.config.data.target_language, LOWERCASE.value, TOKENIZED.value)
+    if not more:
+        return None
+    text = Normaliser(more.language, more.lowercase or own.lowercase, more.tokenized or own.tokenized)
+    return score([*map(more, report.translations)], [more(own(line)) for line in references], text)
+
+
+def _show_translations(
+    report: "Report", also: "TranslationScores | None", title: str, progress: "Progress"
+) -> dict[str, Any]:
     """Prints a table and writes the translations; returns the values for JSON."""
     from transformer_flax.console import counted
 
+    rows, signatures, values = [], {}, {}
+    if also:
+        how = ", lower-cased" * LOWERCASE.value + ", of Moses' tokens" * TOKENIZED.value
+        rows, signatures = [[f"BLEU{how}", f"{also.bleu:.2f}"]], {"normalised": also.signature}
+        values = {"normalised_bleu": also.bleu, "normalised_signature": also.signature}
     for warning in report.warnings:
         logger.warning(warning)
     progress.table(
@@ -91,9 +121,10 @@ def _show_translations(report: "Report", title: str, progress: "Progress") -> di
             ["BLEU", f"{report.bleu:.2f}"],
             ["chrF", f"{report.chrf:.2f}"],
             ["BLEU, tokenised as in the paper", f"{report.tokenised_bleu:.2f}"],
+            *rows,
             ["exact matches, of whole lines", f"{100 * report.exact_match:.1f} %"],
             ["perplexity of the references, per word-piece", f"{report.perplexity:.3f}"],
-            ["length ratio to the references, in 13a tokens", f"{report.length_ratio:.3f}"],
+            ["length ratio to the references, in tokens of BLEU", f"{report.length_ratio:.3f}"],
             [
                 f"sentences per second, {counted(report.compilations, 'compilation')} included",
                 f"{report.sentences_per_second:.1f}",
@@ -105,11 +136,12 @@ def _show_translations(report: "Report", title: str, progress: "Progress") -> di
         "BLEU": report.signature,
         "chrF": report.chrf_signature,
         "tokenised": report.tokenised_signature,
+        **signatures,
     }.items():
         progress.say(f"{name + ':':<12}{text}")
     if TRANSLATIONS.value is not None:
         pathlib.Path(TRANSLATIONS.value).write_text("".join(f"{line}\n" for line in report.translations), "utf-8")
-    return {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"}
+    return {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"} | values
 
 
 def _show_labels(report: "ClassReport", title: str, progress: "Progress") -> dict[str, Any]:

@@ -15,7 +15,8 @@ from ml_collections import ConfigDict
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
-from transformer_flax.data.sources import load_pairs
+from transformer_flax.data.normalisation import Normaliser, normalisers
+from transformer_flax.data.sources import NormalisedPairs, load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding import ctranslate2
 from transformer_flax.decoding.inputs import Inputs
@@ -75,6 +76,11 @@ class Run:
     def __repr__(self) -> str:
         return f"<Run {self.config.name}: {self.parameters}>"
 
+    @property
+    def normalise(self) -> tuple[Normaliser, Normaliser]:
+        """The normalisers of sources and targets. All methods apply them to the text that they are given."""
+        return normalisers(self.config.data)
+
     def translate(self, lines: Iterable[str], **settings) -> list[str]:
         """Returns the best translation of each line, in order; settings are those of `translator`.
 
@@ -110,7 +116,7 @@ class Run:
           UserError: the run classifies, or a setting is unknown.
         """
         self._require_translator()
-        return self._make(Translator, self.tokenizer, settings=settings)
+        return self._make(Translator, self.tokenizer, self.normalise, settings=settings)
 
     def predictor(self, **settings) -> Predictor:
         """Returns the run's classifier. The same settings give the same object, with its compiled programs.
@@ -123,7 +129,7 @@ class Run:
         """
         if self.classes is None:
             raise UserError(f"{self.config.name} translates and has no classes: use translate instead of classify")
-        return self._make(Predictor, self.tokenizer, self.classes.names, settings=settings)
+        return self._make(Predictor, self.tokenizer, self.classes.names, self.normalise[0], settings=settings)
 
     def _make(self, what: type, *arguments, settings: dict[str, Any]) -> Any:
         """Makes a Translator or Predictor of the run and its partners, once for the same settings."""
@@ -163,7 +169,8 @@ class Run:
         started = time.perf_counter()
         translations = translator.translate(sources, progress=progress)
         seconds = time.perf_counter() - started
-        scores = full_scores(translations, references, self.config.data.target_language)
+        _, text = self.normalise
+        scores = full_scores(translations, [*map(text, references)], self.config.data.target_language, text)
         log_probs = [log_prob for line in translator.score(sources, references) for log_prob in line]
         return Report(
             **vars(scores),
@@ -193,7 +200,7 @@ class Run:
         )
 
     def split(self, name: str) -> tuple[list[str], list[str]]:
-        """Returns the sources and references of a split of the run's data.
+        """Returns the sources and references of a split of the run's data, not normalised.
 
         Raises:
           UserError: there is no such split, or its text has changed since training.
@@ -201,6 +208,8 @@ class Run:
         pairs = load_pairs(self.config.data, name)
         if self.fingerprints.get(name, pairs.fingerprint) != pairs.fingerprint:
             raise UserError(f"the {name} split of {self.config.name} has changed since the run was made")
+        if isinstance(pairs, NormalisedPairs):
+            pairs = pairs.raw
         examples = [pairs[i] for i in range(len(pairs))]
         return [source for source, _ in examples], [target for _, target in examples]
 
@@ -244,13 +253,14 @@ class Run:
         decode = {**self.config.decode, **settings}
         longest = decode["max_input_length"]
         reader = Inputs(self.tokenizer, longest, decode["batch_size"], decode["window"], refuse_long=True)
-        inputs, _ = reader.encode(sources, longest)
+        read, write = self.normalise
+        inputs, _ = reader.encode([*map(read, sources)], longest)
         if targets is None:
             found = self.translator(**settings).search(sources)
             outputs = [[*(token for token in best.tokens if token != END_ID), END_ID] for best, *_ in found]
         else:
             _require_as_many(sources, "targets", targets)
-            outputs, _ = reader.encode(targets, longest + decode["max_extra_length"])
+            outputs, _ = reader.encode([*map(write, targets)], longest + decode["max_extra_length"])
         pairs = list(zip(inputs, outputs, strict=True))
         return attend(self.model.config, self.params, self.tokenizer, pairs)
 
@@ -284,12 +294,13 @@ class Run:
         """Returns this run and others as one model, whose next-token probabilities are the mean of theirs.
 
         Raises:
-          UserError: the runs have different tokenizers or classes.
+          UserError: the runs have different tokenizers, classes or normalisation of the text.
         """
         for other in others:
             for what, ours, theirs in (
                 ("classes", self.classes and self.classes.names, other.classes and other.classes.names),
                 ("tokenizers", self.tokenizer.to_json(), other.tokenizer.to_json()),
+                ("config.data.lowercase or config.data.tokenized", _normalised(self), _normalised(other)),
             ):
                 if ours != theirs:
                     raise UserError(
@@ -299,6 +310,10 @@ class Run:
         partners = (*self.partners, *(member for other in others for member in (other, *other.partners)))
         parameters = "; ".join([self.parameters, *(other.parameters for other in others)])
         return dataclasses.replace(self, partners=partners, parameters=parameters)
+
+
+def _normalised(run: Run) -> tuple[bool, bool]:
+    return run.config.data.lowercase, run.config.data.tokenized
 
 
 def _texts(method: str, lines: Iterable[str]) -> list[str]:

@@ -59,6 +59,7 @@ def main(*files: str) -> None:
         progress = IO.start(lines)
         if isinstance(lines, list) and targets is not None:
             scored = translator.score(lines, targets, progress=progress)
+            targets = map(translator.normalise[1], targets)
             results = (_show_scores(*result, run.tokenizer) for result in zip(targets, scored, strict=True))
         else:
             found = translator.search(lines, prefixes=prefixes, progress=progress)

@@ -45,11 +45,13 @@ def train() -> None:
     from transformer_flax.relatives.word_vectors import VectorConfig, train_vectors
     from transformer_flax.training.compilation_cache import keep_compiled
     from transformer_flax.training.config_checks import check_text, given_tokenizer
+    from transformer_flax.training.fields import complete
     from transformer_flax.training.setup import train_tokenizer
 
     if "vectors" not in config:
         raise UserError("the config has no section config.vectors: start from configs/vectors.py")
     chosen = VectorConfig(**config.vectors)
+    config = complete(config)
     check_text(config)
     require_free(output)
     output.parent.mkdir(parents=True, exist_ok=True)

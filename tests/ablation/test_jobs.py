@@ -56,6 +56,12 @@ def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
     assert "--config.model" not in made.shown(Job((first,)))
 
 
+def test_the_signature_of_a_result_is_that_of_the_text_of_its_run(tmp_path):
+    made = recipe(tmp_path, **{"data.lowercase": True})
+    [trial] = made.trials(make_variants(made.base, "base"), seeds=1)
+    assert "|case:lc|" in trial.failure("stopped").signature
+
+
 def test_one_command_trains_several_seeds(tmp_path):
     made = recipe(tmp_path)
     runs = made.trials(make_variants(made.base, "base,E", axes=["model.max_length=512"]), seeds=3)

@@ -52,6 +52,16 @@ def test_files_are_measured_with_the_flags_of_a_search_and_doubts_are_warned_of(
     assert f"WARNING: {warning}" in result.stderr
 
 
+def test_scores_are_also_given_as_others_publish_them(finished):
+    result = succeeds("evaluate", f"--workdir={finished}", "--lowercase", "--tokenized", "--beam_size=1")
+    report = json.loads(result.stdout)
+    assert report.keys() == KEYS | {"normalised_bleu", "normalised_signature"}
+    assert "|case:lc|" in report["normalised_signature"]
+    assert f"normalised: {report['normalised_signature']}" in result.stderr
+    assert "BLEU, lower-cased, of Moses' tokens" in result.stderr
+    assert f"{report['normalised_bleu']:.2f}" in result.stderr
+
+
 @pytest.mark.parametrize("flag", ["--source", "--reference"])
 def test_a_source_and_its_reference_belong_together(flag):
     assert "give both --source and --reference" in refused("evaluate", "--workdir=/nowhere", f"{flag}=a.txt")

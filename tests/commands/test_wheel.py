@@ -84,6 +84,7 @@ def test_the_command_lists_its_commands(installed, tmp_path):
 
     assert succeeds(installed, tmp_path, "--version").strip() == transformer_flax.__version__
     help_text = succeeds(installed, tmp_path)
+    assert "\n  fetch " in help_text
     for command in ("train", "translate", "evaluate", "classify", "align", "sweep", "cost", "vectors"):
         assert f"\n  {command} " in help_text
         assert "--config" in (said := succeeds(installed, tmp_path, command, "--help")) or "--workdir" in said

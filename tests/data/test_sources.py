@@ -54,6 +54,24 @@ def test_the_two_sides_may_be_compressed_differently(tmp_path):
     assert as_list(read(tmp_path)) == list(zip(ENGLISH, GERMAN, strict=True))
 
 
+def test_text_is_normalised_on_request_in_the_language_of_its_side(tmp_path):
+    write(tmp_path, en=["It's Prof. Smith's dog."], de=["Ein „Hund“, z.B. rot-weiß."])
+    assert as_list(read(tmp_path, lowercase=True)) == [("it's prof. smith's dog.", "ein „hund“, z.b. rot-weiß.")]
+    both = read(tmp_path, lowercase=True, tokenized=True)
+    assert as_list(both) == [("it &apos;s prof. smith &apos;s dog .", "ein &quot; hund &quot; , z.b. rot-weiß .")]
+    assert both.__getitems__([0]) == as_list(both)
+    assert as_list(both.raw) == as_list(read(tmp_path))
+
+
+def test_text_that_is_normalised_otherwise_has_another_fingerprint(tmp_path):
+    write(tmp_path)
+    normalised = [{}, {"lowercase": True}, {"tokenized": True}, {"lowercase": True, "tokenized": True}]
+    assert len({read(tmp_path, **fields).fingerprint for fields in normalised}) == 4
+    # As before there were the fields, so that old caches and runs stay valid.
+    known = "64bd9917a2fe668151676ba307f8a7c40396ed9e3b3ea3a8e69e1601b9640619"
+    assert read(tmp_path).fingerprint == known
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
 def test_the_fingerprint_is_of_the_text_not_of_its_file(tmp_path, suffix):
     plain = read(write(tmp_path / "here"))

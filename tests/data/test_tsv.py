@@ -43,6 +43,11 @@ def test_the_columns_that_are_named_are_the_label_and_the_text(tmp_path):
     assert as_list(read(tmp_path, "test", text_column=2)) == [("Who ?", "HUM")]
 
 
+def test_texts_are_normalised_and_labels_are_not(tmp_path):
+    write(tmp_path, "train", [("Good", "Isn't it FUN?")])
+    assert as_list(read(tmp_path, lowercase=True, tokenized=True)) == [("isn &apos;t it fun ?", "Good")]
+
+
 def test_what_is_held_out_depends_on_the_text_and_the_seed_alone_and_copies_stay_together(tmp_path):
     rows = [(str(i % 3), f"text {i % 400}") for i in range(1000)]  # most of them more than once
     write(tmp_path, "train", rows)

@@ -22,6 +22,7 @@ from tests.decoding.translators import (
     scores_of,
     texts,
 )
+from transformer_flax.data.normalisation import Normaliser
 from transformer_flax.decoding.search import Hypotheses, Sampling
 from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import Transformer
@@ -46,6 +47,14 @@ def test_each_line_has_its_translations_in_order_for_any_window(window):
     np.testing.assert_allclose(scores_of(together), scores_of(alone), atol=1e-4)
     assert len({best.text for best, *_ in together}) > 5
     assert make(window=window).translate(LINES) == [best.text for best, *_ in alone]
+
+
+def test_sources_prefixes_and_given_targets_are_normalised():
+    lower = Normaliser("en", lowercase=True)
+    cased, small = make(normalise=(lower, lower)), make()
+    upper = [word.upper() for word in WORDS]
+    assert list(cased.search(upper, prefixes="B")) == list(small.search(WORDS, prefixes="b"))
+    assert cased.score(upper, upper[::-1]) == small.score(WORDS, WORDS[::-1])
 
 
 def test_order_of_the_lines_changes_nothing_but_the_order():

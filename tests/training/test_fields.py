@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.training.small import small_config
 from transformer_flax.errors import UserError
 from transformer_flax.training.config_checks import check
-from transformer_flax.training.fields import RunConfig, require_fields, vector_run_config
+from transformer_flax.training.fields import RunConfig, complete, require_fields, vector_run_config
 
 
 def types_of(section) -> dict:
@@ -68,6 +68,12 @@ def test_an_unknown_a_missing_or_a_mistyped_field_is_refused_by_name(where, valu
         del section[last]
     with pytest.raises(UserError, match=message):
         check(ConfigDict(config))
+
+
+def test_a_config_of_word_vectors_is_completed_too():
+    config = vectors.get_config()
+    del config.data.lowercase
+    assert complete(config).data.lowercase is False
 
 
 def test_a_config_of_an_older_version_may_lack_what_its_source_does_not_read():

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict, FieldReference
 
 from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, FREE_FIELDS, TRANSLATING, Result
 from transformer_flax.ablation.variants import Variant
+from transformer_flax.data.normalisation import normalisers
 from transformer_flax.decoding.scoring import score
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
@@ -104,6 +105,7 @@ class Trial:
 
     def _result(self, status: str, error: str, vocab_size: int, progress: TrialProgress) -> Result:
         model = model_config(self.variant.config, vocab_size)
+        _, text = normalisers(self.variant.config.data)
         return Result(
             variant=self.variant.name,
             row=self.variant.row,
@@ -116,8 +118,8 @@ class Trial:
             steps=progress.step,
             seconds=progress.seconds,
             scores=progress.scores,
-            # BLEU's signature depends on the version of sacreBLEU alone.
-            signature="" if isinstance(model, ClassifierConfig) else score(["a"], ["a"]).signature,
+            # BLEU's signature does not depend on the translations.
+            signature="" if isinstance(model, ClassifierConfig) else score(["a"], ["a"], text).signature,
             curve=[list(point) for point in progress.curve],
         )
 

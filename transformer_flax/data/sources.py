@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from transformer_flax.data.normalisation import normalisers
 from transformer_flax.data.synthetic import NumberPairs, SymbolPairs
 from transformer_flax.data.text_files import (
     Lines,
@@ -50,11 +51,16 @@ def iterate_pairs(pairs: Pairs, indices: range | np.ndarray, size: int) -> Itera
 
 
 def load_pairs(config, split: str) -> Pairs:
-    """The pairs of a split of `config.data`.
+    """The pairs of a split of `config.data`, normalised as it says.
 
     Raises:
       UserError: there is no such source, split, folder, set, file or language, or a file is malformed.
     """
+    pairs = _load_raw(config, split)
+    return NormalisedPairs(pairs, config) if any(normalisers(config)) else pairs
+
+
+def _load_raw(config, split: str) -> Pairs:
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
     if config.source in MADE:
@@ -89,6 +95,27 @@ class FirstPairs:
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
         return read_pairs(self._pairs, [self._places[i] for i in indices])
+
+
+class NormalisedPairs:
+    """Pairs whose text `config.data` has in lower case, as Moses' tokens, or both."""
+
+    def __init__(self, pairs: Pairs, config):
+        self.raw, self._normalisers = pairs, normalisers(config)
+        self.fingerprint = hashlib.sha256(f"{self._normalisers} of {pairs.fingerprint}".encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __getitem__(self, index: int) -> tuple[str, str]:
+        return self._normalise(self.raw[index])
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        return [self._normalise(pair) for pair in read_pairs(self.raw, indices)]
+
+    def _normalise(self, pair: tuple[str, str]) -> tuple[str, str]:
+        source, target = self._normalisers
+        return source(pair[0]), target(pair[1])
 
 
 class FolderPairs:

@@ -7,6 +7,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
+from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.inputs import Inputs, fill
 from transformer_flax.decoding.search import combine
@@ -24,6 +25,7 @@ class Predictor:
       params: of each model. May be replaced at any time without recompiling; None until they are known.
       tokenizer: of the text.
       classes: the names of the C classes.
+      normalise: the normaliser of the text.
       max_input_length, batch_size, window, refuse_long: see `Inputs`.
     """
 
@@ -33,6 +35,7 @@ class Predictor:
         params: Sequence[Any] | None,
         tokenizer: Tokenizer,
         classes: Sequence[str],
+        normalise: Normaliser = PLAIN,
         *,
         max_input_length: int,
         batch_size: int,
@@ -40,7 +43,7 @@ class Predictor:
         refuse_long: bool = False,
     ):
         self.models, self.params, self.classes = list(models), params, tuple(classes)
-        self.compilations = 0
+        self._normalise, self.compilations = normalise, 0
         self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long)
         self._classify = jax.jit(self._classify_batch)
 
@@ -60,7 +63,7 @@ class Predictor:
         Raises:
           UserError: a line is too long and `refuse_long` is set.
         """
-        for before, encoded in self._inputs.windows(lines):
+        for before, encoded in self._inputs.windows(map(self._normalise, lines)):
             found = np.empty((len(encoded), len(self.classes)), np.float32)
             lengths = [len(ids) for ids in encoded]
             for chosen, rows, width in self._inputs.batches(lengths, progress, done=before):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
+from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.errors import UserError
 
 LENGTH_RATIOS = 0.9, 1.1  # `full_scores` warns of ratios outside
@@ -23,7 +24,7 @@ _MARKS = re.compile(r"\s[.,](?!\S)|@@(?!\S)|▁|@-@|##AT##|&(?:amp|apos|quot|lt|
 class TranslationScores:
     """Scores of translations with one reference each."""
 
-    bleu: float  # 0 to 100, cased, sacreBLEU's 13a tokenisation
+    bleu: float  # 0 to 100; of plain text it is cased, with sacreBLEU's 13a tokenisation
     exact_match: float  # share of translations equal to their reference, 0 to 1
     signature: str  # how `bleu` was measured
     length_ratio: float  # tokens of the translations over those of the references, as `bleu` counts them
@@ -40,8 +41,13 @@ class FullScores(TranslationScores):
     warnings: tuple[str, ...]  # reasons to distrust the scores, a sentence each
 
 
-def score(translations: Sequence[str], references: Sequence[str]) -> TranslationScores:
+def score(translations: Sequence[str], references: Sequence[str], text: Normaliser = PLAIN) -> TranslationScores:
     """Corpus BLEU and exact matches of detokenised text, fast enough for every evaluation during training.
+
+    Args:
+      translations: one a line.
+      references: as many.
+      text: how both have been normalised. Moses' tokens are not tokenised again.
 
     Raises:
       UserError: there are no lines, or not as many translations as references.
@@ -52,13 +58,17 @@ def score(translations: Sequence[str], references: Sequence[str]) -> Translation
             "give as many of one as of the other, and at least one"
         )
     # `force` does not change the score. It silences sacreBLEU's warnings of tokenised text: `full_scores` has its own.
-    metric = sacrebleu.BLEU(tokenize="13a", force=True)
+    tokenize = "none" if text.tokenized else "13a"
+    metric = sacrebleu.BLEU(lowercase=text.lowercase, tokenize=tokenize, force=True)
     bleu = metric.corpus_score(list(translations), [list(references)])
     matches = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))
-    return TranslationScores(bleu.score, matches / len(references), str(metric.get_signature()), bleu.ratio)
+    signature = str(metric.get_signature()).replace("tok:none", text.tokens)
+    return TranslationScores(bleu.score, matches / len(references), signature, bleu.ratio)
 
 
-def full_scores(translations: Sequence[str], references: Sequence[str], language: str) -> FullScores:
+def full_scores(
+    translations: Sequence[str], references: Sequence[str], language: str, text: Normaliser = PLAIN
+) -> FullScores:
     """All scores of detokenised text, with warnings.
 
     Args:
@@ -66,36 +76,42 @@ def full_scores(translations: Sequence[str], references: Sequence[str], language
       references: as many.
       language: of both, a code such as "de". Moses knows the abbreviations of some languages, and uses the English ones
         for others.
+      text: how both have been normalised.
 
     Raises:
       UserError: there are no lines, or not as many translations as references.
     """
-    scores = score(translations, references)
-    chrf = sacrebleu.CHRF()
-    tokenised = sacrebleu.BLEU(tokenize="none", smooth_method="none", force=True)  # as multi-bleu.perl counts
+    scores = score(translations, references, text)
+    chrf = sacrebleu.CHRF(lowercase=text.lowercase)
+    # As multi-bleu.perl counts.
+    tokenised = sacrebleu.BLEU(lowercase=text.lowercase, tokenize="none", smooth_method="none", force=True)
     split = "|compounds:##AT##" if language == "de" else ""
-    how = f"tok:moses-{language}{split}|punct:ascii|sacremoses:{importlib.metadata.version('sacremoses')}"
-    ours, theirs = (table2_tokens(lines, language) for lines in (translations, references))
+    punctuation = "normalised" if text.tokenized else "ascii"
+    how = f"tok:moses-{language}{split}|punct:{punctuation}|sacremoses:{importlib.metadata.version('sacremoses')}"
+    ours, theirs = (table2_tokens(lines, language, text) for lines in (translations, references))
     return FullScores(
         **vars(scores),
         chrf=chrf.corpus_score(list(translations), [list(references)]).score,
         chrf_signature=str(chrf.get_signature()),
         tokenised_bleu=tokenised.corpus_score(ours, [theirs]).score,
         tokenised_signature=str(tokenised.get_signature()).replace("tok:none", how),
-        warnings=tuple(_warnings(translations, references, scores)),
+        warnings=tuple(_warnings(translations, references, scores, text)),
     )
 
 
-def table2_tokens(lines: Sequence[str], language: str) -> list[str]:
+def table2_tokens(lines: Sequence[str], language: str, text: Normaliser = PLAIN) -> list[str]:
     """Tokenises as for the BLEU of the paper's table 2 (the authors' get_ende_bleu.sh), with blanks between tokens.
 
     Replaces Unicode punctuation by ASCII (but not the low quote of German), runs Moses' tokenizer, and splits German
-    compounds at their hyphens. The script does so to translations only, as its references are tokenised already.
+    compounds at their hyphens. The script does so to translations only, as its references are tokenised already. Lines
+    that are Moses' tokens, as `text` says, are not tokenised again.
     """
     import sacremoses  # takes 0.3 s, and training needs only `score`
 
-    punctuation, moses = sacremoses.MosesPunctNormalizer(language), sacremoses.MosesTokenizer(language)
-    tokens: list[Any] = [moses.tokenize(punctuation.replace_unicode_punct(line), return_str=True) for line in lines]
+    tokens: list[Any] = list(lines)
+    if not text.tokenized:
+        punctuation, moses = sacremoses.MosesPunctNormalizer(language), sacremoses.MosesTokenizer(language)
+        tokens = [moses.tokenize(punctuation.replace_unicode_punct(line), return_str=True) for line in lines]
     if language == "de":
         # On bytes, as Perl does in the script: "a-b-c" is split once, because the match consumes b, and "a-ü-c" twice,
         # because ü has a byte for either match.
@@ -103,7 +119,9 @@ def table2_tokens(lines: Sequence[str], language: str) -> list[str]:
     return tokens
 
 
-def _warnings(translations: Sequence[str], references: Sequence[str], scores: TranslationScores) -> Iterator[str]:
+def _warnings(
+    translations: Sequence[str], references: Sequence[str], scores: TranslationScores, text: Normaliser
+) -> Iterator[str]:
     if scores.bleu < 1 and scores.exact_match > 0.5:
         yield "BLEU counts four words in a row, which these lines hardly have: read the exact matches instead"
     low, high = LENGTH_RATIOS
@@ -124,7 +142,7 @@ def _warnings(translations: Sequence[str], references: Sequence[str], scores: Tr
     ):
         pairs = zip(lines, opposites, strict=True)
         marked = [line for line, opposite in pairs if _MARKS.search(line) and not _MARKS.search(opposite)]
-        if len(marked) > TOKENISED_SHARE * len(lines):
+        if len(marked) > TOKENISED_SHARE * len(lines) and not text.tokenized:
             yield (
                 f"{len(marked)} of {len(lines)} {name} look tokenised where the {other} do not, such as "
                 f"{marked[0][:100]!r}: detokenise them, as all scores are of plain text"

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.inputs import NARROWEST, Inputs, fill, require_at_least
 from transformer_flax.decoding.search import (
@@ -53,6 +54,7 @@ class Translator:
       models: Linen modules with the methods of a model that translates (`model.registry`).
       params: of each model. May be replaced at any time without recompiling; None until they are known.
       tokenizer: of both languages.
+      normalise: the normalisers of sources, and of prefixes and given targets.
       beam_size: K; 1 is greedy search.
       length_penalty, alpha: see `LengthPenalty`.
       min_length: tokens of the shortest output, the end symbol included.
@@ -70,6 +72,7 @@ class Translator:
         models: Sequence[nn.Module],
         params: Sequence[Any] | None,
         tokenizer: Tokenizer,
+        normalise: tuple[Normaliser, Normaliser] = (PLAIN, PLAIN),
         *,
         beam_size: int,
         length_penalty: str,
@@ -90,7 +93,7 @@ class Translator:
         if sampling is None and nbest > beam_size:
             raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam of that size holds no more hypotheses")
         self.models, self.params, self.tokenizer = list(models), params, tokenizer
-        self.compilations = 0
+        self.normalise, self.compilations = normalise, 0
         self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long)
         self._longest_output = max_input_length + max_extra_length
         self._beam_size, self._nbest, self._sampling = beam_size, nbest, sampling
@@ -120,10 +123,11 @@ class Translator:
             not as many prefixes as lines.
         """
         starts = itertools.repeat(prefixes) if isinstance(prefixes, str) else iter(prefixes)
+        source, target = self.normalise
         read = 0
-        for before, sources in self._inputs.windows(line if line.strip() else "" for line in lines):
+        for before, sources in self._inputs.windows(source(line) if line.strip() else "" for line in lines):
             read = before + len(sources)
-            begins = list(itertools.islice(starts, len(sources)))
+            begins = [target(prefix) for prefix in itertools.islice(starts, len(sources))]
             if len(begins) < len(sources):
                 raise UserError(f"there are only {before + len(begins):,} prefixes: each line needs one")
             yield from self._search_window(sources, self.tokenizer.encode(begins), before, progress)
@@ -146,8 +150,9 @@ class Translator:
         """
         if len(sources) != len(targets):
             raise UserError(f"there are {len(sources):,} sources and {len(targets):,} targets: each needs the other")
-        inputs, cut_inputs = self._inputs.encode(sources, self._inputs.max_input_length)
-        outputs, cut_outputs = self._inputs.encode(targets, self._longest_output)
+        source, target = self.normalise
+        inputs, cut_inputs = self._inputs.encode([*map(source, sources)], self._inputs.max_input_length)
+        outputs, cut_outputs = self._inputs.encode([*map(target, targets)], self._longest_output)
         for i in cut_outputs:
             outputs[i].pop()
         self._inputs.warn_of_cut(len({*cut_inputs, *cut_outputs}), len(sources))

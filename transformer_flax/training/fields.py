@@ -48,6 +48,8 @@ class DataConfig:
     text_column: int = 1
     held_out: float = 0.0
     length_multiple_of: int = at_least(1, default=1)
+    lowercase: bool = False
+    tokenized: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import flax.linen as nn
 from ml_collections import ConfigDict
 
+from transformer_flax.data.normalisation import normalisers
 from transformer_flax.decoding.predictor import SETTINGS, Predictor
 from transformer_flax.decoding.scoring import score, score_labels
 from transformer_flax.decoding.translator import Translator
@@ -49,6 +50,8 @@ class Translation:
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         self.loss_fn = translation_loss(model, config.label_smoothing, config.loss_chunks)
+        _, self._text = normalisers(config.data)
+        # Without normalisers: the pairs of `data` are normalised already.
         self._translator = Translator([model], None, data.tokenizer, **config.decode)
 
     @property
@@ -62,7 +65,7 @@ class Translation:
         return translations
 
     def measure(self, outputs: Sequence[str], references: Sequence[str]) -> Scores:
-        found = score(outputs, references)
+        found = score(outputs, references, self._text)
         return Scores({"bleu": found.bleu, "exact_match": found.exact_match}, {"BLEU": found.signature})
 
 

@@ -1,0 +1,30 @@
+"""Lines as the scripts of Moses write them."""
+
+import pytest
+
+from transformer_flax.data.normalisation import Normaliser
+
+
+@pytest.mark.parametrize(
+    ("line", "tokens"),
+    [
+        ("Drei Hunde laufen.", "drei hunde laufen ."),
+        ("Ein Schild: „Ja“ & 3,5 km", "ein schild : &quot; ja &quot; &amp; 3,5 km"),  # Moses escapes
+        ("Der rot-weiße Bus fährt z.B. um 8...", "der rot-weiße bus fährt z.b. um 8 ..."),
+        ("ÄÖÜ  ẞ\u00a0x", "äöü ß x"),
+        ("", ""),
+    ],
+)
+def test_lower_case_comes_first_then_punctuation_then_tokens(line, tokens):
+    assert Normaliser("de", lowercase=True, tokenized=True)(line) == tokens
+
+
+def test_each_is_done_alone_and_none_changes_nothing():
+    line = "Don't  go, O'Neil."
+    assert Normaliser("en")(line) == line
+    assert Normaliser("en", lowercase=True)(line) == "don't  go, o'neil."
+    assert Normaliser("en", tokenized=True)(line) == "Don &apos;t go , O &apos;Neil ."
+
+
+def test_any_language_works():
+    assert Normaliser("xx", tokenized=True)("Saluton, mondo!") == "Saluton , mondo !"
