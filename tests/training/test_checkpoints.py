@@ -26,13 +26,13 @@ def save(checkpoints, step, scores=None):
 def test_the_latest_and_the_best_are_kept_by_separate_rules(tmp_path):
     scores = {}
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0)
-    for step, bleu in ((10, 1.0), (13, 30.0), (20, None), (25, 20.0), (30, None), (40, None), (47, 5.0)):
+    for step, bleu in ((10, 30.0), (13, 30.0), (20, None), (25, 20.0), (30, None), (40, None), (47, 5.0)):
         save(checkpoints, step, scores)
         if bleu is not None:
             scores[step] = bleu  # it is measured after the step is saved
     checkpoints.close()
     again = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0)
-    assert again.steps() == [13, 30, 40, 47]  # the best, two at the interval, and one that is not
+    assert again.steps() == [13, 30, 40, 47]  # the newer of the best, two at the interval, and one that is not
     assert float(again.restore(state_at(0), 13)[0].params["w"][0]) == 13
     again.close()
 

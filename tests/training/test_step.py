@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from transformer_flax.training.optimizer import adam
-from transformer_flax.training.step import TrainState, make_train_step, norm_by_rows, update_ema
+from transformer_flax.training.step import TrainState, dropout_key, init_key, make_train_step, norm_by_rows, update_ema
 
 STEPS = 40
 
@@ -93,3 +93,20 @@ def test_an_update_that_is_not_finite_is_as_if_it_had_not_been(axis_name, bad):
         jax.tree.map(np.testing.assert_array_equal, getattr(state, name), jax.device_get(getattr(expected, name)))
     assert int(np.max(state.step)) == 6
     assert np.isfinite(state.params["w"]).all()
+
+
+def test_a_loss_that_is_not_finite_is_left_out_though_its_gradient_is_finite():
+    def loss_fn(params, batch, key):
+        return {"loss": params["w"] + jnp.sum(batch)}, {"loss": jnp.float32(batch.size)}
+
+    optimizer = optax.sgd(1.0)
+    step = jax.jit(make_train_step(loss_fn, optimizer))
+    state, metrics = step(TrainState.create(0, {"w": jnp.float32(10)}, optimizer), jnp.array([jnp.inf]))
+    assert (float(state.params["w"]), int(state.skipped), float(metrics.grad_norm)) == (10, 1, 1)
+
+
+def test_the_keys_of_a_seed_stay_the_same():
+    # Others would change what a run learns when a later version resumes or repeats it.
+    state = TrainState.create(3, {}, optax.sgd(1.0)).replace(step=jnp.int32(5))
+    keys = [jax.random.key_data(key).tolist() for key in (init_key(3), dropout_key(state))]
+    assert keys == [[3716834203, 3481239269], [625863501, 109320485]]
