@@ -103,6 +103,7 @@ def batch():
     rng = np.random.default_rng(0)
     batch = {side: rng.integers(3, TINY.vocab_size, (3, length)) for side, length in (("source", 6), ("target", 5))}
     batch["source"][1, 4:] = batch["target"][1, 2:] = batch["target"][2, 4:] = PAD_ID
+    batch["target"][[0, 1, 2], [4, 1, 3]] = END_ID  # which has a loss, as every word
     return batch
 
 
