@@ -303,11 +303,14 @@ def test_every_epoch_has_another_order(kind):
     assert len(set(orders)) == 4
 
 
-def test_every_epoch_groups_the_pairs_anew():
-    batches = make(num_buckets=1, tokens_per_batch=30 * 20)  # ten batches of twenty pairs, all of one shape
-    groups = [{frozenset(pairs_in(batch)) for batch in epoch(batches, number)} for number in range(2)]
-    assert len(groups[0]) == len(groups[1]) == 10
-    assert not groups[0] & groups[1]
+@pytest.mark.parametrize(("kind", "own"), [(BucketedBatches, {"num_buckets": 1}), (PackedBatches, {})])
+def test_every_epoch_of_every_seed_groups_the_pairs_anew(kind, own):
+    groups = []
+    for seed in (0, 1):
+        batches = make(kind, tokens_per_batch=600, seed=seed, **own)  # of one shape
+        groups += [{frozenset(pairs_in(batch)) for batch in epoch(batches, number)} for number in range(2)]
+        assert batches.batches_per_epoch >= 5
+    assert len(set.union(*groups)) == sum(map(len, groups)) == 4 * batches.batches_per_epoch
 
 
 def test_the_order_of_pairs_within_a_bucket_is_not_that_of_the_corpus():

@@ -149,6 +149,13 @@ def test_another_tokenizer_is_another_entry(tmp_path, tokenizer):
     assert len(entries(tmp_path)) == 2
 
 
+def test_another_format_is_another_entry(tmp_path, tokenizer, monkeypatch):
+    load_corpus(PAIRS, tokenizer, str(tmp_path))
+    monkeypatch.setattr("transformer_flax.data.corpus.FORMAT", "another")
+    load_corpus(PAIRS, tokenizer, str(tmp_path))
+    assert len(entries(tmp_path)) == 2
+
+
 def test_an_equal_tokenizer_from_a_file_shares_the_entry(tmp_path, tokenizer):
     load_corpus(PAIRS, tokenizer, str(tmp_path))
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")

@@ -13,7 +13,8 @@ from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, logits_of
 from transformer_flax.model.dropout import Dropout, random_bits
 from transformer_flax.model.layers import AddAndNorm
-from transformer_flax.model.transformer import Transformer
+from transformer_flax.model.positions import sinusoids
+from transformer_flax.model.transformer import Transformer, shift_right
 
 
 def test_dropout_zeroes_its_share_and_keeps_the_mean():
@@ -101,6 +102,22 @@ def test_dropout_is_where_the_config_puts_it_and_nowhere_else(rate, places):
         logits = Transformer(config).apply({"params": params}, SOURCE, TARGET)
     assert len(halved) == places
     assert np.abs(logits - logits_of(TINY)).max() > 1e-2
+
+
+def test_dropout_is_applied_to_the_sums_of_embeddings_and_positions():
+    given = []
+
+    def note(call, args, kwargs, context):
+        if context.module.name == "embedding_dropout":
+            given.append(args[0])
+        return call(*args, **kwargs)
+
+    params = random_params(TINY)
+    with nn.intercept_methods(note):
+        Transformer(TINY).apply({"params": params}, SOURCE, TARGET)
+    for x, tokens in zip(given, (SOURCE, shift_right(TARGET)), strict=True):
+        embedded = params["embedding"]["embedding"][tokens] * TINY.d_model**0.5
+        np.testing.assert_allclose(x, embedded + sinusoids(tokens.shape[1], TINY.d_model), atol=1e-5)
 
 
 @pytest.mark.parametrize("pre_norm", [False, True])

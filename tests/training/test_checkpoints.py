@@ -1,7 +1,9 @@
 """Checkpoints on real disks, full ones among them."""
 
+import json
 import subprocess
 import time
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 from tests.training.small import small_config, write_text
 from tests.training.states import OPTIMIZER, state_at
 from transformer_flax.errors import UserError
-from transformer_flax.training.checkpoint_files import saved_steps
+from transformer_flax.training.checkpoint_files import METADATA, saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.seeds import train_seeds
 from transformer_flax.training.step import TrainState
@@ -26,13 +28,13 @@ def save(checkpoints, step, scores=None):
 def test_the_latest_and_the_best_are_kept_by_separate_rules(tmp_path):
     scores = {}
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0)
-    for step, bleu in ((10, 1.0), (13, 30.0), (20, None), (25, 20.0), (30, None), (40, None), (47, 5.0)):
+    for step, bleu in ((10, 30.0), (13, 30.0), (20, None), (25, 20.0), (30, None), (40, None), (47, 5.0)):
         save(checkpoints, step, scores)
         if bleu is not None:
             scores[step] = bleu  # it is measured after the step is saved
     checkpoints.close()
     again = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0)
-    assert again.steps() == [13, 30, 40, 47]  # the best, two at the interval, and one that is not
+    assert again.steps() == [13, 30, 40, 47]  # the newer of the best, two at the interval, and one that is not
     assert float(again.restore(state_at(0), 13)[0].params["w"][0]) == 13
     again.close()
 
@@ -71,6 +73,23 @@ def test_what_was_measured_is_saved_to_the_last_digit(tmp_path):
     again = Checkpoints(tmp_path / "checkpoints", every=1, keep=1, seed=0)
     assert again.restore(state_at(0), 1)[1] == totals
     again.close()
+
+
+def test_every_part_of_a_state_is_compared_with_its_seal(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=1, seed=0)
+    checkpoints.save(state_at(1), {})
+    checkpoints.wait()
+    file = tmp_path / "checkpoints/1" / METADATA
+    written = json.loads(file.read_text())
+    sealed = json.loads(written["custom_metadata"]["seal"])
+    for name in sealed["fingerprints"].keys() - {"step", "seed"}:  # of which another is another checkpoint
+        content = json.dumps(sealed | {"fingerprints": sealed["fingerprints"] | {name: 1}})
+        written["custom_metadata"] = {"seal": content, "crc32": zlib.crc32(content.encode())}
+        file.write_text(json.dumps(written))
+        with pytest.raises(UserError) as refusal:
+            checkpoints.restore(state_at(0), 1)
+        assert str(refusal.value.__cause__) == f"its {name} are not what was saved"
+    checkpoints.close()
 
 
 def test_one_that_is_put_aside_is_no_longer_there_and_not_lost(tmp_path):

@@ -98,7 +98,7 @@ def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path):
             {"data.tokenizer_file": "x.json"},
             "tokenizer_file is 'x.json'; it must be empty with config.init_from",
         ),
-        ({"train_only": "decoder,head"}, "no parameter's name begins like 'head'; there are decoder_0, embedding, enc"),
+        ({"train_only": "decoder,attention"}, "begins like 'attention'; there are decoder_0, embedding, encoder_0"),
     ],
 )
 def test_what_does_not_fit_is_named(finished, text, tmp_path, overrides, message):

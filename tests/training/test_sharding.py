@@ -17,7 +17,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.training.checkpoint_files import seal
-from transformer_flax.training.loss import translation_loss
+from transformer_flax.training.loss import split_rows, translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.sharding import SMALL, make_parallel
 from transformer_flax.training.step import TrainState, make_eval_step, make_train_step
@@ -129,6 +129,14 @@ def test_with_dropout_devices_of_pmap_and_micro_batches_draw_anew(batch, parts):
     both, _ = update(twice, dropout=0.3, **parts)
     difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, both)
     assert max(jax.tree.leaves(difference)) > 1e-3
+
+
+def test_every_part_of_a_batch_has_rows_of_every_device_which_stay_there():
+    rows = on_devices(8).shard(np.arange(ROWS))
+    parts = jax.jit(split_rows, static_argnums=1)(rows, 4)
+    for before, after in zip(rows.addressable_shards, parts.addressable_shards, strict=True):
+        assert after.device == before.device
+        assert after.data.tolist() == [[row] for row in before.data.tolist()]  # [part, row]
 
 
 @pytest.mark.parametrize("mode", ["jit", "pmap"])

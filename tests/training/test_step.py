@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from transformer_flax.training.optimizer import adam
-from transformer_flax.training.step import TrainState, make_train_step, norm_by_rows, update_ema
+from transformer_flax.training.step import TrainState, dropout_key, init_key, make_train_step, norm_by_rows, update_ema
 
 STEPS = 40
 
@@ -84,12 +84,31 @@ def test_an_update_that_is_not_finite_is_as_if_it_had_not_been(axis_name, bad):
     assert seen == [(0, 0), (1, 1), (1, 0), (2, 1), (3, 2), (3, 0)]
 
     # What is left is what the good batches alone would have made, with the keys of the steps that they were seen at.
-    good, expected = [0, 2, 5], start
+    good, expected, params = [0, 2, 5], start, []
     for made, number in enumerate(good):
         at_step = jax.tree.map(lambda x, n=number: jnp.full_like(x, n), expected.step)
         expected, _ = run(batches[number : number + 1], expected.replace(step=at_step, skipped=at_step - made))
         expected = jax.tree.map(jnp.array, expected)
+        params.append(np.array(expected.params["w"]))
+    np.testing.assert_allclose(state.ema["w"], np.average(params, axis=0, weights=[0.25, 0.5, 1]), rtol=1e-6)
     for name in ("params", "opt_state", "ema"):
         jax.tree.map(np.testing.assert_array_equal, getattr(state, name), jax.device_get(getattr(expected, name)))
     assert int(np.max(state.step)) == 6
     assert np.isfinite(state.params["w"]).all()
+
+
+def test_a_loss_that_is_not_finite_is_left_out_though_its_gradient_is_finite():
+    def loss_fn(params, batch, key):
+        return {"loss": params["w"] + jnp.sum(batch)}, {"loss": jnp.float32(batch.size)}
+
+    optimizer = optax.sgd(1.0)
+    step = jax.jit(make_train_step(loss_fn, optimizer))
+    state, metrics = step(TrainState.create(0, {"w": jnp.float32(10)}, optimizer), jnp.array([jnp.inf]))
+    assert (float(state.params["w"]), int(state.skipped), float(metrics.grad_norm)) == (10, 1, 1)
+
+
+def test_the_keys_of_a_seed_and_step_stay_the_same_whatever_was_left_out():
+    # Others would change what a run learns when a later version resumes or repeats it.
+    state = TrainState.create(3, {}, optax.sgd(1.0)).replace(step=jnp.int32(5), skipped=jnp.int32(2))
+    keys = [jax.random.key_data(key).tolist() for key in (init_key(3), dropout_key(state))]
+    assert keys == [[3716834203, 3481239269], [625863501, 109320485]]
