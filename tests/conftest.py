@@ -62,10 +62,10 @@ VARIANTS = {
 }
 
 
-QUICK_VARIANTS = ("paper", "relative, additive", "rotary", "pre_norm", "untied")
+LONG = ("learned", "concatenated", "relative, dot", "attention_bias")  # whose parts others try, too
 
 
-@pytest.fixture(params=[pytest.param(v, marks=() if v in QUICK_VARIANTS else pytest.mark.long) for v in VARIANTS])
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in VARIANTS])
 def variant(request) -> TransformerConfig:
     """Every choice of the model, one at a time."""
     return VARIANTS[request.param]

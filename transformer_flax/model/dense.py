@@ -50,18 +50,24 @@ def _backward(dimension_numbers, precision, residuals, gradient):
 product.defvjp(_forward, _backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def wide_einsum(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """`jnp.einsum` of two arrays into float32, which keeps the sums of narrower operands as they are.
 
     JAX would multiply the gradient in float32 too, its type being the result's: on a GPU at half the rate of bfloat16.
     Here the gradient is rounded to the operands' type first. A TPU rounds it inside the product, and gains nothing.
     """
+    if x.dtype == y.dtype == jnp.float32:  # which can be differentiated forwards, too
+        return jnp.einsum(equation, x, y)
+    return _wide_einsum(equation, x, y)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _wide_einsum(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.einsum(equation, x, y, preferred_element_type=jnp.float32)
 
 
 def _wide_forward(equation, x, y):
-    return wide_einsum(equation, x, y), (x, y)
+    return _wide_einsum(equation, x, y), (x, y)
 
 
 def _wide_backward(equation, operands, gradient):
@@ -76,7 +82,7 @@ def _wide_backward(equation, operands, gradient):
     return jax.lax.platform_dependent(gradient, *operands, tpu=wide, default=narrow)
 
 
-wide_einsum.defvjp(_wide_forward, _wide_backward)
+_wide_einsum.defvjp(_wide_forward, _wide_backward)
 
 
 class Dense(nn.DenseGeneral):
