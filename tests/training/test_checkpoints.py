@@ -89,6 +89,11 @@ def test_every_part_of_a_state_is_compared_with_its_seal(tmp_path):
         with pytest.raises(UserError) as refusal:
             checkpoints.restore(state_at(0), 1)
         assert str(refusal.value.__cause__) == f"its {name} are not what was saved"
+    written["custom_metadata"]["seal"] = json.dumps(sealed | {"totals": {"sums": {"loss": 1}, "counts": {"loss": 1}}})
+    file.write_text(json.dumps(written))
+    with pytest.raises(UserError) as refusal:
+        checkpoints.restore(state_at(0), 1)
+    assert str(refusal.value.__cause__) == "its seal is broken or missing"
     checkpoints.close()
 
 

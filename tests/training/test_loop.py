@@ -219,7 +219,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_from_the_one_befo
     assert "resuming from step 4" in said
     jax.tree.map(np.testing.assert_array_equal, expected, final_state(tmp_path / "run", 6))
     assert timeless(read_lines(tmp_path / "run/metrics.jsonl")) == timeless(lines)
-    assert (checkpoints / "6.damaged.1").is_dir()
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["4", "6", "6.damaged.1"]
 
 
 def test_a_checkpoint_copied_over_another_one_is_put_aside_too(run, tmp_path, capsys):

@@ -74,9 +74,9 @@ def test_fewer_steps_than_were_made_are_refused_and_nothing_changes(tmp_path):
     assert snapshot(tmp_path) == before
 
 
-def test_what_is_known_of_a_split_that_is_not_used_now_stays_known(tmp_path):
+def test_other_splits_may_be_used_and_what_is_known_of_one_that_is_not_used_now_stays_known(tmp_path):
     RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
-    RunDirectory(tmp_path).claim(small_config(), {"train": "abc"}, TOKENIZER)
+    RunDirectory(tmp_path).claim(small_config(), {"train": "abc", "test": "ghi"}, TOKENIZER)
     with pytest.raises(UserError, match="the valid data have changed"):
         RunDirectory(tmp_path).check(small_config(), DATA | {"valid": "xyz"})
 
