@@ -16,12 +16,17 @@ from tests.training.small import PAIRS, final_state, small_config, timeless, wri
 from transformer_flax.ablation.jobs import measure
 from transformer_flax.console import Progress, duration
 from transformer_flax.errors import UserError
+from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.loop import train
+from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
+from transformer_flax.training.setup import prepare_data
+from transformer_flax.training.step import init_key
 from transformer_flax.training.tasks import Translation
 
 
@@ -69,6 +74,24 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     again = read_lines(tmp_path / "whole/metrics.jsonl")
     assert timeless(again) == timeless(lines)
     assert [line["step"] for line in again] == [3, 3, 6, 6]
+
+
+def test_the_first_step_learns_from_the_first_batch(run, tmp_path):
+    run("run", steps=1, model__dropout=0.0, log__every=1)
+    place, progress = RunDirectory(tmp_path / "run"), Progress(quiet=True)
+    config = place.load_config()
+    data = prepare_data(config, place, progress)
+    model = model_config(config, data.tokenizer.vocab_size)
+    loss_fn = translation_loss(make_model(model), config.label_smoothing)
+    params = init_params(model, init_key(config.seed))
+
+    def loss(batch):
+        sums, counts = loss_fn(params, batch, None)
+        return float(sums["loss"] / counts["loss"])
+
+    logged = next(line["train/loss"] for line in read_lines(place.metrics_file) if "train/loss" in line)
+    assert logged == pytest.approx(loss(data.train[0]), rel=1e-5)
+    assert logged != pytest.approx(loss(data.train[1]), rel=1e-4)
 
 
 @pytest.mark.long
