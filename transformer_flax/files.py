@@ -82,6 +82,14 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
+def require_free(folder: pathlib.Path) -> None:
+    """Raises:
+    UserError: there is a file, folder or link of that name.
+    """
+    if folder.exists() or folder.is_symlink():
+        raise UserError(f"{folder} is there already; name a new folder")
+
+
 def require_plain(file: pathlib.Path) -> None:
     """Refuses pipes and devices, which might be read forever.
 

@@ -24,7 +24,7 @@ from transformer_flax.decoding.predictor import Predictor
 from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scores, score_labels
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.files import whole_folder, write_whole
+from transformer_flax.files import require_free, whole_folder, write_whole
 from transformer_flax.model.registry import make_model
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.loss import perplexity
@@ -279,16 +279,15 @@ class Run:
         if format not in ("safetensors", "ctranslate2"):
             raise UserError(f"format is {format!r}; it must be safetensors or ctranslate2")
         output = pathlib.Path(output)
-        if output.exists():
-            raise UserError(f"{output} is there already; name a new folder")
+        require_free(output)
         with whole_folder(output) as folder:
+            place = RunDirectory(folder)
             if format == "ctranslate2":
                 ctranslate2.save(self.model.config, jax.device_get(self.params), self.tokenizer.vocabulary(), folder)
-                write_whole(folder / "tokenizer.json", self.tokenizer.to_json())
-                return
-            place = RunDirectory(folder)
-            place.claim(self.config, self.fingerprints, self.tokenizer, self.classes)
-            save_params(place.params_file, self.params, self.parameters)
+                write_whole(place.tokenizer_file, self.tokenizer.to_json())
+            else:
+                place.claim(self.config, self.fingerprints, self.tokenizer, self.classes)
+                save_params(place.params_file, self.params, self.parameters)
 
     def ensemble(self, *others: "Run") -> "Run":
         """Returns this run and others as one model, whose next-token probabilities are the mean of theirs.

@@ -41,7 +41,7 @@ def train() -> None:
     from transformer_flax.console import Progress, duration
     from transformer_flax.data.corpus import load_corpus
     from transformer_flax.data.sources import load_pairs
-    from transformer_flax.relatives.embeddings import require_free
+    from transformer_flax.files import require_free
     from transformer_flax.relatives.word_vectors import VectorConfig, train_vectors
     from transformer_flax.training.compilation_cache import keep_compiled
     from transformer_flax.training.config_checks import check_text, given_tokenizer

@@ -62,8 +62,8 @@ def test_a_length_that_no_batch_has_is_refused():
         (["--utilisation=0"], "--utilisation is 0.0; it must be above 0"),
         (
             ["--device=abacus"],
-            "--device=abacus is unknown; name one of K80, K40, M40, P100, V100, A100, H100, TPUv4, TPUv5e, TPUv5p, or "
-            "give the peak rate of yours with --peak_tflops",
+            "--device=abacus is unknown; name one of K80, K40, M40, P100, V100, A100, H100, H200, TPUv4, TPUv5e, "
+            "TPUv5p, TPUv6e, or give the peak rate of yours with --peak_tflops",
         ),
         (["--device=A100", "--peak_tflops=3"], "leave one of them out"),
     ],

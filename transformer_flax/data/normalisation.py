@@ -33,7 +33,7 @@ class Normaliser:
 
     @property
     def tokens(self) -> str:
-        """How the tokens are made, as a part of a signature of sacreBLEU."""
+        """Says how the tokens are made, as a part of a signature of sacreBLEU."""
         return f"tok:moses-{self.language}|punct:normalised|sacremoses:{importlib.metadata.version('sacremoses')}"
 
 

@@ -129,7 +129,7 @@ def _read(stream, progress: Callable[[int], object], size: int) -> bytes:
 
 
 def _remedy(place: pathlib.Path | str) -> str:
-    """What to do about a file of this machine, or of the network."""
+    """Says what to do about a file of this machine, or of the network."""
     if isinstance(place, str):
         return "nothing of it was kept; the same command tries again, and keeps the files that are there"
     return "move it away, and the same command downloads it"

@@ -10,8 +10,6 @@ import hashlib
 import io
 import json
 import pathlib
-import shutil
-import uuid
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +19,7 @@ import numpy as np
 from transformer_flax.data.corpus import Sentences, blocks
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.files import checked, read_json, signed
+from transformer_flax.files import checked, read_json, require_free, signed, whole_folder
 from transformer_flax.special_tokens import END_ID
 
 TOKENIZER, DESCRIPTION = "tokenizer.json", "config.json"
@@ -110,9 +108,7 @@ class Vectors:
           OSError: it cannot be written.
         """
         require_free(folder)
-        partial = folder.with_name(f".{folder.name}.partial.{uuid.uuid4().hex}")
-        partial.mkdir(parents=True)
-        try:
+        with whole_folder(folder) as partial:
             contents = {TOKENIZER: self.tokenizer.to_json().encode()}
             for name in ARRAYS:
                 stream = io.BytesIO()  # np.save to a file does not notice that its last bytes could not be written
@@ -123,9 +119,6 @@ class Vectors:
             checksums = {name: zlib.crc32(content) for name, content in contents.items()}
             description = signed({"config": config, "checksums": checksums})
             (partial / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", "utf-8")
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Vectors":
@@ -154,14 +147,6 @@ class Vectors:
         except Exception as error:  # damaged headers make NumPy raise errors of many types
             raise UserError(f"{folder} cannot be read as word vectors ({error}); train them again") from error
         return found
-
-
-def require_free(folder: pathlib.Path) -> None:
-    """Raises:
-    UserError: the folder exists.
-    """
-    if folder.exists() or folder.is_symlink():
-        raise UserError(f"{folder} is there already; name another folder for the vectors")
 
 
 def spell(tokenizer: Tokenizer) -> list[str]:
