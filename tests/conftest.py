@@ -62,10 +62,7 @@ VARIANTS = {
 }
 
 
-LONG = ("learned", "concatenated", "relative, dot", "attention_bias")  # whose parts others try, too
-
-
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in VARIANTS])
+@pytest.fixture(params=VARIANTS)
 def variant(request) -> TransformerConfig:
     """Every choice of the model, one at a time."""
     return VARIANTS[request.param]

@@ -9,11 +9,8 @@ from nbclient import NotebookClient
 from tests.commands.process import ENVIRONMENT
 from tests.conftest import ROOT
 
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-SLOW = "table3"  # which trains a sweep
 
-
-@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.fixture(params=sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def notebook(request):
     return nbformat.read(request.param, as_version=4)
 
@@ -26,11 +23,6 @@ def outputs_of(notebook) -> list:
     return [output for cell in code_of(notebook) for output in cell.outputs]
 
 
-@pytest.mark.parametrize(
-    "notebook",
-    [pytest.param(path, marks=pytest.mark.long if path.stem == SLOW else (), id=path.stem) for path in NOTEBOOKS],
-    indirect=True,
-)
 def test_a_notebook_runs_on_another_run(notebook, finished, tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     environment = ENVIRONMENT | {"WORKDIR": str(finished), "IPYTHONDIR": str(tmp_path)}

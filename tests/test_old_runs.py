@@ -40,9 +40,7 @@ def remove_fields(workdir: pathlib.Path) -> None:
     file.write_text(json.dumps(written))
 
 
-@pytest.mark.parametrize(
-    "lacking", [pytest.param(False, marks=pytest.mark.long), True], ids=["as it is", "without fields that came later"]
-)
+@pytest.mark.parametrize("lacking", [False, True], ids=["as it is", "without fields that came later"])
 def test_a_run_of_version_0_1_is_restored_translates_and_is_trained_on(old, tmp_path, capsys, lacking):
     if lacking:
         remove_fields(old)

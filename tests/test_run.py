@@ -167,7 +167,6 @@ def test_an_ensemble_of_one_run_is_that_run(run, sources):
     assert run.ensemble().params is run.params
 
 
-@pytest.mark.long
 def test_restoring_a_run_again_and_again_takes_no_more_memory(finished):
     def objects() -> int:
         restore(finished)

@@ -4,13 +4,10 @@ import json
 import subprocess
 import sys
 
-import pytest
-
 from tests.commands.process import ENVIRONMENT
 from tests.conftest import ROOT
 
 
-@pytest.mark.long
 def test_without_its_scale_the_softmax_hardly_moves(tmp_path):
     options = ["--d_k=256", "--steps=10", "--seeds=1", f"--json={tmp_path / 'all.json'}"]
     command = [sys.executable, "benchmarks/scaling.py", *options, f"--picture={tmp_path / 'all.png'}"]

@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 from configs import rivals_small
 from tests.ablation.sweeping import InProcess
 from tests.commands.process import ENVIRONMENT
@@ -17,7 +15,6 @@ from transformer_flax.ablation.variants import make_variants
 from transformer_flax.training.fields import complete
 
 
-@pytest.mark.long
 def test_rivals_are_swept_and_set_side_by_side(tmp_path):
     (tmp_path / "text").mkdir()
     base = complete(rivals_small.get_config("recurrent"))

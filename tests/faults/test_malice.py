@@ -103,7 +103,6 @@ def test_nothing_in_a_run_is_executed_or_unpickled(place):
     assert snapshot(place / "outside") == before
 
 
-@pytest.mark.long
 def test_what_links_lead_to_is_neither_changed_nor_deleted(place):
     run, outside = place / "run", place / "outside"
     shutil.copy(run / "metrics.jsonl", outside / "metrics.jsonl")

@@ -28,11 +28,6 @@ CONFIGS = {
     "recurrent": dataclasses.replace(RECURRENT, **SIZES),
     "convolutional": dataclasses.replace(CONVOLUTIONAL, **SIZES),
 }
-# The others take a quarter of a minute.
-QUICK = [
-    pytest.param(config, marks=() if name in ("paper", "classifier") else pytest.mark.long)
-    for name, config in CONFIGS.items()
-]
 
 
 def batch() -> dict[str, np.ndarray]:
@@ -63,7 +58,7 @@ def gradients(config, dtype: str) -> dict[tuple[str, ...], np.ndarray]:
     return {tuple(key.key for key in path): leaf.astype(np.float64) for path, leaf in leaves}
 
 
-@pytest.mark.parametrize("config", QUICK, ids=CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_every_gradient_in_bfloat16_is_within_2_percent_of_that_in_float32(config):
     exact, rounded = gradients(config, "float32"), gradients(config, "bfloat16")
     errors = {}
@@ -75,7 +70,7 @@ def test_every_gradient_in_bfloat16_is_within_2_percent_of_that_in_float32(confi
     assert {path: error for path, error in errors.items() if error > 0.02} == {}
 
 
-@pytest.mark.parametrize("config", QUICK, ids=CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_every_product_under_bfloat16_is_one_of_bfloat16_backwards_too(config):
     gradient, params = make_gradient(config, "bfloat16")
     program = gradient.trace(params).lower(lowering_platforms=("cuda",)).as_text()

@@ -111,7 +111,6 @@ def training_loss(config, *, dropout=False):
     return lambda params, source, target: loss_fn(params, {"source": source, "target": target}, key)[0]["loss"]
 
 
-@pytest.mark.long
 def test_flops_of_the_base_model_are_those_that_xla_counts():
     # XLA counts what is element by element too, so a little more.
     config, rows, source, target = dataclasses.replace(BASE, dropout=0.0), 8, 32, 28

@@ -229,10 +229,7 @@ def loss_and_gradient(config, key=None):
     return jax.device_get(jax.jit(jax.value_and_grad(loss))(random_params(plain)))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [pytest.param(OTHERWISE[name], marks=() if name == "scanned" else pytest.mark.long, id=name) for name in OTHERWISE],
-)
+@pytest.mark.parametrize("fields", OTHERWISE.values(), ids=OTHERWISE)
 def test_a_model_computed_otherwise_is_the_same(fields):
     # Parameters behind each stack, and of attention more than its projections.
     plain = dataclasses.replace(TINY, pre_norm=True, positions="relative", compatibility="additive")

@@ -62,7 +62,6 @@ def test_the_peak_is_a_rate_that_this_machine_can_have():
     assert 1e9 < peak_flops("float32") < 1e15
 
 
-@pytest.mark.long
 def test_a_profile_is_recorded_where_it_is_told_and_nowhere_else(tmp_path, capsys):
     (tmp_path / "text").mkdir()
     text = str(write_text(tmp_path / "text"))

@@ -101,7 +101,6 @@ def test_a_signal_ends_a_run_after_its_step_and_no_step_is_lost(tmp_path):
     assert logged == [7 * (i + 1) for i in range(len(logged))]
 
 
-@pytest.mark.long
 def test_a_run_that_is_interrupted_while_it_is_evaluated_is_evaluated_when_it_goes_on(tmp_path):
     with training(tmp_path, eval_every=20) as process:
         read_until(process, "evaluating the parameters of step 20")

@@ -94,7 +94,6 @@ def test_the_first_step_learns_from_the_first_batch(run, tmp_path):
     assert logged != pytest.approx(loss(data.train[1]), rel=1e-4)
 
 
-@pytest.mark.long
 def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_without(run, tmp_path):
     whole = {"model__d_ff": 512, "eval__final_average": 2, "parallel__num_devices": 2}
     sharded = whole | {"parallel__shard_params": True, "parallel__num_devices": 4}

@@ -146,9 +146,7 @@ def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_rows(params, batch):
     jax.tree.map(lambda all_, *each: np.testing.assert_allclose(all_, sum(each), rtol=2e-5, atol=2e-5), grads, *rows)
 
 
-@pytest.mark.parametrize(
-    "config", [TINY, pytest.param(VARIANTS["untied"], marks=pytest.mark.long)], ids=["tied", "untied"]
-)
+@pytest.mark.parametrize("config", [TINY, VARIANTS["untied"]], ids=["tied", "untied"])
 def test_a_loss_in_chunks_has_the_sums_and_the_gradient_of_the_whole(batch, config):
     params, key = init_params(config, jax.random.key(1)), jax.random.key(2)
     whole = gradient(batch, params, config=config, key=key)

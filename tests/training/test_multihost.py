@@ -87,7 +87,6 @@ def test_two_processes_are_as_one_with_their_devices_also_where_the_other_has_be
         assert_same(tmp_path / resumed, tmp_path / "one")
 
 
-@pytest.mark.long
 def test_two_processes_that_each_hold_a_share_of_the_parameters_are_as_one(start, settings, tmp_path):
     sharded = {"parallel__shard_params": True, "model__d_ff": 512}
     train_alone(settings | sharded, tmp_path / "one")
@@ -106,7 +105,7 @@ def assert_told(killed, status, err):
     assert f"process {killed} of 2 has ended" in err or (killed == 0 and "another task died" in err)
 
 
-@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.parametrize("killed", [0, 1])
 def test_a_process_that_is_killed_ends_the_other_while_they_train(start, killed):
     with start("killed", steps=1_000_000, eval__every=0) as processes:
         wait_for_line(processes[0], "steps/s")
@@ -124,7 +123,6 @@ def test_a_signal_to_one_ends_both_after_the_same_step_which_is_saved(start, tmp
     assert f"after step {int(saved):,}, which is saved" in err
 
 
-@pytest.mark.long
 def test_a_signal_to_one_ends_both_while_the_first_translates(start):
     slow = {"decode__batch_size": 1, "decode__beam_size": 8, "decode__max_extra_length": 1_000}
     with start("evaluated", steps=1, eval__every=0, **slow) as processes:
