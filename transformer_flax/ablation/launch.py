@@ -150,7 +150,7 @@ class _Process:
 def _die_with(parent: int) -> Callable[[], None]:
     """Makes a `preexec_fn` by which the Linux kernel sends SIGTERM to a new process when this one ends.
 
-    It is called between fork and exec, when locks that other threads held (the live table's, numpy's, JAX's) stay
+    It is called between fork and exec, when locks that other threads held (the bars', numpy's, JAX's) stay
     locked for ever. So it takes none: prctl is found beforehand, and nothing is imported, logged or printed.
     """
     if sys.platform != "linux":
