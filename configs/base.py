@@ -112,7 +112,7 @@ def get_config() -> ConfigDict:
     config.decode.min_length = 2  # shortest output in tokens, the end symbol included: no empty translation
     config.decode.max_extra_length = 50  # output tokens beyond the input's
     config.decode.max_input_length = 256  # tokens; longer inputs, and pairs whose loss is measured, are cut and counted
-    config.decode.batch_size = 64  # sentences at a time
+    config.decode.batch_size = 64  # sentences at a time, on each device
     config.decode.window = 2048  # lines that are sorted by length, to be translated with those of like length
 
     config.eval = ConfigDict()
