@@ -25,7 +25,7 @@ from transformer_flax.training.loop import fit
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.programs import Programs
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import prepare_data, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.trainer import open_trainer
 
 CONFIG = cli.define_config("numbers.py")
@@ -40,12 +40,13 @@ class Bench:
     """A run that is resumed again and again, and its bare step."""
 
     def __init__(self, config, folder: pathlib.Path):
-        self._config, self._directory = config, RunDirectory(folder)
+        self._directory = RunDirectory(folder)
         config.eval.every, config.eval.sentences, config.eval.test, config.eval.final_average = 0, 1, False, 1
         config.decode.update(beam_size=1, max_extra_length=0)  # as the end of a run is evaluated all the same
         config.log.every = WARM
         config.parallel.mode = "jit"
         self._progress = Progress(quiet=True)
+        self._config = config = checked_config(config)
         self._parallel = set_up_devices(config, self._progress)
         self._data = prepare_data(config, self._directory, self._progress)
         self._programs = Programs(config, self._data, self._parallel, self._progress)

@@ -28,8 +28,9 @@ from transformer_flax import cli
 from transformer_flax.console import Progress
 from transformer_flax.model.attention import attention_weights
 from transformer_flax.model.config import SCORES
-from transformer_flax.model.registry import init_params, make_config, make_model
+from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.model.scores import Dot, ScoreFunction
+from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.run_directory import RunDirectory
@@ -66,9 +67,9 @@ def learn(config, data: Data, compatibility: str, d_k: int) -> dict[str, list[fl
       The norm of the loss's gradient with respect to all W^Q and W^K before the first update, and the loss in nats a
       token over the last tenth of the updates.
     """
-    model = make_config(
-        data.tokenizer.vocab_size, config.model.to_dict() | {"compatibility": compatibility, "d_k": d_k}
-    )
+    config = config.copy_and_resolve_references()
+    config.model.update(compatibility=compatibility, d_k=d_k)
+    model = model_config(config, data.tokenizer.vocab_size)
     optimizer = make_optimizer(config.optimizer, model.d_model)
     loss_fn = translation_loss(make_model(model), config.label_smoothing)
     train_step = jax.jit(make_train_step(loss_fn, optimizer), donate_argnums=0)

@@ -25,6 +25,7 @@ from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.seeds import check_seeds, stack_trees
+from transformer_flax.training.setup import checked_config
 from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, init_key, make_train_step
 
@@ -68,7 +69,7 @@ class Together:
 
 
 def main() -> None:
-    config = CONFIG()
+    config = checked_config(CONFIG())
     counts = [1, *(int(count) for count in SEEDS.value)]
     check_seeds(config, range(max(counts)))
     timings = interleaved({str(count): Together(config, count) for count in counts}, REPEATS.value)

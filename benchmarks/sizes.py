@@ -3,9 +3,9 @@
 import dataclasses
 
 from configs import base
-from transformer_flax.model.registry import make_config
+from transformer_flax.training.config_checks import model_config
 
-BASE = make_config(37_000, base.get_config().model)
+BASE = model_config(base.get_config(), 37_000)
 SIZES = {
     "base": BASE,
     "small": dataclasses.replace(

@@ -34,6 +34,7 @@ from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.compilation_cache import large_product
+from transformer_flax.training.config_checks import device_dtype
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.sharding import make_parallel
@@ -106,7 +107,7 @@ def main() -> None:
         raise UserError("--peers needs PyTorch, which is not installed: pip install -e '.[compare]'")
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
-    dtype = DTYPE.value or ("float32" if on_cpu else "bfloat16")
+    dtype = DTYPE.value or device_dtype()
     installed = PEERS if importlib.util.find_spec("torch") else ()
     peers = installed if PEER.value is None else PEER.value
     product, product_flops = large_product(dtype, repeats=10)  # of which the first ones are slower

@@ -54,7 +54,9 @@ def get_config() -> ConfigDict:
     # The same model, otherwise computed:
     config.model.scan_layers = False  # one compiled layer for all N of a stack: compiles in a fraction of the time
     config.model.remat = "none"  # of its layers, gradients keep: all; or "products" with weights; or "layers": inputs
-    config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, softmax and loss stay float32
+    # "float32", "bfloat16" or "auto": bfloat16 on a GPU or TPU that has it, float32 elsewhere; config.json has which.
+    # Parameters, softmax and loss are float32.
+    config.model.dtype = "auto"  # of the computation
 
     config.data = ConfigDict()
     # "tfds"; or "folder": files <split>.<language>; or "tsv": <split>.tsv, with labels; or made: "numbers" in words;
@@ -112,7 +114,7 @@ def get_config() -> ConfigDict:
     config.decode.min_length = 2  # shortest output in tokens, the end symbol included: no empty translation
     config.decode.max_extra_length = 50  # output tokens beyond the input's
     config.decode.max_input_length = 256  # tokens; longer inputs, and pairs whose loss is measured, are cut and counted
-    config.decode.batch_size = 64  # sentences at a time
+    config.decode.batch_size = 64  # sentences at a time, on each device
     config.decode.window = 2048  # lines that are sorted by length, to be translated with those of like length
 
     config.eval = ConfigDict()

@@ -21,6 +21,8 @@ def get_config() -> ConfigDict:
     config.model.max_length = 320  # learned positions: no sentence is longer
     config.model.dropout = 0.2  # on embeddings, on the input of each convolution, and on the decoder's output
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
-    config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, softmax and loss stay float32
+    # "float32", "bfloat16" or "auto": bfloat16 on a GPU or TPU that has it, float32 elsewhere; config.json has which.
+    # Parameters, softmax and loss are float32.
+    config.model.dtype = "auto"  # of the computation
     config.optimizer.clip_norm = 1.0
     return config

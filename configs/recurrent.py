@@ -22,6 +22,8 @@ def get_config() -> ConfigDict:
     config.model.attention = "additive"  # or "dot", "scaled_dot", over sqrt(d_model); "none": the encoder's last state
     config.model.dropout = 0.2  # on embeddings, behind each layer, and on what the logits are made of
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
-    config.model.dtype = "float32"  # of the computation, or "bfloat16"; parameters, states and loss stay float32
+    # "float32", "bfloat16" or "auto": bfloat16 on a GPU or TPU that has it, float32 elsewhere; config.json has which.
+    # Parameters, states and loss are float32.
+    config.model.dtype = "auto"  # of the computation
     config.optimizer.clip_norm = 1.0  # of gradients through many steps of time, some are huge
     return config

@@ -113,7 +113,9 @@ def test_a_run_is_restored_from_its_directory_alone(run, trained, tmp_path):
     probabilities = run.probabilities(texts)
     assert probabilities.shape == (len(texts), 3)
     np.testing.assert_allclose(probabilities.sum(axis=1), 1, atol=1e-5)
-    np.testing.assert_allclose(run.probabilities(texts, batch_size=3, window=7), probabilities, atol=1e-5)
+    np.testing.assert_allclose(
+        run.probabilities(texts, batch_size=3, window=7, num_devices=2), probabilities, atol=1e-5
+    )
     np.testing.assert_allclose(run.ensemble(run).probabilities(texts), probabilities, atol=1e-5)
     assert run.probabilities([]).shape == (0, 3)
     assert len(run.classify(["", "the cat " * 50])) == 2

@@ -15,24 +15,24 @@ from absl import flags
 from transformer_flax import cli
 from transformer_flax.errors import UserError
 from transformer_flax.training.data_sheets import PEAKS
-from transformer_flax.training.fields import complete
+from transformer_flax.training.fields import AUTO, complete, flatten
 
 if TYPE_CHECKING:
     from transformer_flax.analysis.run_cost import Cost
 
 CONFIG = cli.define_config("base.py")
 # TFLOP/s: the sustained rates that the paper's table 2 assumes, then the makers' peaks of dense 16-bit products.
+WITH_BFLOAT16 = {
+    "A100": "NVIDIA A100",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "H200": "NVIDIA H200",
+    "TPUv4": "TPU v4",
+    "TPUv5e": "TPU v5 lite",
+    "TPUv5p": "TPU v5",
+    "TPUv6e": "TPU v6 lite",
+}
 DEVICES = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 125.0} | {
-    name: PEAKS[kind]["bfloat16"] / 1e12
-    for name, kind in {
-        "A100": "NVIDIA A100",
-        "H100": "NVIDIA H100 80GB HBM3",
-        "H200": "NVIDIA H200",
-        "TPUv4": "TPU v4",
-        "TPUv5e": "TPU v5 lite",
-        "TPUv5p": "TPU v5",
-        "TPUv6e": "TPU v6 lite",
-    }.items()
+    name: PEAKS[kind]["bfloat16"] / 1e12 for name, kind in WITH_BFLOAT16.items()
 }
 DEVICE = flags.DEFINE_string("device", "P100", f"device to train on: {', '.join(DEVICES)}; the paper used 8 P100")
 NUM_DEVICES = flags.DEFINE_integer("num_devices", 8, "number of devices", 1)
@@ -93,6 +93,8 @@ def main() -> None:
             "with --peak_tflops"
         )
     config = complete(CONFIG())
+    if flatten(config.to_dict()).get("model.dtype") == AUTO:
+        config.model.dtype = "bfloat16" if DEVICE.value in WITH_BFLOAT16 else "float32"
     from transformer_flax.analysis.run_cost import cost_of  # after the flags are checked: JAX takes seconds to import
 
     cost = cost_of(

@@ -82,17 +82,19 @@ def main() -> None:
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for its runs
 
-    from transformer_flax.ablation.jobs import Recipe, references
+    from transformer_flax.ablation.jobs import Recipe, chosen_dtype, references
     from transformer_flax.ablation.plan import show_plan
     from transformer_flax.ablation.results import hardware, make_head
     from transformer_flax.ablation.sweep import sweep
     from transformer_flax.ablation.variants import make_variants
-    from transformer_flax.training.fields import complete, flatten, require_run
+    from transformer_flax.training.fields import AUTO, complete, flatten, require_run
     from transformer_flax.training.seeds import check_seeds
 
     require_run(config)
     base = complete(config)
     base.update_from_flattened_dict(overrides)
+    if base.model.get("dtype") == AUTO and (chosen := chosen_dtype(workdir)):
+        overrides["model.dtype"] = base.model.dtype = chosen
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
     variants = make_variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value, many=MANY.value)

@@ -10,8 +10,7 @@ from transformer_flax.ablation import report, table3
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
-from transformer_flax.model.registry import make_config
-from transformer_flax.training.config_checks import check
+from transformer_flax.training.config_checks import check, model_config
 
 # What each is of the paper's base; all other fields stay. Then its parameters besides the base's 63,045,632.
 CHANGES = {
@@ -48,7 +47,7 @@ def test_a_row_is_what_it_says_on_the_papers_base(name):
         field: value for field, value in changes.items() if field.startswith("optimizer")
     }
     check(config)
-    assert sum(count_parameters(make_config(37_000, config.model)).values()) == 63_045_632 + more
+    assert sum(count_parameters(model_config(config, 37_000)).values()) == 63_045_632 + more
 
 
 def test_all_rows_are_tried_and_none_has_a_name_of_table_3():

@@ -14,6 +14,7 @@ from transformer_flax.ablation.jobs import (
     Recipe,
     Trial,
     TrialProgress,
+    chosen_dtype,
     folder_name,
     make_jobs,
     measure,
@@ -24,7 +25,7 @@ from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.variants import Variant, make_variants
 from transformer_flax.errors import UserError
-from transformer_flax.training.fields import flatten
+from transformer_flax.training.fields import differences, flatten
 from transformer_flax.training.run_directory import RunDirectory
 
 
@@ -290,6 +291,17 @@ def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finish
     (tmp_path / "config.json").write_text(json.dumps(kept))
     with pytest.raises(UserError, match=r"another config \(config\.steps: 400 there, 200 now\)"):
         run.result()
+
+
+def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished):
+    made = recipe(tmp_path / "sweep", **{"model.dtype": "auto"})
+    run = made.trials(make_variants(made.base, "base"), seeds=2)[1]
+    assert chosen_dtype(made.workdir) is None
+    run.path.parent.mkdir(parents=True)
+    run.path.symlink_to(finished)
+    assert chosen_dtype(made.workdir) == "float32"
+    auto, chosen = ({"model.dtype": dtype} for dtype in ("auto", "float32"))
+    assert differences(auto, chosen, ()) == differences(chosen, auto, ()) == []
 
 
 def test_a_directory_with_a_run_of_another_config_is_refused(tmp_path, finished):

@@ -9,8 +9,8 @@ from configs import table3 as table3_config
 from transformer_flax.ablation import table3
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
-from transformer_flax.model.registry import init_params, make_config
-from transformer_flax.training.config_checks import check
+from transformer_flax.model.registry import init_params
+from transformer_flax.training.config_checks import check, model_config
 
 VOCABULARY = 37_000
 
@@ -88,7 +88,7 @@ def test_on_the_papers_base_a_row_has_the_papers_values(name):
 @pytest.mark.parametrize("name", table3.ROWS)
 def test_every_row_builds_with_its_exact_number_of_parameters(name):
     config = table3_config.get_config(name)
-    model = make_config(VOCABULARY, config.model)
+    model = model_config(config, VOCABULARY)
     shapes = jax.eval_shape(lambda key: init_params(model, key), jax.random.key(0))
     built = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     assert built == NOT_EMBEDDINGS[name] + VOCABULARY * config.model.d_model

@@ -33,6 +33,11 @@ def test_the_base_model_costs_about_what_the_paper_says():
     assert base["memory"]["moving average"] == 0
 
 
+def test_memory_is_that_of_the_type_that_suits_the_device():
+    on_h100 = json.loads(succeeds("cost", NUMBERS, "--json", "--device=H100").stdout)
+    assert on_h100["memory"]["activations"] < 0.8 * cost().memory["activations"]
+
+
 def test_tables_are_for_people():
     shown = succeeds("cost", NUMBERS, "--peak_tflops=19", "--num_devices=2", "--utilisation=0.6").stdout
     for part in ("decoder/cross_attention", "logits", "backward", "Adam's two moments", "as table 2 counts it"):

@@ -69,6 +69,19 @@ def test_size_of_the_batches_changes_nothing():
     np.testing.assert_allclose(scores_of(together), scores_of(alone), atol=1e-4)
 
 
+@pytest.mark.parametrize("changes", [{}, {"sampling": Sampling(), "nbest": 2}], ids=str)
+def test_eight_devices_translate_and_score_as_one_does(changes):
+    one, eight = make(batch_size=1, **changes), make(batch_size=1, num_devices=8, **changes)
+    assert (one.num_devices, eight.num_devices) == (1, 8)  # of a CPU, one unless told otherwise: all have its cores
+    lines = WORDS * 2  # on eight devices, the last batch has rows to spare
+    alone, together = (list(each.search(lines, prefixes="b")) for each in (one, eight))
+    assert texts(together) == texts(alone)
+    np.testing.assert_allclose(scores_of(together), scores_of(alone), atol=1e-4)
+    for expected, log_probs in zip(one.score(lines, lines[::-1]), eight.score(lines, lines[::-1]), strict=True):
+        np.testing.assert_allclose(log_probs, expected, atol=1e-4)
+    assert eight.compilations == 2
+
+
 @pytest.mark.parametrize("changes", [{}, GREEDY, {"sampling": Sampling(), "nbest": 2}], ids=str)
 def test_a_line_without_words_has_one_empty_translation(changes):
     for line in ("", " ", "\t", "\u2028", "\x1c\x85", "\u3000 \r"):

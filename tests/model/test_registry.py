@@ -12,7 +12,7 @@ from transformer_flax.model.transformer import Transformer
 
 
 def test_the_fields_of_a_config_make_the_model_that_they_name():
-    config = make_config(100, base.get_config().model)
+    config = make_config(100, base.get_config().model.to_dict() | {"dtype": "float32"})
     assert isinstance(config, TransformerConfig)
     assert (config.vocab_size, config.d_model) == (100, 512)
     assert isinstance(make_model(config), Transformer)

@@ -3,8 +3,10 @@
 import gc
 import json
 import re
+import types
 import weakref
 
+import jax
 import pytest
 import tokenizers
 
@@ -14,10 +16,10 @@ from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.run import restore
-from transformer_flax.training.config_checks import check
+from transformer_flax.training.config_checks import check, device_dtype, model_config
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import prepare_data
+from transformer_flax.training.setup import checked_config, prepare_data
 
 
 @pytest.mark.parametrize(
@@ -77,6 +79,32 @@ def test_packed_rows_must_fit_into_a_batch():
         least = f"{8 * longest:,}"
         with pytest.raises(UserError, match=rf"tokens_per_batch is 512; it must be at least {least} when packed"):
             check(config)
+
+
+@pytest.mark.parametrize(
+    ("platform", "capability", "dtype"),
+    [
+        ("cpu", "", "float32"),
+        ("gpu", "7.5", "float32"),
+        ("gpu", "10.0", "bfloat16"),
+        ("gpu", "gfx90a", "bfloat16"),
+        ("tpu", "", "bfloat16"),
+    ],
+)
+def test_the_type_of_the_computation_is_chosen_by_the_device(monkeypatch, platform, capability, dtype):
+    device = types.SimpleNamespace(platform=platform, **({"compute_capability": capability} if capability else {}))
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert device_dtype() == dtype
+    config = small_config()
+    assert (config.model.dtype, checked_config(config).model.dtype) == ("auto", dtype)
+    given = checked_config(small_config(model__dtype="bfloat16"))
+    assert given.model.dtype == model_config(given, 300).dtype == "bfloat16"
+
+
+def test_a_run_says_which_type_was_chosen_and_keeps_it(monkeypatch, finished):
+    run, monkeypatched = RunDirectory(finished), "transformer_flax.training.setup.device_dtype"
+    monkeypatch.setattr(monkeypatched, lambda: "bfloat16")  # as if it were resumed on a GPU
+    assert run.load_config().model.dtype == checked_config(small_config(), run).model.dtype == "float32"
 
 
 @pytest.mark.parametrize("source", ["numbers", "folder", "tfds"])

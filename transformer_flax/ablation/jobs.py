@@ -274,6 +274,12 @@ def folder_name(variant: str) -> str:
     return f"{safe.replace(' ', ',').lstrip('.-,')[:LONGEST]}-{zlib.crc32(variant.encode()):08x}"
 
 
+def chosen_dtype(workdir: pathlib.Path) -> str | None:
+    """The type of the computation of a sweep's trials, where one has begun and so has chosen it."""
+    begun = (RunDirectory(path) for path in sorted(workdir.glob("*/seed*")))
+    return next((run.load_config().model.dtype for run in begun if run.config_file.exists()), None)
+
+
 def references(config: ConfigDict, prefix: str = "") -> list[str]:
     """The fields that take their value from another one."""
     found = []

@@ -16,7 +16,7 @@ from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters, training_flops
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.fields import flatten
+from transformer_flax.training.fields import AUTO, flatten
 
 UTILISATION = 0.3  # assumed share of a large matrix product's rate, until a trial has finished
 TYPICAL_LENGTH = 1 / 4  # of a sentence, as a share of data.max_length
@@ -65,12 +65,17 @@ class Estimator:
 def measured_rate(dtype: str) -> float:
     """FLOPs a second of a large matrix product on all devices, measured by another process, which then frees them.
 
+    Args:
+      dtype: of the product; AUTO for what suits the devices.
+
     Raises:
       UserError: JAX finds no device.
     """
     program = (
         "import jax, sys; from transformer_flax.training.compilation_cache import peak_flops; "
-        "n = 1 if jax.default_backend() == 'cpu' else jax.device_count(); print(n * peak_flops(sys.argv[1]))"
+        "from transformer_flax.training.config_checks import device_dtype; "
+        "n = 1 if jax.default_backend() == 'cpu' else jax.device_count(); "
+        f"print(n * peak_flops(device_dtype() if sys.argv[1] == {AUTO!r} else sys.argv[1]))"
     )
     result = subprocess.run([sys.executable, "-c", program, dtype], capture_output=True, text=True)
     if result.returncode:

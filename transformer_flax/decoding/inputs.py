@@ -28,9 +28,10 @@ class Inputs:
 
     tokenizer: Tokenizer
     max_input_length: int  # longer lines (in tokens, the end symbol included) are cut, with a warning that counts them
-    batch_size: int  # rows of a batch; fewer where lines are long
+    batch_size: int  # rows of a batch on each device; fewer where lines are long
     window: int  # lines that are read and sorted by length at a time
     refuse_long: bool = False  # raise an error for longer lines instead
+    devices: int = 1  # that share a batch, each with so many rows
 
     def __post_init__(self):
         require_at_least(2, max_input_length=self.max_input_length)
@@ -98,7 +99,7 @@ class Inputs:
             while width < lengths[pending[0]]:
                 width *= 2
             width = min(width, longest or self.max_input_length)
-            rows = max(1, self.batch_size * roomy // max(width, roomy))
+            rows = self.devices * max(1, self.batch_size * roomy // max(width, roomy))
             yield pending[:rows], rows, width
             done += len(pending[:rows])
             progress(done)

@@ -9,20 +9,21 @@ import numpy as np
 
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.decoding.devices import OnDevices
 from transformer_flax.decoding.inputs import Inputs, fill
 from transformer_flax.decoding.search import combine
 
 SETTINGS = ("max_input_length", "batch_size", "window")  # the fields of config.decode that a Predictor takes
 
 
-class Predictor:
+class Predictor(OnDevices):
     """Classifies text with a trained model, or with an ensemble of several with the same tokenizer and classes.
 
     The result for a line does not depend on the other lines, their order or the batch size.
 
     Args:
       models: Linen modules that return logits [B, C] for a source [B, S].
-      params: of each model. May be replaced at any time without recompiling; None until they are known.
+      params, num_devices: see `OnDevices`.
       tokenizer: of the text.
       classes: the names of the C classes.
       normalise: the normaliser of the text.
@@ -41,11 +42,12 @@ class Predictor:
         batch_size: int,
         window: int,
         refuse_long: bool = False,
+        num_devices: int = 0,
     ):
-        self.models, self.params, self.classes = list(models), params, tuple(classes)
-        self._normalise, self.compilations = normalise, 0
-        self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long)
-        self._classify = jax.jit(self._classify_batch)
+        super().__init__(models, params, num_devices)
+        self.classes, self._normalise = tuple(classes), normalise
+        self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long, self.num_devices)
+        self._classify = self._compile(self._classify_batch)
 
     def predict(self, lines: Iterable[str], *, progress: Callable[[int], Any] = lambda done: None) -> list[str]:
         """The likeliest class of each line."""
@@ -72,7 +74,6 @@ class Predictor:
             yield from found
 
     def _classify_batch(self, params, source: jax.Array) -> jax.Array:
-        self.compilations += 1  # executed only while tracing, once for each shape
         logits = [
             model.apply({"params": one_params}, source) for model, one_params in zip(self.models, params, strict=True)
         ]

@@ -13,6 +13,7 @@ import numpy as np
 
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.decoding.devices import OnDevices
 from transformer_flax.decoding.inputs import NARROWEST, Inputs, fill, require_at_least
 from transformer_flax.decoding.search import (
     Bounds,
@@ -44,7 +45,7 @@ class Translation:
     tokens: tuple[int, ...]  # the end symbol included
 
 
-class Translator:
+class Translator(OnDevices):
     """Translates and scores text with a trained model, or with an ensemble of several that share a tokenizer.
 
     The result for a line does not depend on the other lines, their order or the batch size. Samples depend on the
@@ -52,7 +53,7 @@ class Translator:
 
     Args:
       models: Linen modules with the methods of a model that translates (`model.registry`).
-      params: of each model. May be replaced at any time without recompiling; None until they are known.
+      params, num_devices: see `OnDevices`.
       tokenizer: of both languages.
       normalise: the normalisers of sources, and of prefixes and given targets.
       beam_size: K; 1 is greedy search.
@@ -85,6 +86,7 @@ class Translator:
         nbest: int = 1,
         sampling: Sampling | None = None,
         refuse_long: bool = False,
+        num_devices: int = 0,
     ):
         require_at_least(0, min_length=min_length, max_extra_length=max_extra_length)
         require_at_least(1, beam_size=beam_size, nbest=nbest)
@@ -92,15 +94,15 @@ class Translator:
             raise UserError(f"alpha is {alpha}; it must be finite")
         if sampling is None and nbest > beam_size:
             raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam of that size holds no more hypotheses")
-        self.models, self.params, self.tokenizer = list(models), params, tokenizer
-        self.normalise, self.compilations = normalise, 0
-        self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long)
+        super().__init__(models, params, num_devices)
+        self.tokenizer, self.normalise = tokenizer, normalise
+        self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long, self.num_devices)
         self._longest_output = max_input_length + max_extra_length
         self._beam_size, self._nbest, self._sampling = beam_size, nbest, sampling
         self._penalty = LengthPenalty(length_penalty, alpha)
         self._min_length, self._max_extra_length = min_length, max_extra_length
-        self._search = jax.jit(self._search_batch)
-        self._score = jax.jit(self._score_batch)
+        self._search = self._compile(self._search_batch)
+        self._score = self._compile(self._score_batch)
 
     def translate(
         self, lines: Iterable[str], *, prefixes: Iterable[str] | str = "", progress: Callable[[int], Any] = _ignore
@@ -205,7 +207,6 @@ class Translator:
         return translations
 
     def _search_batch(self, params, source, prefix, numbers) -> Hypotheses:
-        self.compilations += 1  # executed only while tracing, once for each shape
         max_length = prefix.shape[1]
         lengths = jnp.sum(source != PAD_ID, axis=1)
         wanted = jnp.maximum(lengths + self._max_extra_length, jnp.sum(prefix != PAD_ID, axis=1) + 1)
@@ -227,7 +228,6 @@ class Translator:
         return beam_search(step, caches, bounds, self._penalty, beam_size=self._beam_size, nbest=self._nbest)
 
     def _score_batch(self, params, source, target) -> jax.Array:
-        self.compilations += 1
         logits = [
             model.apply({"params": one_params}, source, target)
             for model, one_params in zip(self.models, params, strict=True)

@@ -21,7 +21,7 @@ from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import LARGEST, ModelConfig
 from transformer_flax.model.registry import find_kind, init_params, make_config
-from transformer_flax.training.fields import require_fields, require_run
+from transformer_flax.training.fields import AUTO, require_fields, require_run
 from transformer_flax.training.fine_tuning import initial_tokenizer, require_alike, train_only
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_optimizer
@@ -148,5 +148,14 @@ def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
-    """The model of a run's config, for a vocabulary of that size."""
-    return make_config(vocab_size, config.model)
+    """The model of a run's config, for a vocabulary of that size; in float32 where its type is not chosen yet."""
+    fields = config.model.to_dict()
+    return make_config(vocab_size, fields | {"dtype": "float32"} if fields.get("dtype") == AUTO else fields)
+
+
+def device_dtype() -> str:
+    """The type that suits the device: bfloat16 for a TPU, and for a GPU that multiplies it; float32 for others."""
+    device = jax.devices()[0]
+    # NVIDIA's GPUs say "7.5", and multiply bfloat16 from 8.0 on; AMD's, which all do, say "gfx90a".
+    old = getattr(device, "compute_capability", "")[:2] in ("5.", "6.", "7.")
+    return "bfloat16" if device.platform == "tpu" or (device.platform == "gpu" and not old) else "float32"

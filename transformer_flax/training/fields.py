@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError, did_you_mean
 
+AUTO = "auto"  # as config.model.dtype: the type of the run in the working directory, or what suits the device
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -189,7 +190,7 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
-    """Lists the differences of two flat configs, one per line. A missing field has its default.
+    """Lists the differences of two flat configs, one per line. A missing field has its default; AUTO is any value.
 
     Args:
       theirs: the saved one.
@@ -200,7 +201,7 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[
     return [
         f"config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
         for name in sorted(theirs.keys() | ours.keys())
-        if theirs.get(name) != ours.get(name) and not name.startswith(free)
+        if AUTO != theirs.get(name) != ours.get(name) != AUTO and not name.startswith(free)
     ]
 
 

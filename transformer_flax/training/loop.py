@@ -39,7 +39,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
         not finite; or the disk is full.
       Interrupted: a signal asked the run to end; nothing that was done is lost.
     """
-    config, directory = checked_config(config), RunDirectory(workdir)
+    directory = RunDirectory(workdir)
+    config = checked_config(config, directory)
     with Progress(quiet=not is_first()) as progress:
         parallel = set_up_devices(config, progress)
         data = prepare_data(config, directory, progress)

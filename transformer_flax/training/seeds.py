@@ -47,7 +47,7 @@ def train_seeds(
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
     if len(seeds) == 1:
         return [train(configs[0], directories[0].path, profile=profile)]
-    configs = [checked_config(each) for each in configs]
+    configs = [checked_config(each, *directories) for each in configs]
     with Progress() as progress, contextlib.ExitStack() as stack:
         parallel = set_up_devices(configs[0], progress, f", {len(seeds)} seeds at once")
         data = [prepare_data(*each, progress) for each in zip(configs, directories, strict=True)]

@@ -28,8 +28,8 @@ from transformer_flax.model.registry import find_kind
 from transformer_flax.relatives.embeddings import Vectors
 from transformer_flax.training.checkpoint_files import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.compilation_cache import keep_compiled
-from transformer_flax.training.config_checks import check, given_tokenizer, model_config
-from transformer_flax.training.fields import complete, require_run
+from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
+from transformer_flax.training.fields import AUTO, complete, require_run
 from transformer_flax.training.fine_tuning import Start, initial_tokenizer, load_start
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.pretrained_embeddings import load_embeddings
@@ -53,17 +53,28 @@ class Data:
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend starts
 
 
-def checked_config(config: ConfigDict) -> ConfigDict:
-    """A copy of a run's config with all fields, checked as `check` does.
+def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
+    """A copy of a run's config with all fields, checked as `check` does, whose type of the computation is chosen.
+
+    For the type "auto", that is the one of the run that a directory holds already, or else what suits the device.
+
+    Args:
+      config: of the run.
+      workdirs: of the run and of those that are trained with it.
 
     Raises:
-      UserError: naming the field.
+      UserError: naming the field; or a directory's run cannot be read.
     """
     require_run(config)
     config = complete(config)
     if config.init_from:
         config.data.vocab_size = initial_tokenizer(config).vocab_size
     check(config)
+    if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
+    if config.model.dtype == AUTO:
+        runs = [workdir.load_config() for workdir in workdirs if workdir.config_file.exists()]
+        config.model.dtype = runs[0].model.dtype if runs else device_dtype()
     return config
 
 
@@ -78,8 +89,6 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
     Raises:
       UserError: there are no such devices.
     """
-    if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
     model = model_config(config, config.data.vocab_size)
     compiled = keep_compiled(config.data.cache_dir)
     parallel = make_parallel(

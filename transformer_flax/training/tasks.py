@@ -52,7 +52,9 @@ class Translation:
         self.loss_fn = translation_loss(model, config.label_smoothing, config.loss_chunks)
         _, self._text = normalisers(config.data)
         # Without normalisers: the pairs of `data` are normalised already.
-        self._translator = Translator([model], None, data.tokenizer, **config.decode)
+        self._translator = Translator(
+            [model], None, data.tokenizer, num_devices=config.parallel.num_devices, **config.decode
+        )
 
     @property
     def compilations(self) -> int:
@@ -77,7 +79,7 @@ class Classification:
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         assert data.classes
         self.loss_fn = classification_loss(model, config.label_smoothing)
-        settings = {name: config.decode[name] for name in SETTINGS}
+        settings = {name: config.decode[name] for name in SETTINGS} | {"num_devices": config.parallel.num_devices}
         self._predictor = Predictor([model], None, data.tokenizer, data.classes.names, **settings)
 
     @property
