@@ -131,4 +131,5 @@ def get_config() -> ConfigDict:
 
     config.log = ConfigDict()
     config.log.every = 100  # steps
+    config.log.wandb = ""  # a project of Weights & Biases that metrics are sent to, too; empty: none
     return config

@@ -26,6 +26,7 @@ from transformer_flax.training.fine_tuning import initial_tokenizer, require_ali
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.pretrained_embeddings import load_embeddings
+from transformer_flax.training.wandb_run import require_wandb
 
 
 def check(config: ConfigDict) -> None:
@@ -67,6 +68,8 @@ def check(config: ConfigDict) -> None:
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
+    if config.log.wandb:
+        require_wandb()
     load_embeddings(config, given_tokenizer(config))
     if config.init_from:
         require_alike(config, model)

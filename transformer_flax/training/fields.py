@@ -101,6 +101,7 @@ class CheckpointConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogConfig:
     every: int = at_least(1)
+    wandb: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ import math
 import os
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tensorboardX.event_file_writer import EventsWriter
@@ -102,9 +103,18 @@ class MetricsWriter:
       file: the JSON lines, as `StepLines` has them; time resumes from the last that is kept.
       step: the step that training starts from.
       score: the name of the validation score, which `scores` has by step, where it is of that step's parameters alone.
+      send: is given each line, too.
     """
 
-    def __init__(self, file: pathlib.Path, step: int, *, score: str):
+    def __init__(
+        self,
+        file: pathlib.Path,
+        step: int,
+        *,
+        score: str,
+        send: Callable[[dict[str, Any]], None] = lambda line: None,
+    ):
+        self._send = send
         self._lines = StepLines(file, step)
         kept = self._lines.kept
         self._written: set[tuple[int, str, bool]] = set()
@@ -138,7 +148,9 @@ class MetricsWriter:
           UserError: the disk is full, or something like it.
         """
         named = {f"{prefix}/{name}": float(value) for name, value in values.items()}
-        self._lines.write({"step": step, "seconds": round(self.seconds, 2), **named})
+        line = {"step": step, "seconds": round(self.seconds, 2), **named}
+        self._send(line)
+        self._lines.write(line)
         self._note(step, named)
         if self._events is None:
             return

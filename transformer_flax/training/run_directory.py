@@ -71,6 +71,7 @@ class RunDirectory:
         self.tokenizer_file = self.path / "tokenizer.json"
         self.metrics_file = self.path / "metrics.jsonl"
         self.skipped_file = self.path / "skipped.jsonl"
+        self.wandb_file = self.path / "wandb.json"
         self.checkpoints = self.path / "checkpoints"
         self.profile = self.path / "profile"
         self.params_file = self.path / "model.safetensors"

@@ -19,6 +19,7 @@ from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import Data
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.tasks import Task
+from transformer_flax.training.wandb_run import WandbRun
 
 SAMPLES = 3  # outputs shown at an evaluation
 
@@ -55,15 +56,17 @@ class RunWriter:
         self._progress, self._label = progress, label
         self.checkpoints = checkpoints
         self.meter = Meter(totals)  # of the steps since the last log
-        self._metrics = MetricsWriter(directory.metrics_file, step, score=task.score)
+        self._wandb = WandbRun(config, directory, self.say)
+        self._metrics = MetricsWriter(directory.metrics_file, step, score=task.score, send=self._wandb.send)
         self._skipped = StepLines(directory.skipped_file, step)
 
     def __enter__(self) -> "RunWriter":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_) -> None:
         self._metrics.close()
         self._skipped.close()
+        self._wandb.close(failed=failure is not None)
 
     def say(self, text: str) -> None:
         self._progress.say(f"{self._label}{text}")
