@@ -49,6 +49,9 @@ def test_time_follows_from_the_devices_and_memory_from_the_run():
     assert halved.memory["activations"] < 0.6 * usual.memory["activations"]
     assert halved.tokens_per_step == 2 * 2048  # 16 divides the slots of a batch, 30 does not
     assert usual.tokens_per_step == 2 * 64 * 30
+    twice = cost(r_drop=5.0)
+    assert (twice.step_flops, twice.tokens_per_step) == (2 * usual.step_flops, usual.tokens_per_step)
+    assert twice.memory["activations"] == pytest.approx(2 * usual.memory["activations"], rel=0.1)
 
 
 def test_a_length_that_no_batch_has_is_refused():

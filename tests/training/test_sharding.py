@@ -49,12 +49,12 @@ def on_devices(num_devices, *, mode="jit", shard_params=False, accumulation_step
     return make_parallel(config, ROWS, accumulation_steps, loss_chunks)
 
 
-def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, loss_chunks=1, dropout=0.0):
+def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, loss_chunks=1, dropout=0.0, r_drop=0.0):
     """(gradient, metrics) of one step."""
     config = dataclasses.replace(ONE_LAYER, dropout=dropout)
     parallel = on_devices(num_devices, mode=mode, accumulation_steps=accumulation_steps, loss_chunks=loss_chunks)
     assert parallel.num_devices == num_devices
-    loss_fn = translation_loss(Transformer(config), 0.1, loss_chunks)
+    loss_fn = translation_loss(Transformer(config), 0.1, loss_chunks, r_drop=r_drop)
     optimizer = optax.sgd(1.0)
     step = parallel.compile(
         make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, axis_name=parallel.axis_name)
@@ -102,10 +102,19 @@ def test_chunks_of_the_loss_do_not_change_the_gradient(plain, batch, mode, num_d
     assert metrics.counts["loss"] == (batch["target"] != 0).sum()
 
 
-def test_with_dropout_jit_does_not_depend_on_the_number_of_devices(plain, batch):
-    alone, _ = update(batch, dropout=0.3)
+@pytest.mark.parametrize("mode", ["jit", "pmap"])
+def test_r_drop_divides_once_by_the_tokens_of_all_parts(plain, batch, mode):
+    parts = {"num_devices": 2, "accumulation_steps": 2, "loss_chunks": 2, "mode": mode}
+    gradient, metrics = update(batch, r_drop=5.0, **parts)  # without dropout both passes agree
+    assert_close(gradient, plain)
+    assert metrics.counts["loss"] == metrics.counts["divergence"] == (batch["target"] != 0).sum()
+
+
+@pytest.mark.parametrize("r_drop", [0.0, 5.0])
+def test_with_dropout_jit_does_not_depend_on_the_number_of_devices(plain, batch, r_drop):
+    alone, _ = update(batch, dropout=0.3, r_drop=r_drop)
     for num_devices in (2, 8):
-        together, _ = update(batch, dropout=0.3, num_devices=num_devices)
+        together, _ = update(batch, dropout=0.3, r_drop=r_drop, num_devices=num_devices)
         assert_close(together, alone)
     difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, plain)
     assert max(jax.tree.leaves(difference)) > 1e-3  # there was dropout

@@ -9,6 +9,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops, training_flops
 from transformer_flax.model.registry import kind_of
 from transformer_flax.training.config_checks import check, model_config
+from transformer_flax.training.loss import passes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
             f"--length is {length}; config.data.max_length is {data.max_length} and a batch has tokens_per_batch="
             f"{data.tokens_per_batch} slots a side, in rows by {data.rows_multiple_of}"
         )
-    lengths = np.full(rows, length)
+    lengths = np.full(passes(config) * rows, length)
     parameters = count_parameters(model)
     step_flops = training_flops(model, lengths, lengths)
     total = 4 * sum(parameters.values())  # float32
@@ -71,7 +72,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
             "Adam's two moments": 2 * total,
             "moving average": total if config.ema_decay else 0,
             "activations": activation_bytes(
-                model, rows // config.accumulation_steps, length, length, loss_chunks=config.loss_chunks
+                model, len(lengths) // config.accumulation_steps, length, length, loss_chunks=config.loss_chunks
             ),
         },
         steps=config.steps,

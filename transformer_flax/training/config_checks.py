@@ -81,7 +81,8 @@ def check(config: ConfigDict) -> None:
         f"at least {averaged}: what config.eval.average or final_average takes must be kept",
     )
     if kind.classifies:
-        for name, only in (("loss_chunks", 1), ("data.batching", "bucketed"), ("data.max_length_ratio", 0)):
+        only_values = {"loss_chunks": 1, "r_drop": 0, "data.batching": "bucketed", "data.max_length_ratio": 0}
+        for name, only in only_values.items():
             require(name, lambda value, only=only: value == only, f"{only!r} where texts are classified")
     else:
         require("data.tokenizer", lambda value: value in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")

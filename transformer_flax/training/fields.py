@@ -125,6 +125,7 @@ class RunConfig:
     embedding_init: str = ""
     init_from: str = ""
     train_only: str = ""
+    r_drop: float = at_least(0, default=0.0)
 
 
 def vector_run_config() -> type:
