@@ -95,10 +95,13 @@ def get_config() -> ConfigDict:
     config.data.seed = 0  # of the data: tokenizer sample, generated numbers, what is held out, order of shapes
     config.data.cache_dir = ""  # tokenised text, and large text until it is; empty: the user's cache directory
 
-    config.optimizer = ConfigDict()  # Adam
+    config.optimizer = ConfigDict()
+    # or "muon", which makes the update of each matrix orthogonal (Jordan et al., 2024) and leaves the rest to Adam; or
+    # "schedule_free", Adam at a rate that stays at its peak, evaluated with an average (Defazio et al., 2024)
+    config.optimizer.name = "adam"
     config.optimizer.factor = 1.0  # times the paper's learning rate
     config.optimizer.warmup_steps = 4000
-    config.optimizer.b1 = 0.9
+    config.optimizer.b1 = 0.9  # the momentum, for Muon 0.95; with Schedule-Free the share of the average in gradients
     config.optimizer.b2 = 0.98
     config.optimizer.eps = 1e-9
     config.optimizer.clip_norm = 0.0  # of the whole gradient; 0: off

@@ -60,6 +60,7 @@ class OptimizerConfig:
     b2: float
     eps: float
     clip_norm: float
+    name: str = "adam"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
