@@ -23,6 +23,9 @@ def get_config() -> ConfigDict:
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
     config.loss_chunks = 1  # parts of a micro-batch whose logits are made one after another, to the same end
     config.label_smoothing = 0.1
+    config.r_drop = (
+        0.0  # alpha of R-Drop, two passes that are to agree (Wu et al., 2021: 5); a step costs twice as much
+    )
     config.ema_decay = 0.0  # of a moving average of the parameters, which evaluations then use in place of `average`
     config.max_skipped = 10  # updates in a row left out, as loss or gradient are not finite, before the run ends
     config.on_write_failure = "stop"  # the run, if a checkpoint, metrics or translations cannot be written; or "go on"
@@ -51,6 +54,9 @@ def get_config() -> ConfigDict:
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
     config.model.attention_bias = False  # biases on the attention projections
     config.model.branch_init = 1.0  # times the initial W^V, W^O, W_1 and W_2: what sub-layers add (docs/start.md)
+    # initial values: "xavier"; or "fairseq", W^Q, W^K and W^V times 0.71 (Ott et al., 2019); or "deepnorm", W^V, W^O,
+    # W_1, W_2 and residuals times factors that follow from the depth (Wang et al., 2022); branch_init multiplies all
+    config.model.start = "xavier"
     # The same model, otherwise computed:
     config.model.scan_layers = False  # one compiled layer for all N of a stack: compiles in a fraction of the time
     config.model.remat = "none"  # of its layers, gradients keep: all; or "products" with weights; or "layers": inputs
@@ -94,10 +100,13 @@ def get_config() -> ConfigDict:
     config.data.seed = 0  # of the data: tokenizer sample, generated numbers, what is held out, order of shapes
     config.data.cache_dir = ""  # tokenised text, and large text until it is; empty: the user's cache directory
 
-    config.optimizer = ConfigDict()  # Adam
+    config.optimizer = ConfigDict()
+    # or "muon", which makes the update of each matrix orthogonal (Jordan et al., 2024) and leaves the rest to Adam; or
+    # "schedule_free", Adam at a rate that stays at its peak, evaluated with an average (Defazio et al., 2024)
+    config.optimizer.name = "adam"
     config.optimizer.factor = 1.0  # times the paper's learning rate
     config.optimizer.warmup_steps = 4000
-    config.optimizer.b1 = 0.9
+    config.optimizer.b1 = 0.9  # the momentum, for Muon 0.95; with Schedule-Free the share of the average in gradients
     config.optimizer.b2 = 0.98
     config.optimizer.eps = 1e-9
     config.optimizer.clip_norm = 0.0  # of the whole gradient; 0: off

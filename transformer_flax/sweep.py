@@ -26,7 +26,8 @@ ROWS = flags.DEFINE_string(
     "rows",
     None,
     "rows of table 3: names and letters of groups, such as A,C-N2,base, or all; rows beyond it: names, such as "
-    "rotary,pre-norm, or beyond for all; rows are scaled to the sizes of --config; "
+    "rotary,pre-norm, or beyond for all other models and recipes for all other ways to train; "
+    "rows are scaled to the sizes of --config; "
     "default: all, or base if there is --grid or --variants",
 )
 SEEDS = flags.DEFINE_integer("seeds", 1, "number of times each is trained, with config.seed 0, 1, ...", 1)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs import base, numbers
+from configs import base, numbers, table3_small
 from configs import table3 as table3_config
 from tests.ablation import made
 from tests.ablation.test_table3 import flat
@@ -11,6 +11,7 @@ from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.training.config_checks import check, model_config
+from transformer_flax.training.optimizer import make_schedule
 
 # What each is of the paper's base; all other fields stay. Then its parameters besides the base's 63,045,632.
 CHANGES = {
@@ -32,6 +33,13 @@ CHANGES = {
         },
         2 * 2 * 512,
     ),
+    "r-drop": ({"r_drop": 5.0}, 0),
+    "xavier": ({}, 0),
+    "fairseq": ({"model.start": "fairseq"}, 0),
+    "deepnorm": ({"model.start": "deepnorm"}, 0),
+    "muon": ({"optimizer.name": "muon", "optimizer.b1": 0.95}, 0),
+    "schedule-free": ({"optimizer.name": "schedule_free"}, 0),
+    "batch-x4": ({"data.tokens_per_batch": 100_000, "steps": 25_000, "optimizer.warmup_steps": 1_000}, 0),
 }
 
 
@@ -51,8 +59,8 @@ def test_a_row_is_what_it_says_on_the_papers_base(name):
 
 
 def test_all_rows_are_tried_and_none_has_a_name_of_table_3():
-    assert list(table3.BEYOND) == list(CHANGES)
-    assert not table3.BEYOND.keys() & (table3.ROWS.keys() | {"all", "beyond", "A", "B", "C", "D", "E"})
+    assert [*table3.BEYOND, *table3.RECIPES] == list(CHANGES)
+    assert not CHANGES.keys() & (table3.ROWS.keys() | {"all", "beyond", "recipes", "A", "B", "C", "D", "E"})
 
 
 def test_on_another_base_the_released_recipe_has_twice_its_warmup_and_rate():
@@ -64,17 +72,32 @@ def test_on_another_base_the_released_recipe_has_twice_its_warmup_and_rate():
     assert released.config.steps == numbers.get_config().steps
 
 
+def test_on_another_base_a_larger_batch_has_as_many_epochs_and_the_root_of_its_size_as_rate():
+    base = table3_small.get_config("multi30k")
+    [row] = make_variants(base, "batch-x4")
+    assert row.config.data.tokens_per_batch * row.config.steps == base.data.tokens_per_batch * base.steps
+    ours, before = (make_schedule(config.optimizer, 128) for config in (row.config, base))
+    for count in (400, 2000, 5000):
+        assert float(ours(count // 4 - 1)) == pytest.approx(2 * float(before(count - 1)))
+
+
+def test_starts_are_compared_by_themselves_on_a_base_with_lighter_sub_layers():
+    rows = make_variants(table3_small.get_config("multi30k"), "xavier,fairseq,deepnorm")
+    assert {row.config.model.branch_init for row in rows} == {1.0}
+
+
 def test_rows_beyond_are_swept_by_name_or_all_at_once_and_never_unasked():
     def names(rows, **options):
         return [variant.name for variant in make_variants(numbers.get_config(), rows, **options)]
 
     assert names("beyond,base") == ["base", *table3.BEYOND]
+    assert names("recipes,base") == ["base", *table3.RECIPES]
     assert names("rotary,E,pre-norm") == ["E", "rotary", "pre-norm"]
     assert names("rotary", axes=["optimizer.b2=0.98,0.997"]) == [
         "rotary optimizer.b2=0.98",
         "rotary optimizer.b2=0.997",
     ]
-    assert not set(names("E,D,base")) & table3.BEYOND.keys()
+    assert not set(names("E,D,base")) & CHANGES.keys()
     with pytest.raises(UserError, match=r"no row 'rotray' \(did you mean 'rotary'.*beyond it there are additive, dot"):
         names("rotray")
     with pytest.raises(UserError, match=r"--grid model\.positions would undo rotary, which"):
@@ -96,7 +119,7 @@ def test_a_file_may_start_from_a_row_beyond_but_not_take_its_name(tmp_path):
 
 
 def test_the_report_shows_them_behind_table_3_without_anything_of_the_papers():
-    results = [made.result(name, bleu=30 + n, curve=[]) for n, name in enumerate(["rotary", "base", "additive"])]
+    results = [made.result(name, bleu=30 + n, curve=[]) for n, name in enumerate(["rotary", "base", "r-drop"])]
     results.append(made.result("rotary steps=5", row="rotary", curve=[]))
     text = report.as_markdown(made.compare(results), made.BASE, ())
     assert text.startswith(
@@ -107,12 +130,12 @@ def test_the_report_shows_them_behind_table_3_without_anything_of_the_papers():
     assert [line.split(" | ")[0] for line in table] == [
         "| variant",
         "| ---",
-        "| additive",
         "| rotary",
         "| rotary steps=5",
+        "| r-drop",
     ]
     assert "paper" not in table[0]
-    assert [line.split(" | ")[3] for line in table[2:4]] == ["+1.00", "-1.00"]
+    assert [line.split(" | ")[3] for line in table[2:5:2]] == ["-1.00", "+1.00"]
     assert "not run" not in text
     assert "Rank correlation" not in text
     assert not made.compare(results).is_of_table3

@@ -50,10 +50,18 @@ def test_time_follows_from_the_devices_and_memory_from_the_run():
     assert other.days == pytest.approx(usual.days)
     assert other.tokens_per_second == pytest.approx(usual.tokens_per_second)
     assert other.memory["moving average"] == other.memory["parameters"] == 4 * sum(usual.parameters.values())
+    muon, schedule_free = (cost(optimizer={"name": name}).memory for name in ("muon", "schedule_free"))
+    matrices = sum(count for module, count in usual.parameters.items() if module != "embedding") * 4
+    moments = 2 * usual.memory["parameters"] - muon["moments of Muon and Adam"]  # one less for each matrix
+    assert moments == pytest.approx(matrices, rel=0.02)
+    assert schedule_free["moving average"] == usual.memory["parameters"]
     halved = cost(length=16, accumulation_steps=2)
     assert halved.memory["activations"] < 0.6 * usual.memory["activations"]
     assert halved.tokens_per_step == 2 * 2048  # 16 divides the slots of a batch, 30 does not
     assert usual.tokens_per_step == 2 * 64 * 30
+    twice = cost(r_drop=5.0)
+    assert (twice.step_flops, twice.tokens_per_step) == (2 * usual.step_flops, usual.tokens_per_step)
+    assert twice.memory["activations"] == pytest.approx(2 * usual.memory["activations"], rel=0.1)
 
 
 def test_a_length_that_no_batch_has_is_refused():

@@ -51,3 +51,8 @@ def test_it_finds_the_same_hypotheses(name, tmp_path):
 def test_a_model_that_it_cannot_run_is_refused_by_the_field(name, field):
     with pytest.raises(UserError, match=rf"config.model.{field} is .*--format=safetensors"):
         require_supported(VARIANTS[name])
+
+
+def test_residuals_with_a_weight_are_refused():
+    with pytest.raises(UserError, match=r"config.model.start is 'deepnorm', and must be another"):
+        require_supported(dataclasses.replace(VARIANTS["paper"], **HEADS, start="deepnorm"))

@@ -28,6 +28,7 @@ INVALID = [
     ("compatibility", "product"),
     ("remat", "all"),
     ("branch_init", 0),
+    ("start", "he"),
     *(("dtype", value) for value in ("float16", "float64")),
     ("d_model", 15),  # with sinusoids, which come in pairs
 ]
@@ -52,6 +53,11 @@ def test_rotary_positions_turn_pairs_of_features_of_a_product():
     with pytest.raises(UserError, match=r"config\.model\.compatibility is 'additive'; it must be scaled_dot or dot"):
         dataclasses.replace(TINY, d_k=6, positions="rotary", compatibility="additive")
     assert dataclasses.replace(TINY, d_k=6, d_model=15, positions="rotary", compatibility="dot").d_k == 6
+
+
+def test_deepnorm_is_of_models_that_normalise_after_each_sub_layer():
+    with pytest.raises(UserError, match=r"config\.model\.pre_norm is True; it must be False with DeepNorm"):
+        dataclasses.replace(TINY, pre_norm=True, start="deepnorm")
 
 
 def test_smallest_values_are_allowed():

@@ -330,11 +330,36 @@ def test_attention_maps_of_the_decoder_are_lower_triangular(maps):
     assert (maps["decoder"][..., ~later] > 0).all()
 
 
-def test_branch_init_scales_the_initial_values_of_what_sub_layers_add_and_nothing_else(tiny):
-    params, lighter = (
-        init_params(dataclasses.replace(tiny, branch_init=gain), jax.random.key(0)) for gain in (1.0, 0.5)
-    )
-    scaled = ("['value']['kernel']", "['output']['kernel']", "['w_1']['kernel']", "['w_2']['kernel']")
-    for (path, value), other in zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(lighter), strict=True):
-        gain = 0.5 if jax.tree_util.keystr(path).endswith(scaled) else 1.0
+# DeepNorm's figure 2 at N = M = 2: alpha and beta of the encoder and of the decoder.
+DEEPNORM = {"encoder": (0.81 * 2 ** (5 / 16), 0.87 / 2 ** (5 / 16)), "decoder": (6**0.25, 24**-0.25)}
+
+
+@pytest.mark.parametrize("start", ["xavier", "fairseq", "deepnorm"])
+def test_a_start_scales_the_initial_values_of_its_matrices_and_nothing_else(tiny, start):
+    def init(**changes):
+        return jax.tree_util.tree_leaves_with_path(init_params(dataclasses.replace(tiny, **changes), jax.random.key(0)))
+
+    for (path, value), (_, other) in zip(init(), init(start=start, branch_init=0.5), strict=True):
+        stack, _, name = jax.tree_util.keystr(path, simple=True, separator=".").partition("_")
+        gain = 1.0
+        if name.endswith(("value.kernel", "output.kernel", "w_1.kernel", "w_2.kernel")):
+            gain *= 0.5 * (DEEPNORM[stack][1] if start == "deepnorm" else 1)
+        if start == "fairseq" and name.endswith(("query.kernel", "key.kernel", "value.kernel")):
+            gain *= 2**-0.5
         np.testing.assert_allclose(gain * value, other, rtol=1e-6)
+
+
+def test_deepnorm_multiplies_residuals_which_is_as_if_sub_layers_were_divided(tiny):
+    """LayerNorm(alpha x + f(x)) = LayerNorm(x + f(x) / alpha), but for its epsilon."""
+    params = random_params(tiny)
+
+    def divide(path, leaf):
+        stack, _, name = jax.tree_util.keystr(path, simple=True, separator=".").partition("_")
+        return leaf / DEEPNORM[stack][0] if name.endswith(("output.kernel", "w_2.kernel", "w_2.bias")) else leaf
+
+    divided = jax.tree_util.tree_map_with_path(divide, params)
+    deep = dataclasses.replace(tiny, start="deepnorm")
+    ours = Transformer(deep).apply({"params": params}, SOURCE, TARGET)
+    theirs = Transformer(tiny).apply({"params": divided}, SOURCE, TARGET)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
+    assert not np.allclose(ours, Transformer(tiny).apply({"params": params}, SOURCE, TARGET), atol=0.01)

@@ -11,6 +11,7 @@ from transformer_flax.model.registry import init_params
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.loop import train
+from transformer_flax.training.moving_average import keeps_average
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.step import TrainState, init_key
@@ -86,7 +87,7 @@ def final_state(path: pathlib.Path, step: int) -> TrainState:
     optimizer = make_optimizer(config.optimizer, config.model.d_model)
     like = jax.eval_shape(
         lambda: TrainState.create(
-            config.seed, init_params(model, init_key(config.seed)), optimizer, keep_ema=config.ema_decay > 0
+            config.seed, init_params(model, init_key(config.seed)), optimizer, keep_ema=keeps_average(config)
         )
     )
     checkpoints = Checkpoints(workdir.checkpoints, every=config.checkpoint.every, keep=2, seed=config.seed)

@@ -51,8 +51,10 @@ def run(text, tmp_path, monkeypatch):
     [
         {"parallel__num_devices": 2, "accumulation_steps": 2},
         {"parallel__mode": "pmap", "parallel__num_devices": 2, "ema_decay": 0.9, "data__batching": "packed"},
+        {"optimizer__name": "muon"},
+        {"optimizer__name": "schedule_free", "r_drop": 5.0},
     ],
-    ids=["jit", "pmap, packed"],
+    ids=["jit", "pmap, packed", "muon", "schedule-free, r-drop"],
 )
 def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode):
     settings = {
@@ -70,6 +72,7 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     resumed = run("whole", **settings)
     jax.tree.map(np.testing.assert_array_equal, expected, final_state(tmp_path / "whole", 6))
     assert resumed["valid"].outputs == whole["valid"].outputs
+    assert transformer_flax.restore(tmp_path / "whole").translate(whole["valid"].sources) == whole["valid"].outputs
 
     again = read_lines(tmp_path / "whole/metrics.jsonl")
     assert timeless(again) == timeless(lines)

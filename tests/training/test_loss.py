@@ -201,6 +201,56 @@ def test_packed_and_bucketed_batches_of_the_same_pairs_have_the_same_loss_and_gr
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), *totals)
 
 
+class Given:
+    """A model whose features are its parameters: of each row of a batch, those of one pass and then of another."""
+
+    def apply(self, variables, source, target, *, rngs, method):
+        passes = variables["params"]["y"]
+        assert len(source) == len(target) == passes.shape[0] * passes.shape[1]
+        return passes.reshape(-1, *passes.shape[2:]), variables["params"]["embedding"]
+
+
+GIVEN_TARGET = np.array([[3, 5, END_ID], [4, END_ID, PAD_ID], [PAD_ID] * 3, [END_ID, PAD_ID, PAD_ID]])
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_r_drop_adds_the_divergence_of_two_passes_to_the_gradient_and_reports_the_cross_entropy(chunks):
+    """Wu et al. (2021), equation 4, halved: the mean of both losses and alpha / 4 of both divergences."""
+    alpha, rng = 3.0, np.random.default_rng(0)
+    params = {"y": rng.normal(size=(4, 2, 3, 7)), "embedding": rng.normal(size=(11, 7))}
+    params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)
+    batch = {"source": GIVEN_TARGET, "target": GIVEN_TARGET}
+
+    def ours(params):
+        sums, counts = translation_loss(Given(), 0.1, chunks, r_drop=alpha)(params, batch, jax.random.key(0))
+        return sums["loss"], (sums, counts)
+
+    def theirs(params):
+        loss = divergence = 0.0
+        for row, column in np.argwhere(GIVEN_TARGET != PAD_ID):
+            logits = params["y"][row, :, column] @ params["embedding"].T
+            p, log_p = jax.nn.softmax(logits), jax.nn.log_softmax(logits)
+            loss += cross_entropy(logits, jnp.full(2, GIVEN_TARGET[row, column]), 0.1).loss.mean()
+            divergence += jnp.sum(p[0] * (log_p[0] - log_p[1])) + jnp.sum(p[1] * (log_p[1] - log_p[0]))
+        return loss + alpha / 4 * divergence, (loss, divergence / 2)
+
+    found, (sums, counts) = jax.jit(jax.grad(ours, has_aux=True))(params)
+    expected, (loss, divergence) = jax.grad(theirs, has_aux=True)(params)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+    assert float(sums["loss"]) == pytest.approx(float(loss), rel=1e-5)
+    assert float(sums["divergence"]) == pytest.approx(float(divergence), rel=1e-5)
+    assert sums.keys() == counts.keys() == {"loss", "nll", "accuracy", "divergence"}
+    assert {float(count) for count in counts.values()} == {6}  # tokens, once
+
+
+def test_r_drop_draws_each_pass_anew_and_evaluates_with_none(params, batch):
+    loss_fn = translation_loss(Transformer(TINY), 0.1, r_drop=5.0)
+    sums, _ = loss_fn(params, batch, jax.random.key(2))
+    assert float(sums["divergence"]) > 0.01
+    evaluated, plain = loss_fn(params, batch, None), translation_loss(Transformer(TINY), 0.1)(params, batch, None)
+    assert jax.device_get(evaluated) == jax.device_get(plain)
+
+
 def random_sentences(rng, lengths) -> Sentences:
     offsets = np.cumsum([0, *lengths])
     ids = rng.integers(NUM_SPECIAL, TINY.vocab_size, offsets[-1])

@@ -4,9 +4,10 @@ import numpy as np
 import optax
 import pytest
 
-from configs import base
+from configs import base, classifier, convolutional, recurrent
 from transformer_flax.errors import UserError
-from transformer_flax.training.optimizer import adam, make_optimizer, paper_schedule
+from transformer_flax.model.registry import init_params, make_config
+from transformer_flax.training.optimizer import adam, make_optimizer, make_schedule, muon, paper_schedule
 
 
 def test_the_schedule_is_equation_3_with_steps_from_1():
@@ -54,6 +55,54 @@ def test_adam_is_that_of_optax_and_stands_still_where_it_is_told_to():
         np.testing.assert_allclose(updates["w"], theirs_updates["w"], rtol=1e-5, atol=1e-8)
 
 
+KINDS = {"transformer": base, "recurrent": recurrent, "convolutional": convolutional, "classifier": classifier}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_muon_makes_the_update_of_every_matrix_orthogonal_and_adam_trains_the_rest(kind):
+    config = KINDS[kind].get_config()
+    sizes = {"num_layers": 1, "d_model": 12, "d_ff": 20, "num_heads": 2, "d_k": 3, "d_v": 5}
+    config.model.update({name: value for name, value in sizes.items() if name in config.model})
+    shapes = jax.eval_shape(lambda: init_params(make_config(29, config.model), jax.random.key(0)))
+    rng = np.random.default_rng(0)
+    params, grads = (jax.tree.map(lambda x: jnp.array(rng.normal(size=x.shape), x.dtype), shapes) for _ in range(2))
+    optimizer = muon(lambda count: 0.5, b1=0.95, b2=0.98, eps=1e-9)
+    state = optimizer.init(params)
+    updates, after = jax.jit(optimizer.update)(grads, state, params)
+    matrices = 0
+    for path, update in jax.tree_util.tree_leaves_with_path(updates):
+        if path[-1].key != "kernel":
+            # The first of Adam with Nesterov's momentum.
+            np.testing.assert_allclose(jnp.abs(update), jnp.abs(update).mean(), rtol=1e-3)
+            continue
+        outputs = update.shape[1:] if path[-2].key in ("query", "key", "value") else update.shape[-1:]
+        matrix = np.reshape(update, (-1, np.prod(outputs)))
+        values = np.linalg.svd(matrix, compute_uv=False) / (0.5 * 0.2 * max(matrix.shape) ** 0.5)
+        assert 0.5 < values.min() <= values.max() < 1.3, (path, values)
+        matrices += 1
+    assert matrices >= 4
+
+    stood_still = optimizer.update(jax.tree.map(lambda g: g * jnp.nan, grads), after, params, finite=jnp.array(False))
+    jax.tree.map(np.testing.assert_array_equal, stood_still, (jax.tree.map(jnp.zeros_like, params), after))
+    zeros, _ = optimizer.update(jax.tree.map(jnp.zeros_like, grads), state, params)
+    assert not any(leaf.any() for leaf in jax.tree.leaves(zeros))  # config.train_only leaves parameters as they are
+
+
+def test_schedule_free_keeps_the_peak_of_the_papers_rate():
+    config = base.get_config().optimizer
+    papers = make_schedule(config, 512)
+    config.name = "schedule_free"
+    rates = [make_schedule(config, 512)(count) for count in (0, 3998, 3999, 50_000)]
+    np.testing.assert_allclose(rates, [papers(0), papers(3998), papers(3999), papers(3999)])
+
+
+def test_an_unknown_optimizer_is_refused():
+    config = base.get_config()
+    config.optimizer.name = "adagrad"
+    with pytest.raises(UserError, match=r"config\.optimizer\.name is 'adagrad'; it must be one of adam, muon"):
+        make_optimizer(config.optimizer, 512)
+
+
 def test_clipping_bounds_the_whole_gradient_and_is_off_in_the_paper():
     config = base.get_config()
     assert config.optimizer.clip_norm == 0
@@ -69,7 +118,14 @@ def test_clipping_bounds_the_whole_gradient_and_is_off_in_the_paper():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("warmup_steps", 0), ("eps", 0.0), ("factor", -1.0), ("b1", 1.0), ("b2", -0.1), ("clip_norm", -1.0)],
+    [
+        ("warmup_steps", 0),
+        ("eps", 0.0),
+        ("factor", -1.0),
+        ("b1", 1.0),
+        ("b2", -0.1),
+        ("clip_norm", -1.0),
+    ],
 )
 def test_values_no_optimizer_can_have_are_refused_by_name(field, value):
     config = base.get_config()

@@ -18,6 +18,7 @@ from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.training.checkpoint_files import seal
 from transformer_flax.training.loss import split_rows, translation_loss
+from transformer_flax.training.moving_average import exponential, schedule_free
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.sharding import SMALL, make_parallel
 from transformer_flax.training.step import TrainState, make_eval_step, make_train_step
@@ -49,12 +50,12 @@ def on_devices(num_devices, *, mode="jit", shard_params=False, accumulation_step
     return make_parallel(config, ROWS, accumulation_steps, loss_chunks)
 
 
-def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, loss_chunks=1, dropout=0.0):
+def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, loss_chunks=1, dropout=0.0, r_drop=0.0):
     """(gradient, metrics) of one step."""
     config = dataclasses.replace(ONE_LAYER, dropout=dropout)
     parallel = on_devices(num_devices, mode=mode, accumulation_steps=accumulation_steps, loss_chunks=loss_chunks)
     assert parallel.num_devices == num_devices
-    loss_fn = translation_loss(Transformer(config), 0.1, loss_chunks)
+    loss_fn = translation_loss(Transformer(config), 0.1, loss_chunks, r_drop=r_drop)
     optimizer = optax.sgd(1.0)
     step = parallel.compile(
         make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, axis_name=parallel.axis_name)
@@ -102,10 +103,19 @@ def test_chunks_of_the_loss_do_not_change_the_gradient(plain, batch, mode, num_d
     assert metrics.counts["loss"] == (batch["target"] != 0).sum()
 
 
-def test_with_dropout_jit_does_not_depend_on_the_number_of_devices(plain, batch):
-    alone, _ = update(batch, dropout=0.3)
+@pytest.mark.parametrize("mode", ["jit", "pmap"])
+def test_r_drop_divides_once_by_the_tokens_of_all_parts(plain, batch, mode):
+    parts = {"num_devices": 2, "accumulation_steps": 2, "loss_chunks": 2, "mode": mode}
+    gradient, metrics = update(batch, r_drop=5.0, **parts)  # without dropout both passes agree
+    assert_close(gradient, plain)
+    assert metrics.counts["loss"] == metrics.counts["divergence"] == (batch["target"] != 0).sum()
+
+
+@pytest.mark.parametrize("r_drop", [0.0, 5.0])
+def test_with_dropout_jit_does_not_depend_on_the_number_of_devices(plain, batch, r_drop):
+    alone, _ = update(batch, dropout=0.3, r_drop=r_drop)
     for num_devices in (2, 8):
-        together, _ = update(batch, dropout=0.3, num_devices=num_devices)
+        together, _ = update(batch, dropout=0.3, r_drop=r_drop, num_devices=num_devices)
         assert_close(together, alone)
     difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, plain)
     assert max(jax.tree.leaves(difference)) > 1e-3  # there was dropout
@@ -146,14 +156,17 @@ def test_evaluation_sums_over_devices(batch, mode):
 
 WIDE = dataclasses.replace(ONE_LAYER, d_model=64, d_ff=512, dropout=0.3)  # feed-forward layers worth sharding
 STEPS = 4
+EMA = exponential(0.9)
 
 
-def learn(batch, num_devices, *, shard_params, accumulation_steps=1):
-    """(parallel, state, (sums, counts) of an evaluation) after steps with dropout, Adam and a moving average."""
+def learn(batch, num_devices, *, shard_params, accumulation_steps=1, optimizer="adam", average=EMA):
+    """(parallel, state, (sums, counts) of an evaluation) after steps with dropout and a moving average."""
     parallel = on_devices(num_devices, shard_params=shard_params, accumulation_steps=accumulation_steps)
     loss_fn = parallel.gathering(translation_loss(Transformer(WIDE), 0.1))
-    optimizer = make_optimizer(numbers.get_config().optimizer, WIDE.d_model)
-    step = make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, ema_decay=0.9)
+    config = numbers.get_config().optimizer
+    config.name = optimizer
+    optimizer = make_optimizer(config, WIDE.d_model)
+    step = make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, average=average)
     step = parallel.compile(step, donate_state=True)
     state = TrainState.create(7, init_params(WIDE, jax.random.key(1)), optimizer, keep_ema=True)
     state, rows = parallel.place(state), parallel.shard(batch)
@@ -183,6 +196,21 @@ def test_sharded_parameters_learn_the_same_and_are_sealed_the_same(replicated, b
     assert all(leaf.devices() == {jax.devices()[0]} for leaf in jax.tree.leaves(whole))
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(whole), jax.device_get(state))
     assert seal(vars(state), {}) == seal(vars(whole), {})
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "average"), [("muon", EMA), ("schedule_free", schedule_free(2, 0.9))], ids=["muon", "sf"]
+)
+def test_sharded_parameters_learn_the_same_with_other_optimizers(batch, optimizer, average):
+    settings = {"optimizer": optimizer, "average": average}
+    _, alone, _ = learn(batch, 1, shard_params=False, **settings)
+    _, state, _ = learn(batch, 2, shard_params=True, **settings)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), *map(jax.device_get, (state, alone))
+    )
+    for tree in (state.params, state.opt_state, state.ema):
+        for leaf in jax.tree.leaves(tree):
+            assert leaf.sharding.is_fully_replicated == (leaf.size < SMALL)
 
 
 def test_sharded_parameters_learn_the_same_from_micro_batches(batch):

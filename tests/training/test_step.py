@@ -1,4 +1,4 @@
-"""Updates that are left out, and the moving average of the parameters against sums written out in float64."""
+"""Updates that are left out, and where gradients are taken."""
 
 import jax
 import jax.numpy as jnp
@@ -6,31 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from transformer_flax.training.optimizer import adam
-from transformer_flax.training.step import TrainState, dropout_key, init_key, make_train_step, norm_by_rows, update_ema
-
-STEPS = 40
-
-
-@pytest.mark.parametrize("decay", [0.9, 0.999, 0.9999])
-def test_the_moving_average_is_the_weighted_mean_of_the_parameters_after_each_update(decay):
-    params = np.random.default_rng(0).normal(size=(STEPS, 7)).astype(np.float32)
-    update = jax.jit(update_ema, static_argnames="decay")
-    ema = jnp.zeros(7)
-    for step in range(1, STEPS + 1):
-        ema = update(ema, params[step - 1], jnp.int32(step), decay=decay)
-        weights = decay ** (step - np.arange(1, step + 1, dtype=np.float64))
-        expected = (weights[:, None] * params[:step]).sum(0) / weights.sum()
-        np.testing.assert_allclose(ema, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("decay", [0.5, 0.9, 0.999, 0.9999])
-def test_its_weights_sum_to_1_from_the_first_update_on(decay):
-    update = jax.jit(update_ema, static_argnames="decay")
-    ema = jnp.zeros(())
-    for step in range(1, STEPS + 1):
-        ema = update(ema, jnp.ones(()), jnp.int32(step), decay=decay)
-        assert float(ema) == pytest.approx(1, abs=2e-6)
+from configs import numbers
+from transformer_flax.training.moving_average import exponential, schedule_free
+from transformer_flax.training.optimizer import adam, make_optimizer, make_schedule
+from transformer_flax.training.step import TrainState, dropout_key, init_key, make_train_step, norm_by_rows
 
 
 def test_a_step_averages_the_parameters_that_it_makes_and_leaves_them_alone():
@@ -40,13 +19,40 @@ def test_a_step_averages_the_parameters_that_it_makes_and_leaves_them_alone():
     optimizer = optax.sgd(1.0)
     state = TrainState.create(0, {"w": jnp.float32(10)}, optimizer, keep_ema=True)
     plain = TrainState.create(0, {"w": jnp.float32(10)}, optimizer)
-    step = jax.jit(make_train_step(loss_fn, optimizer, ema_decay=0.5))
+    step = jax.jit(make_train_step(loss_fn, optimizer, average=exponential(0.5)))
+    plain_step = jax.jit(make_train_step(loss_fn, optimizer))
     for gradient in (1.0, 2.0, 4.0):
         state, _ = step(state, jnp.full(3, gradient))
-        plain, _ = step(plain, jnp.full(3, gradient))
+        plain, _ = plain_step(plain, jnp.full(3, gradient))
     assert plain.ema is None
     assert float(state.params["w"]) == float(plain.params["w"]) == 3  # after 9 and 7
     assert float(state.ema["w"]) == pytest.approx((9 / 4 + 7 / 2 + 3) / (1 / 4 + 1 / 2 + 1))
+
+
+def test_schedule_free_is_that_of_optax_and_keeps_the_average_that_is_evaluated():
+    config = numbers.get_config().optimizer
+    config.update(name="schedule_free", warmup_steps=4, b1=0.8, factor=1.0)
+    rate, average = make_schedule(config, 64), schedule_free(4, 0.8)
+    theirs = optax.contrib.schedule_free(
+        optax.adam(rate, b1=0.0, b2=config.b2, eps=config.eps), lambda count: rate(count - 1), b1=0.8
+    )
+    target = jnp.array([1.0, -3.0, 0.5])
+
+    def loss_fn(params, batch, key):
+        return {"loss": jnp.sum((params["w"] - target) ** 2 * batch)}, {"loss": jnp.float32(1)}
+
+    optimizer = make_optimizer(config, 64)
+    state = TrainState.create(0, {"w": jnp.zeros(3)}, optimizer, keep_ema=True)
+    step = jax.jit(make_train_step(loss_fn, optimizer, average=average))
+    y, their_state = state.params, theirs.init(state.params)
+    for batch in np.random.default_rng(0).uniform(size=(12, 3)):
+        state, _ = step(state, batch)
+        grads = jax.grad(lambda params, batch=batch: loss_fn(params, batch, None)[0]["loss"])(y)
+        updates, their_state = theirs.update(grads, their_state, y)
+        y = optax.apply_updates(y, updates)
+        x = optax.contrib.schedule_free_eval_params(their_state, y)
+        np.testing.assert_allclose(state.ema["w"], x["w"], rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(state.params["w"], their_state.z["w"], rtol=1e-4, atol=1e-6)
 
 
 def test_the_norm_by_rows_is_that_of_all_arrays_together():
@@ -64,7 +70,7 @@ def test_an_update_that_is_not_finite_is_as_if_it_had_not_been(axis_name, bad):
         return {"loss": jnp.sum(batch * params["w"] ** 2 + noise)}, {"loss": jnp.float32(batch.size)}
 
     optimizer = adam(lambda count: 0.1 / (1 + count), b1=0.9, b2=0.98, eps=1e-9)
-    train_step = make_train_step(loss_fn, optimizer, ema_decay=0.5, axis_name=axis_name)
+    train_step = make_train_step(loss_fn, optimizer, average=exponential(0.5), axis_name=axis_name)
     batches = np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32)
 
     def run(batches, start):

@@ -17,6 +17,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters, training_flops
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.fields import AUTO, flatten
+from transformer_flax.training.loss import passes
 
 UTILISATION = 0.3  # assumed share of a large matrix product's rate, until a trial has finished
 TYPICAL_LENGTH = 1 / 4  # of a sentence, as a share of data.max_length
@@ -33,7 +34,8 @@ def assumed_flops(variant: Variant) -> float:
     config = variant.config
     length = max(2, round(TYPICAL_LENGTH * config.data.max_length))
     lengths = np.full(max(1, config.data.tokens_per_batch // length), length)
-    return float(config.steps) * training_flops(model_config(config, config.data.vocab_size), lengths, lengths)
+    model = model_config(config, config.data.vocab_size)
+    return float(config.steps) * passes(config) * training_flops(model, lengths, lengths)
 
 
 class Estimator:

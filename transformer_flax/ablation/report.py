@@ -136,7 +136,7 @@ def _summary(comparison: Comparison) -> list[str]:
     if not counts:
         return ["No run has finished."]
     seeds = "one seed" if counts == [1] else f"{' to '.join(str(n) for n in sorted({counts[0], counts[-1]}))} seeds"
-    others = sum(entry.variant not in table3.BEYOND for entry in comparison.own)
+    others = sum(entry.variant not in table3.ALL for entry in comparison.own)
     numbers = {
         "row{} of the paper's table 3": len(comparison.rows),
         "row{} beyond table 3": len(comparison.own) - others,

@@ -53,8 +53,8 @@ def make_variants(
 
     Args:
       base: the config that rows and axes change.
-      rows: names of rows and letters of groups, such as `A,C-N2,rotary`; `all` of table 3; or `beyond`. May be empty if
-        there is a file.
+      rows: names of rows and letters of groups, such as `A,C-N2,rotary`; `all` of table 3; `beyond`; or
+        `recipes`. May be empty if there is a file.
       axes: fields with their values, such as `model.dropout=0.0,0.1`; crossed with each other and with the rows.
       file: TOML, an entry for each variant: `wide = {model.d_ff = 512}`; an entry may name its `row`, else base.
       seeds: number of times each variant is trained.

@@ -2,13 +2,18 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
+from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops, training_flops
-from transformer_flax.model.registry import kind_of
+from transformer_flax.model.registry import init_params, kind_of
 from transformer_flax.training.config_checks import check, model_config
+from transformer_flax.training.loss import passes
+from transformer_flax.training.moving_average import keeps_average
+from transformer_flax.training.optimizer import MUON, make_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +59,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
             f"--length is {length}; config.data.max_length is {data.max_length} and a batch has tokens_per_batch="
             f"{data.tokens_per_batch} slots a side, in rows by {data.rows_multiple_of}"
         )
-    lengths = np.full(rows, length)
+    lengths = np.full(passes(config) * rows, length)
     parameters = count_parameters(model)
     step_flops = training_flops(model, lengths, lengths)
     total = 4 * sum(parameters.values())  # float32
@@ -68,10 +73,10 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
         memory={
             "parameters": total,
             "gradient": total,
-            "Adam's two moments": 2 * total,
-            "moving average": total if config.ema_decay else 0,
+            **_moments(config, model),
+            "moving average": total if keeps_average(config) else 0,
             "activations": activation_bytes(
-                model, rows // config.accumulation_steps, length, length, loss_chunks=config.loss_chunks
+                model, len(lengths) // config.accumulation_steps, length, length, loss_chunks=config.loss_chunks
             ),
         },
         steps=config.steps,
@@ -81,3 +86,12 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
         tokens_per_second=tokens / step_seconds,
         days=config.steps * step_seconds / 86_400,
     )
+
+
+def _moments(config: ConfigDict, model: ModelConfig) -> dict[str, int]:
+    """Bytes of the optimizer's arrays in the shapes of parameters, by what they are."""
+    optimizer = make_optimizer(config.optimizer, model.d_model)
+    state = jax.eval_shape(lambda: optimizer.init(init_params(model, jax.random.key(0))))
+    moments = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
+    name = "moments of Muon and Adam" if config.optimizer.name == MUON else "Adam's two moments"
+    return {name: sum(leaf.size * leaf.dtype.itemsize for leaf in moments)}

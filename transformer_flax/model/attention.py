@@ -16,6 +16,7 @@ from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.local_attention import attend_locally, local_mask
 from transformer_flax.model.positions import Distances, distances_between, rotate, sinusoids
 from transformer_flax.model.scores import Additive, Dot, ScoreFunction, product_of_few_rows
+from transformer_flax.model.start import attention_gain
 from transformer_flax.special_tokens import PAD_ID
 
 SCALED_DOT = Dot()  # the paper's score
@@ -124,9 +125,10 @@ class MultiHeadAttention(nn.Module):
     def setup(self):
         c = self.config
         project = functools.partial(Dense, use_bias=c.attention_bias, dtype=c.dtype)
-        self.query = project((c.num_heads, c.d_k), kernel_init=xavier())
-        self.key = project((c.num_heads, c.d_k), kernel_init=xavier())
-        self.value = project((c.num_heads, c.d_v), kernel_init=xavier(c.branch_init))
+        gain = attention_gain(c)
+        self.query = project((c.num_heads, c.d_k), kernel_init=xavier(gain))
+        self.key = project((c.num_heads, c.d_k), kernel_init=xavier(gain))
+        self.value = project((c.num_heads, c.d_v), kernel_init=xavier(gain * c.branch_init))
         self.output = project(c.d_model, axis=(-2, -1), kernel_init=xavier(c.branch_init))
         self.dropout = Dropout(c.attention_dropout)
         if c.compatibility == "additive":

@@ -16,6 +16,7 @@ DISTANCES = ("relative", "rotary")  # used inside self-attention instead
 POSITIONS = (*SINUSOIDS, "learned", *DISTANCES)
 SCORES = ("scaled_dot", "dot", "additive")
 REMAT = ("none", "products", "layers")
+STARTS = ("xavier", "fairseq", "deepnorm")
 DTYPES = ("float32", "bfloat16")
 # Larger values are typing errors; without a limit they would be traced for hours before they fail.
 MOST_LAYERS = 1_000
@@ -107,11 +108,14 @@ class EncoderConfig(ModelConfig):
     clip_distance: int = size(default=16)
     neighbourhood: int = size(least=0, default=0)  # r
     branch_init: float = positive(default=1.0)
+    start: str = one_of(STARTS, default="xavier")
 
     def __post_init__(self):
         super().__post_init__()
         if self.positions in SINUSOIDS:
             self.require("d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
+        if self.start == "deepnorm":
+            self.require("pre_norm", lambda v: not v, "False with DeepNorm, which weighs residuals before LayerNorm")
         if self.positions == "rotary":
             self.require("d_k", lambda v: v % 2 == 0, "even: rotary positions turn features in pairs")
             self.require(

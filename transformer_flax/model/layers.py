@@ -14,6 +14,7 @@ from transformer_flax.model.attention import MultiHeadAttention
 from transformer_flax.model.config import EncoderConfig, ModelConfig
 from transformer_flax.model.dense import Dense, wide_einsum, xavier
 from transformer_flax.model.dropout import Dropout
+from transformer_flax.model.start import started
 
 LAYER_NORM_EPSILON = 1e-6
 
@@ -70,6 +71,7 @@ class AddAndNorm(nn.Module):
     """
 
     config: EncoderConfig
+    alpha: float = 1.0  # DeepNorm's, times x (`start`)
 
     @nn.compact
     def __call__(self, x: jax.Array, sublayer) -> jax.Array:
@@ -77,19 +79,20 @@ class AddAndNorm(nn.Module):
         dropout = Dropout(self.config.dropout)
         if self.config.pre_norm:
             return x + dropout(sublayer(norm(x)))
-        return norm(x + dropout(sublayer(x)))
+        return norm(self.alpha * x + dropout(sublayer(x)))
 
 
 class EncoderLayer(nn.Module):
     """Figure 1, left: self-attention, then feed-forward."""
 
     config: EncoderConfig
+    alpha: float = 1.0
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
         self.feed_forward = FeedForward(self.config)
-        self.after_self_attention = AddAndNorm(self.config)
-        self.after_feed_forward = AddAndNorm(self.config)
+        self.after_self_attention = AddAndNorm(self.config, self.alpha)
+        self.after_feed_forward = AddAndNorm(self.config, self.alpha)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         x = self.after_self_attention(x, lambda x: self.self_attention(x, x, mask))
@@ -100,14 +103,15 @@ class DecoderLayer(nn.Module):
     """Figure 1, right: masked self-attention, attention to the encoder's output, feed-forward."""
 
     config: EncoderConfig
+    alpha: float = 1.0
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
         self.cross_attention = MultiHeadAttention(self.config)
         self.feed_forward = FeedForward(self.config)
-        self.after_self_attention = AddAndNorm(self.config)
-        self.after_cross_attention = AddAndNorm(self.config)
-        self.after_feed_forward = AddAndNorm(self.config)
+        self.after_self_attention = AddAndNorm(self.config, self.alpha)
+        self.after_cross_attention = AddAndNorm(self.config, self.alpha)
+        self.after_feed_forward = AddAndNorm(self.config, self.alpha)
 
     def __call__(self, y: jax.Array, mask: jax.Array, memory: jax.Array, memory_mask: jax.Array) -> jax.Array:
         y = self.after_self_attention(y, lambda y: self.self_attention(y, y, mask))
@@ -136,11 +140,12 @@ class Stack(nn.Module):
     prefix: ClassVar[str]
 
     def setup(self):
-        c, layer = self.config, self.layer
+        layer = self.layer
+        c, alpha = started(self.config, decoder=layer is DecoderLayer)
         if c.remat != "none":  # gradients compute layers again instead of keeping them
             policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
             layer = nn.remat(layer, policy=policies[c.remat], prevent_cse=not c.scan_layers)
-        self.layers = [layer(c, name=f"{self.prefix}_{n}") for n in range(c.num_layers)]
+        self.layers = [layer(c, alpha, name=f"{self.prefix}_{n}") for n in range(c.num_layers)]
         self.norm = layer_norm(c, name=f"{self.prefix}_norm") if c.pre_norm else lambda x: x
 
     def __call__(self, x: jax.Array, *others: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoint_files import saved_steps
+from transformer_flax.training.moving_average import keeps_average
 
 EMA = "ema"
 logger = logging.getLogger(__name__)
@@ -71,9 +72,9 @@ def choose(
             raise UserError(f"{directory.parent} has no checkpoint of step {missing[0]}; it has those of {there}")
         return Choice(sorted(set(steps)))
     if average is None:
-        average = EMA if config.ema_decay else config.eval.final_average
+        average = EMA if keeps_average(config) else config.eval.final_average
     if average == EMA:
-        if not config.ema_decay:
+        if not keeps_average(config):
             raise UserError(f"{directory.parent} has kept no moving average: its config.ema_decay is 0")
         return Choice(saved[-1:], EMA)
     if not (isinstance(average, int) and average >= 1):

@@ -23,6 +23,7 @@ from transformer_flax.model.config import LARGEST, ModelConfig
 from transformer_flax.model.registry import find_kind, init_params, make_config
 from transformer_flax.training.fields import AUTO, require_fields, require_run
 from transformer_flax.training.fine_tuning import initial_tokenizer, require_alike, train_only
+from transformer_flax.training.moving_average import make_average
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.pretrained_embeddings import load_embeddings
@@ -47,6 +48,7 @@ def check(config: ConfigDict) -> None:
         )
     model = model_config(config, config.data.vocab_size)
     make_optimizer(config.optimizer, config.model.d_model)
+    make_average(config)
     LengthPenalty(config.decode.length_penalty, config.decode.alpha)
     require("data.tokens_per_batch", lambda value: value <= LARGEST, f"at most {LARGEST:,}")
     require(
@@ -84,7 +86,8 @@ def check(config: ConfigDict) -> None:
         f"at least {averaged}: what config.eval.average or final_average takes must be kept",
     )
     if kind.classifies:
-        for name, only in (("loss_chunks", 1), ("data.batching", "bucketed"), ("data.max_length_ratio", 0)):
+        only_values = {"loss_chunks": 1, "r_drop": 0, "data.batching": "bucketed", "data.max_length_ratio": 0}
+        for name, only in only_values.items():
             require(name, lambda value, only=only: value == only, f"{only!r} where texts are classified")
     else:
         require("data.tokenizer", lambda value: value in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")

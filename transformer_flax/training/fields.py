@@ -61,6 +61,7 @@ class OptimizerConfig:
     b2: float
     eps: float
     clip_norm: float
+    name: str = "adam"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,6 +128,7 @@ class RunConfig:
     embedding_init: str = ""
     init_from: str = ""
     train_only: str = ""
+    r_drop: float = at_least(0, default=0.0)
 
 
 def vector_run_config() -> type:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from transformer_flax.model.layers import to_logits
 from transformer_flax.special_tokens import NUM_SPECIAL, PAD_ID
@@ -98,33 +99,67 @@ def perplexity(nll_sum: float, tokens: float) -> float:
     return float(jnp.exp(nll_sum / tokens))
 
 
-def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1) -> LossFn:
+def passes(config: ConfigDict) -> int:
+    """The number of times that a step computes each row of its batch."""
+    return 2 if config.r_drop else 1
+
+
+def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1, *, r_drop: float = 0.0) -> LossFn:
     """The loss of translating: `loss_fn(params, batch, key) -> (sums, counts)` over the target tokens of a batch.
 
     Without a key there is no dropout. sums and counts have the same names: "loss" (what training minimises, and all
     that has a gradient where there are chunks), "nll" (unsmoothed), "accuracy" (of the teacher-forced next token);
     padding counts nowhere.
 
+    With R-Drop (Wu et al., 2021), a key makes two passes with different dropout, and the sums are their mean. The
+    gradient of "loss" is that of the mean loss + r_drop / 2 * "divergence", the mean of both Kullback-Leibler
+    divergences: half of the paper's equation 4, so that a gradient is clipped as without it. The value of "loss" leaves
+    the divergence out, so that losses compare.
+
     Args:
       model: with a method `features`, of whose results `to_logits` makes the logits.
       label_smoothing: epsilon_ls.
       chunks: parts of a batch whose logits are made one after another; must divide its rows.
+      r_drop: alpha of R-Drop; 0 for one pass.
     """
 
     def sums_of(y, embedding, target):
         return _sums(cross_entropy(to_logits(y, embedding), target, label_smoothing), target != PAD_ID)
 
+    def sums_of_two(y, embedding, target):
+        """y [B, 2, T, d_model], target [B, T]."""
+        logits, there = to_logits(y, embedding), target != PAD_ID
+        both = jnp.broadcast_to(target[:, None], y.shape[:-1])
+        sums = _sums(cross_entropy(logits, both, label_smoothing), both != PAD_ID)
+        sums["divergence"] = jnp.sum(jnp.where(there, symmetric_divergence(logits[:, 0], logits[:, 1]), 0))
+        sums = jax.tree.map(lambda total: total / 2, sums)
+        penalty = r_drop / 2 * sums["divergence"]
+        return sums | {"loss": sums["loss"] + (penalty - jax.lax.stop_gradient(penalty))}
+
     def loss_fn(params, batch, key):
+        two = r_drop > 0 and key is not None
         rngs = None if key is None else {"dropout": key}
-        y, embedding = model.apply({"params": params}, **batch, rngs=rngs, method="features")  # pyrefly: ignore
-        target = batch["target"]
+        # Each row beside its copy, so that both are on one device and in one chunk.
+        rows = jax.tree.map(lambda x: jnp.repeat(x, 2, axis=0), batch) if two else batch
+        y, embedding = model.apply({"params": params}, **rows, rngs=rngs, method="features")  # pyrefly: ignore
+        target, make_sums = batch["target"], sums_of
+        if two:
+            y, make_sums = y.reshape(-1, 2, *y.shape[1:]), sums_of_two
         if chunks == 1:
-            sums = sums_of(y, embedding, target)
+            sums = make_sums(y, embedding, target)
         else:
-            sums = _sums_by_chunks(sums_of, split_rows(y, chunks), embedding, split_rows(target, chunks))
+            sums = _sums_by_chunks(make_sums, split_rows(y, chunks), embedding, split_rows(target, chunks))
         return sums, dict.fromkeys(sums, jnp.sum(target != PAD_ID, dtype=jnp.float32))
 
     return loss_fn
+
+
+def symmetric_divergence(a: jax.Array, b: jax.Array) -> jax.Array:
+    """KL(p || q) + KL(q || p) = sum_v (p - q) (log p - log q) of the softmax of logits a and b: [..., V] -> [...].
+
+    p and q both sum to 1, so the logits may stand for their logarithms.
+    """
+    return jnp.sum((jax.nn.softmax(a) - jax.nn.softmax(b)) * (a - b), axis=-1)
 
 
 def classification_loss(model: nn.Module, label_smoothing: float) -> LossFn:

@@ -1,4 +1,4 @@
-"""Adam and the paper's learning rate (section 5.3)."""
+"""Adam and the paper's learning rate (section 5.3); Muon and Schedule-Free's rate."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from transformer_flax.errors import UserError
+from transformer_flax.training.moving_average import SCHEDULE_FREE
+
+MUON = "muon"
+OPTIMIZERS = ("adam", MUON, SCHEDULE_FREE)
+ADAMS_RMS = (
+    0.2  # root mean square of Adam's updates relative to the rate, which Muon's are scaled to (Liu et al., 2025)
+)
 
 
 def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Callable[[jax.typing.ArrayLike], jax.Array]:
@@ -21,12 +28,17 @@ def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Call
 
 
 def make_schedule(config, d_model: int) -> Callable[[jax.typing.ArrayLike], jax.Array]:
-    """The learning rate of `config.optimizer`."""
-    return paper_schedule(d_model, config.warmup_steps, config.factor)
+    """The learning rate of `config.optimizer`: the paper's, which with Schedule-Free stays at its peak."""
+    schedule = paper_schedule(d_model, config.warmup_steps, config.factor)
+    if config.name == SCHEDULE_FREE:
+        return lambda count: schedule(jnp.minimum(count, config.warmup_steps - 1))
+    return schedule
 
 
 def make_optimizer(config, d_model: int) -> optax.GradientTransformation:
-    """The optimizer of `config.optimizer`: Adam under the paper's schedule, with clipping of the gradient's norm."""
+    """The optimizer of `config.optimizer` under its schedule, with clipping of the gradient's norm."""
+    if config.name not in OPTIMIZERS:
+        raise UserError(f"config.optimizer.name is {config.name!r}; it must be one of {', '.join(OPTIMIZERS)}")
     for name in ("warmup_steps", "eps", "factor"):
         if not config[name] > 0:
             raise UserError(f"config.optimizer.{name} is {config[name]}; it must be above 0")
@@ -35,7 +47,9 @@ def make_optimizer(config, d_model: int) -> optax.GradientTransformation:
             raise UserError(f"config.optimizer.{name} is {config[name]}; it must be from 0 to below 1")
     if config.clip_norm < 0:
         raise UserError(f"config.optimizer.clip_norm is {config.clip_norm}; it must be above 0, or 0 for no clipping")
-    optimizer = adam(make_schedule(config, d_model), b1=config.b1, b2=config.b2, eps=config.eps)
+    b1 = 0.0 if config.name == SCHEDULE_FREE else config.b1  # its momentum is in where gradients are taken
+    make = muon if config.name == MUON else adam
+    optimizer = make(make_schedule(config, d_model), b1=b1, b2=config.b2, eps=config.eps)
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
 
 
@@ -63,3 +77,47 @@ def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def muon(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
+    """Muon (Jordan et al., 2024), with the learning rate of Adam (Liu et al., 2025, equation 4).
+
+    The update of a matrix is its momentum with all singular values near 1, by Newton and Schulz's iteration. Adam, with
+    Nesterov's momentum, trains what is no matrix of a layer: embeddings, biases, LayerNorm.
+
+    With `update(..., finite=False)` nothing changes.
+    """
+    optimizer = optax.contrib.muon(
+        learning_rate,
+        beta=b1,
+        adam_b1=b1,
+        adam_b2=b2,
+        eps=eps,
+        consistent_rms=ADAMS_RMS,
+        muon_weight_dimension_numbers=matrices,
+    )
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        finite = extra.get("finite", True)
+        updates, after = optimizer.update(updates, state, params)
+        updates = jax.tree.map(lambda u: jnp.where(finite, u, 0), updates)
+        return updates, jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
+
+
+def matrices(params: Any) -> Any:
+    """The axes of each layer's kernel that are a matrix's inputs and outputs, for optax; None for other parameters.
+
+    W^Q, W^K and W^V [d_model, H, d_k] have two axes of outputs. All other kernels have one, the last, and several of
+    inputs may precede it: W^O [H, d_v, d_model], a convolution [width, inputs, outputs].
+    """
+
+    def axes(path: Any, leaf: Any) -> Any:
+        *_, module, name = ("", *(part.key for part in path))
+        if name != "kernel":
+            return None
+        inputs = 1 if module in ("query", "key", "value") else leaf.ndim - 1
+        return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, leaf.ndim)))
+
+    return jax.tree_util.tree_map_with_path(axes, params)

@@ -13,6 +13,7 @@ from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator
 from transformer_flax.training.fine_tuning import train_only
+from transformer_flax.training.moving_average import keeps_average, make_average
 from transformer_flax.training.optimizer import make_optimizer, make_schedule
 from transformer_flax.training.pretrained_embeddings import with_embeddings
 from transformer_flax.training.setup import Data
@@ -44,7 +45,7 @@ class Programs:
             loss_fn,
             self._optimizer,
             accumulation_steps=config.accumulation_steps,
-            ema_decay=config.ema_decay,
+            average=make_average(config),
             axis_name=parallel.axis_name,
             trained=self._trained(),
         )
@@ -76,7 +77,7 @@ class Programs:
 
     def init(self, seed: int) -> TrainState:
         """The state before the first step."""
-        return TrainState.create(seed, self._init_params(seed), self._optimizer, keep_ema=self._config.ema_decay > 0)
+        return TrainState.create(seed, self._init_params(seed), self._optimizer, keep_ema=keeps_average(self._config))
 
     def _trained(self) -> Callable[[Any], Any]:
         patterns = self._config.train_only

@@ -1,6 +1,5 @@
 """One update, pure: `train_step(state, batch) -> (state, metrics)`."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from transformer_flax.training.loss import LossFn, Sums, split_rows
+from transformer_flax.training.moving_average import Average
 
 
 class TrainState(flax.struct.PyTreeNode):
@@ -21,13 +21,13 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     skipped: jax.Array  # int32 [], updates that were not made, as they were not finite
     skipped_in_a_row: jax.Array  # int32 [], of them the latest, if the last was among them
-    ema: Any = None  # the exponential moving average of the parameters after each update, where one is kept
+    ema: Any = None  # the moving average of the parameters after each update, where one is kept
 
     @classmethod
     def create(
         cls, seed: int, params: Any, optimizer: optax.GradientTransformation, *, keep_ema: bool = False
     ) -> "TrainState":
-        ema = jax.tree.map(jnp.zeros_like, params) if keep_ema else None
+        ema = jax.tree.map(jnp.copy, params) if keep_ema else None
         step, skipped, skipped_in_a_row = jnp.zeros((3,), jnp.int32)  # three buffers, as each is overwritten
         return cls(step, jnp.uint32(seed), params, optimizer.init(params), skipped, skipped_in_a_row, ema)
 
@@ -94,7 +94,7 @@ def make_train_step(
     optimizer: optax.GradientTransformation,
     *,
     accumulation_steps: int = 1,
-    ema_decay: float = 0.0,
+    average: Average | None = None,
     axis_name: str | None = None,
     trained: Callable[[Any], Any] = lambda grads: grads,
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
@@ -107,7 +107,7 @@ def make_train_step(
       loss_fn: `(params, batch, key) -> (sums, counts)`, of which sums["loss"] / counts["loss"] is minimised.
       optimizer: of optax; must leave its state unchanged when called with `finite=False`.
       accumulation_steps: micro-batches per update; must divide the rows of a batch.
-      ema_decay: of the moving average, for a state that keeps one.
+      average: that a state keeps as its `ema`; None if it keeps none.
       axis_name: the mapped axis of devices under pmap, over which to sum; None under jit, where a batch is global.
       trained: replaces the gradients of parameters that are not trained by zeros.
     """
@@ -118,7 +118,8 @@ def make_train_step(
         key = dropout_key(state)
         if axis_name is not None:
             key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
-        grads, sums, counts = sum_gradients(loss_fn, state.params, batch, key, accumulation_steps)
+        params = average.where_gradients_are_taken(state.ema, state.params) if average else state.params
+        grads, sums, counts = sum_gradients(loss_fn, params, batch, key, accumulation_steps)
         if axis_name is not None:
             grads, sums, counts = jax.lax.psum((grads, sums, counts), axis_name)
         grads = jax.tree.map(lambda g: g / counts["loss"], trained(grads))
@@ -131,7 +132,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, finite=finite)
         params = if_finite(optax.apply_updates(state.params, updates), state.params)
         made = state.step + 1 - state.skipped
-        ema = None if state.ema is None else if_finite(update_ema(state.ema, params, made, ema_decay), state.ema)
+        ema = if_finite(average.update(state.ema, params, made), state.ema) if average else state.ema
         state = state.replace(
             step=state.step + 1,
             params=params,
@@ -143,15 +144,6 @@ def make_train_step(
         return state, Metrics(sums, counts, grad_norm, state.skipped, state.skipped_in_a_row)
 
     return train_step
-
-
-def update_ema(ema: Any, params: Any, updates: jax.Array, decay: float) -> Any:
-    """The mean of the parameters after updates 1 to `updates`, those of update i weighted by decay^(updates - i).
-
-    The weights sum to 1 from the first update on: the initial value, whatever it is, has none.
-    """
-    weight = (1 - decay) / -jnp.expm1(updates * math.log(decay))  # of the newest; below: 1 - decay^updates
-    return optax.incremental_update(params, ema, weight)
 
 
 def make_eval_step(loss_fn: LossFn, *, axis_name: str | None = None) -> Callable[[Any, Any], tuple[Sums, Sums]]:

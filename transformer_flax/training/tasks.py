@@ -49,7 +49,7 @@ class Translation:
     outputs, score, reads_target = "translations", "bleu", True
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
-        self.loss_fn = translation_loss(model, config.label_smoothing, config.loss_chunks)
+        self.loss_fn = translation_loss(model, config.label_smoothing, config.loss_chunks, r_drop=config.r_drop)
         _, self._text = normalisers(config.data)
         # Without normalisers: the pairs of `data` are normalised already.
         self._translator = Translator(

@@ -17,6 +17,7 @@ from transformer_flax.training.compilation_cache import peak_flops
 from transformer_flax.training.data_sheets import data_sheet_flops
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
+from transformer_flax.training.loss import passes
 from transformer_flax.training.multihost import agreed_stop, stop_asked
 from transformer_flax.training.programs import Programs
 from transformer_flax.training.resume import resume
@@ -128,7 +129,8 @@ class Trainer:
         lengths = self.data.train.lengths(step - 1)
         model = self._programs.model.config
         tokens = sum(int(lengths[side].sum()) for side in kind_of(model).reads)
-        self.writer.meter.add_time(seconds, tokens, training_flops(model, *lengths.values()))
+        flops = passes(self.config) * training_flops(model, *lengths.values())
+        self.writer.meter.add_time(seconds, tokens, flops)
 
     def seconds_left(self, step: int) -> float | None:
         """The time that the steps after `step` take at the rate of the last log, evaluations not included."""
