@@ -66,11 +66,11 @@ class Bench:
         state = self._parallel.place(self._programs.init(0))
         batches = [self._parallel.shard(self._data.train[step]) for step in range(start, stop)]
         for batch in batches[:WARM]:
-            state, _ = self._programs.train_step(state, batch)
+            state, _ = self._programs.steps.train_step(state, batch)
         jax.block_until_ready(state)
         started = time.perf_counter()
         for batch in batches[WARM:]:
-            state, metrics = self._programs.train_step(state, batch)
+            state, metrics = self._programs.steps.train_step(state, batch)
             jax.block_until_ready(metrics)
         return time.perf_counter() - started
 

@@ -1,6 +1,11 @@
-"""The model, the compiled steps and the evaluators of a run."""
+"""The model, the compiled steps and the evaluators of a run.
+
+Runs of one process that compute the same, as in a notebook, compile once.
+"""
 
 import collections
+import functools
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -19,52 +24,50 @@ from transformer_flax.training.pretrained_embeddings import with_embeddings
 from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
-from transformer_flax.training.tasks import make_task
+from transformer_flax.training.tasks import make_loss, make_task
+
+# No step depends on these fields: runs that differ in nothing else share their compiled programs.
+NOT_COMPILED = (
+    "seed",
+    "steps",
+    "name",
+    "max_skipped",
+    "on_write_failure",
+    "embedding_init",
+    "init_from",
+    "data",
+    "eval",
+    "checkpoint",
+    "log",
+    "decode",
+)
 
 
-class Programs:
-    """The model of a config, its steps, compiled for its devices, and its evaluators; the same for every seed.
+class Steps:
+    """The model of a config, and its steps, compiled for its devices.
 
     Args:
-      config: of the run.
-      data: of the run.
+      config: of a run, without the fields NOT_COMPILED.
+      vocab_size: of its tokenizer.
       parallel: its devices.
-      progress: for the evaluators' bars.
     """
 
-    def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
-        self.parallel, self._config, self._data = parallel, config, data
-        self.model = make_model(model_config(config, data.tokenizer.vocab_size))
-        self.task = make_task(config, self.model, data)
-        self.schedule = make_schedule(config.optimizer, config.model.d_model)
-        self._optimizer = make_optimizer(config.optimizer, config.model.d_model)
+    def __init__(self, config: ConfigDict, vocab_size: int, parallel: Parallel):
+        self.model = make_model(model_config(config, vocab_size))
+        self.optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by its name
-
-        loss_fn = parallel.gathering(self.task.loss_fn)
+        loss_fn = parallel.gathering(make_loss(config, self.model))
         self.update = make_train_step(  # not compiled, for several seeds to be mapped over
             loss_fn,
-            self._optimizer,
+            self.optimizer,
             accumulation_steps=config.accumulation_steps,
             average=make_average(config),
             axis_name=parallel.axis_name,
-            trained=self._trained(),
+            trained=self._trained(config.train_only),
         )
         self.train_step = parallel.compile(self.counted("training", self.update), donate_state=True)
         eval_step = make_eval_step(loss_fn, axis_name=parallel.axis_name)
-        eval_step = parallel.compile(self.counted("evaluation", eval_step))
-        self.evaluators = {
-            split: Evaluator(
-                split,
-                data.pairs[split],
-                data.corpora[split],
-                config,
-                eval_step=eval_step,
-                parallel=parallel,
-                task=self.task,
-                progress=progress,
-            )
-            for split in data.pairs
-        }
+        self.eval_step = parallel.compile(self.counted("evaluation", eval_step))
 
     def counted(self, name: str, function: Callable) -> Callable:
         """Wraps a function, to count in `traced` how often it is traced."""
@@ -75,13 +78,59 @@ class Programs:
 
         return traced
 
+    def _trained(self, patterns: str) -> Callable[[Any], Any]:
+        if not patterns:
+            return lambda grads: grads
+        return train_only(patterns, jax.eval_shape(lambda: init_params(self.model.config, init_key(0))))
+
+
+@functools.lru_cache(maxsize=8)
+def _steps(config_json: str, vocab_size: int, parallel: Parallel) -> Steps:
+    return Steps(ConfigDict(json.loads(config_json)), vocab_size, parallel)
+
+
+class Programs:
+    """The steps of a run, and its evaluators; the same for every seed.
+
+    Args:
+      config: of the run.
+      data: of the run.
+      parallel: its devices.
+      progress: for the evaluators' bars.
+    """
+
+    def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
+        self.parallel, self._config, self._data = parallel, config, data
+        compiled = {name: value for name, value in config.to_dict().items() if name not in NOT_COMPILED}
+        self.steps = _steps(json.dumps(compiled), data.tokenizer.vocab_size, parallel)
+        self._traced_before = self.steps.traced.copy()
+        self.model = self.steps.model
+        self.task = make_task(config, self.model, data)
+        self.schedule = make_schedule(config.optimizer, config.model.d_model)
+        self.evaluators = {
+            split: Evaluator(
+                split,
+                data.pairs[split],
+                data.corpora[split],
+                config,
+                eval_step=self.steps.eval_step,
+                parallel=parallel,
+                task=self.task,
+                progress=progress,
+            )
+            for split in data.pairs
+        }
+
+    @property
+    def compilations(self) -> dict[str, int]:
+        """How often each step was compiled for this run, by its name; those that other runs left are not."""
+        return {name: count - self._traced_before[name] for name, count in self.steps.traced.items()}
+
     def init(self, seed: int) -> TrainState:
         """The state before the first step."""
-        return TrainState.create(seed, self._init_params(seed), self._optimizer, keep_ema=keeps_average(self._config))
-
-    def _trained(self) -> Callable[[Any], Any]:
-        patterns = self._config.train_only
-        return train_only(patterns, jax.eval_shape(self._init_params, 0)) if patterns else lambda grads: grads
+        return TrainState.create(
+            seed, self._init_params(seed), self.steps.optimizer, keep_ema=keeps_average(self._config)
+        )
 
     def _init_params(self, seed: int) -> Any:
         if self._data.start:

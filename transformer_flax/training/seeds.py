@@ -82,13 +82,13 @@ class SeedsTrainer:
     def __init__(self, trainers: Sequence[Trainer], programs: Programs):
         self._trainers, self._programs = trainers, programs
         self._parallel = programs.parallel.behind_seeds()
-        step = programs.counted("training", jax.vmap(programs.update))
+        step = programs.steps.counted("training", jax.vmap(programs.steps.update))
         self.train_step = self._parallel.compile(step, donate_state=True)
         self.start = trainers[0].start
 
     @property
     def compilations(self) -> int:
-        return self._programs.traced.total()
+        return sum(self._programs.compilations.values())
 
     def batch(self, step: int) -> Any:
         return self._parallel.shard(stack_trees([trainer.data.train[step - 1] for trainer in self._trainers]))

@@ -1,6 +1,7 @@
 """Runs a step on one device or many: `jit` over a mesh, or `pmap`."""
 
 import collections
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -20,9 +21,10 @@ SMALL = 2**12  # elements; an array with fewer is not worth the gathering, and s
 
 
 class Parallel(Protocol):
-    """Places a train state and batches on devices and compiles a step for them."""
+    """Places a train state and batches on devices and compiles a step for them. Two of the same devices are equal."""
 
-    num_devices: int
+    @property
+    def num_devices(self) -> int: ...
 
     @property
     def axis_name(self) -> str | None:
@@ -58,6 +60,7 @@ class Parallel(Protocol):
         ...
 
 
+@dataclasses.dataclass(frozen=True)
 class Jit:
     """One program over a mesh of all devices; it sees global batches, and XLA inserts the sums.
 
@@ -71,22 +74,37 @@ class Jit:
       row_axis: of a batch's arrays.
     """
 
-    axis_name = None
+    devices: tuple[jax.Device, ...]
+    shard_params: bool
+    row_axis: int = 0
 
-    def __init__(self, devices: list[jax.Device], *, shard_params: bool, row_axis: int = 0):
-        self.num_devices = len(devices)
-        self._shard_params = shard_params
+    @property
+    def axis_name(self) -> None:
+        return None
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.devices)
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
         # Auto axes: XLA propagates the shardings, as make_mesh's Explicit default would not.
-        self.mesh = Mesh(np.array(devices), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
-        self._replicated = NamedSharding(self.mesh, PartitionSpec())
-        self._by_rows = NamedSharding(self.mesh, PartitionSpec(*[None] * row_axis, AXIS))
+        return Mesh(np.array(self.devices), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
+
+    @functools.cached_property
+    def _replicated(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec())
+
+    @functools.cached_property
+    def _by_rows(self) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * self.row_axis, AXIS))
 
     def _placement(self, tree: Any) -> Any:
         """The shardings of a state's arrays, which follow from their shapes alone."""
 
         def sharding(x):
             divided = [axis for axis, size in enumerate(x.shape) if size % self.num_devices == 0]
-            if not self._shard_params or not divided or math.prod(x.shape) < SMALL:
+            if not self.shard_params or not divided or math.prod(x.shape) < SMALL:
                 return self._replicated
             largest = max(divided, key=lambda axis: x.shape[axis])
             return NamedSharding(self.mesh, PartitionSpec(*[None] * largest, AXIS))
@@ -115,7 +133,7 @@ class Jit:
         return jax.tree.map(gather, tree)
 
     def gathering(self, loss_fn: LossFn) -> LossFn:
-        if not self._shard_params:
+        if not self.shard_params:
             return loss_fn
 
         # Left to itself, XLA gathers a batch that is smaller than the parameters, and each device computes them all.
@@ -140,19 +158,27 @@ class Jit:
         return jax.jit(placed, in_shardings=(None, self._by_rows), donate_argnums=(0,) if donate_state else ())
 
     def behind_seeds(self) -> "Jit":
-        return Jit(list(self.mesh.devices), shard_params=self._shard_params, row_axis=1)
+        return dataclasses.replace(self, row_axis=1)
 
 
+@dataclasses.dataclass(frozen=True)
 class Pmap:
     """Runs one program on each device, over its own rows; the step sums over AXIS."""
 
-    axis_name = AXIS
+    devices: tuple[jax.Device, ...]
 
-    def __init__(self, devices: list[jax.Device]):
-        self.num_devices = len(devices)
-        self.devices = devices
+    @property
+    def axis_name(self) -> str:
+        return AXIS
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.devices)
+
+    @functools.cached_property
+    def _by_device(self) -> NamedSharding:
         # pmap wants a leading axis of devices, and each of its entries on its own.
-        self._by_device = NamedSharding(Mesh(np.array(devices), (AXIS,)), PartitionSpec(AXIS))
+        return NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
 
     def place(self, tree: Any) -> Any:
         def stack(x):
@@ -175,7 +201,9 @@ class Pmap:
         )
 
     def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
-        return jax.pmap(function, axis_name=AXIS, devices=self.devices, donate_argnums=(0,) if donate_state else ())
+        return jax.pmap(
+            function, axis_name=AXIS, devices=list(self.devices), donate_argnums=(0,) if donate_state else ()
+        )
 
     def behind_seeds(self) -> "Pmap":
         raise NotImplementedError("seeds are mapped under jit")
@@ -204,7 +232,7 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
             f"config.parallel.num_devices is {config.num_devices}; this machine has {len(devices)} "
             f"({devices[0].device_kind}); 0 takes all"
         )
-    devices = devices[: config.num_devices or None]
+    devices = tuple(devices[: config.num_devices or None])
     parts = len(devices) * accumulation_steps * loss_chunks
     if rows_multiple_of % parts:
         chunks = f" x {loss_chunks} chunks of the loss" if loss_chunks > 1 else ""

@@ -10,6 +10,7 @@ from transformer_flax.data.normalisation import normalisers
 from transformer_flax.decoding.predictor import SETTINGS, Predictor
 from transformer_flax.decoding.scoring import score, score_labels
 from transformer_flax.decoding.translator import Translator
+from transformer_flax.model.registry import kind_of
 from transformer_flax.training.loss import LossFn, classification_loss, translation_loss
 from transformer_flax.training.setup import Data
 
@@ -24,7 +25,6 @@ class Scores(NamedTuple):
 class Task(Protocol):
     """A task, as the training loop sees it."""
 
-    loss_fn: LossFn
     outputs: str  # the name of its outputs, and of the folder that keeps them
     score: str  # the validation score that says which checkpoint is best
     reads_target: bool  # teacher-forced: the model may ignore the source
@@ -49,7 +49,6 @@ class Translation:
     outputs, score, reads_target = "translations", "bleu", True
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
-        self.loss_fn = translation_loss(model, config.label_smoothing, config.loss_chunks, r_drop=config.r_drop)
         _, self._text = normalisers(config.data)
         # Without normalisers: the pairs of `data` are normalised already.
         self._translator = Translator(
@@ -78,7 +77,6 @@ class Classification:
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         assert data.classes
-        self.loss_fn = classification_loss(model, config.label_smoothing)
         settings = {name: config.decode[name] for name in SETTINGS} | {"num_devices": config.parallel.num_devices}
         self._predictor = Predictor([model], None, data.tokenizer, data.classes.names, **settings)
 
@@ -94,6 +92,13 @@ class Classification:
 
     def measure(self, outputs: Sequence[str], references: Sequence[str]) -> Scores:
         return Scores({"macro_f1": score_labels(outputs, references, self._predictor.classes).macro_f1}, {})
+
+
+def make_loss(config: ConfigDict, model: nn.Module) -> LossFn:
+    """The loss of a run's task."""
+    if kind_of(model.config).classifies:
+        return classification_loss(model, config.label_smoothing)
+    return translation_loss(model, config.label_smoothing, config.loss_chunks, r_drop=config.r_drop)
 
 
 def make_task(config: ConfigDict, model: nn.Module, data: Data) -> Task:

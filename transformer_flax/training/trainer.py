@@ -105,12 +105,12 @@ class Trainer:
         self._programs, self._parallel, self._interruption = programs, programs.parallel, interruption
         self._runs_at_once = runs_at_once
         self._steps_per_second: float | None = None  # up to the last log
-        self.train_step = programs.train_step
+        self.train_step = programs.steps.train_step
 
     @property
     def compilations(self) -> int:
         """The number of programs compiled for steps so far."""
-        return self._programs.traced.total()
+        return sum(self._programs.compilations.values())
 
     def batch(self, step: int) -> Any:
         """The batch of a step, which counts from 1, on the devices."""
@@ -254,4 +254,4 @@ class Trainer:
     def report(self, evaluations: dict[str, Evaluation], step: int) -> None:
         """Prints the scores of the last evaluation, and where everything is."""
         task = self._programs.task
-        self.writer.report(evaluations, step, {**self._programs.traced, task.outputs: task.compilations})
+        self.writer.report(evaluations, step, {**self._programs.compilations, task.outputs: task.compilations})
