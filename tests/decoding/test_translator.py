@@ -79,7 +79,7 @@ def test_eight_devices_translate_and_score_as_one_does(changes):
     np.testing.assert_allclose(scores_of(together), scores_of(alone), atol=1e-4)
     for expected, log_probs in zip(one.score(lines, lines[::-1]), eight.score(lines, lines[::-1]), strict=True):
         np.testing.assert_allclose(log_probs, expected, atol=1e-4)
-    assert eight.compilations == 2
+    assert eight.compilations <= 2
 
 
 @pytest.mark.parametrize("changes", [{}, GREEDY, {"sampling": Sampling(), "nbest": 2}], ids=str)
@@ -334,12 +334,21 @@ def test_there_may_be_more_samples_than_a_beam_would_hold():
 
 
 def test_programs_are_compiled_once_for_a_width():
-    translator = new(**GREEDY)
+    translator = new(**GREEDY, alpha=0.125)  # as no other translator has it
     translator.translate(LINES)
     assert translator.compilations == 2  # 16 and 32
     translator.translate(LINES[::-1], prefixes="ab")
     translator.translate(["ab", "x" * 20, "y" * 31, "x" * 100] * 3)
     assert translator.compilations == 2
+
+
+def test_equal_translators_share_their_programs():
+    compilations = []
+    for alpha in (0.25, 0.25, 0.375):
+        translator = new(**GREEDY, alpha=alpha)
+        translator.translate(["abc", "hello"])
+        compilations.append(translator.compilations)
+    assert compilations == [1, 0, 1]
 
 
 def test_there_is_a_program_for_each_power_of_two_and_no_more():

@@ -79,6 +79,18 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     assert [line["step"] for line in again] == [3, 3, 6, 6]
 
 
+def test_runs_of_a_process_that_compute_the_same_compile_once(run, capsys):
+    def compilations(name, **changes):
+        run(name, label_smoothing=0.07, steps=2, **changes)
+        printed = capsys.readouterr()
+        [counts] = re.findall("compilations: +(.*)", printed.out + printed.err)
+        return counts
+
+    assert compilations("first").startswith("1 training, 1 evaluation")
+    assert compilations("same", seed=1) == "0 training, 0 evaluation, 0 translations"
+    assert compilations("other", accumulation_steps=2).startswith("1 training")
+
+
 def test_the_first_step_learns_from_the_first_batch(run, tmp_path):
     run("run", steps=1, model__dropout=0.0, log__every=1)
     place, progress = RunDirectory(tmp_path / "run"), Progress(quiet=True)

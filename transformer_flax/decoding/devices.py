@@ -1,9 +1,9 @@
 """Models on the local devices, which share the sentences of a batch."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -17,7 +17,6 @@ class OnDevices:
     """Models whose parameters are on every device; each device computes rows of its own, at its own pace.
 
     Args:
-      models: Linen modules.
       params: of each model. May be replaced at any time without recompiling; None until they are known.
       num_devices: local devices, at most; 0: all, but only one CPU, as JAX's CPU devices share the cores.
 
@@ -25,12 +24,12 @@ class OnDevices:
       UserError: `num_devices` is negative.
     """
 
-    def __init__(self, models: Sequence[nn.Module], params: Sequence[Any] | None, num_devices: int):
+    def __init__(self, params: Sequence[Any] | None, num_devices: int):
         require_at_least(0, num_devices=num_devices)
         devices = jax.local_devices()
         devices = devices[: num_devices or (1 if devices[0].platform == "cpu" else None)]
         self.num_devices, self._mesh = len(devices), Mesh(np.array(devices), (ROWS,))
-        self.models, self.compilations = list(models), 0
+        self._programs: list[tuple[_Program, int]] = []  # each with how often it had been traced before
         self.params = params
 
     @property
@@ -42,21 +41,42 @@ class OnDevices:
         several = self.num_devices > 1
         self._params = jax.device_put(params, NamedSharding(self._mesh, PartitionSpec())) if several else params
 
+    @property
+    def compilations(self) -> int:
+        """The number of programs compiled for these models; those that others left are not."""
+        return sum(program.traced - before for program, before in self._programs)
+
     def _compile(self, function: Callable) -> Callable:
-        """Compiles `function(params, *arrays)`, which maps rows to rows, each for itself."""
+        """Compiles `function(params, *arrays)`, which maps rows to rows, each for itself; equal functions share it."""
+        program = _programs(function, self._mesh)
+        self._programs.append((program, program.traced))
+        return program
+
+
+class _Program:
+    """A function of rows, compiled for devices."""
+
+    def __init__(self, function: Callable, mesh: Mesh):
+        self.traced = 0
 
         def counted(params, *arrays):
-            self.compilations += 1  # executed only while tracing, once for each shape
-            if self.num_devices == 1:
+            self.traced += 1  # executed only while tracing, once for each shape
+            if mesh.size == 1:
                 return function(params, *arrays)
             # Without check_vma, a loop may begin with values that are the same on all devices.
             spread = jax.shard_map(
                 lambda params, arrays: function(params, *arrays),
-                mesh=self._mesh,
+                mesh=mesh,
                 in_specs=(PartitionSpec(), PartitionSpec(ROWS)),
                 out_specs=PartitionSpec(ROWS),
                 check_vma=False,
             )
             return spread(params, arrays)
 
-        return jax.jit(counted)
+        self._compiled = jax.jit(counted)
+
+    def __call__(self, params: Any, *arrays: Any) -> Any:
+        return self._compiled(params, *arrays)
+
+
+_programs = functools.lru_cache(maxsize=16)(_Program)

@@ -1,5 +1,6 @@
 """Text in, classes out: parameters, a tokenizer and the names of the classes."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -44,10 +45,10 @@ class Predictor(OnDevices):
         refuse_long: bool = False,
         num_devices: int = 0,
     ):
-        super().__init__(models, params, num_devices)
+        super().__init__(params, num_devices)
         self.classes, self._normalise = tuple(classes), normalise
         self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long, self.num_devices)
-        self._classify = self._compile(self._classify_batch)
+        self._classify = self._compile(_Classify(tuple(models)))
 
     def predict(self, lines: Iterable[str], *, progress: Callable[[int], Any] = lambda done: None) -> list[str]:
         """The likeliest class of each line."""
@@ -73,7 +74,14 @@ class Predictor(OnDevices):
                 found[chosen] = np.asarray(log_probs)[: len(chosen)]
             yield from found
 
-    def _classify_batch(self, params, source: jax.Array) -> jax.Array:
+
+@dataclasses.dataclass(frozen=True)
+class _Classify:
+    """The mean log-probabilities [B, C] that models give the classes of texts [B, S]."""
+
+    models: tuple[nn.Module, ...]
+
+    def __call__(self, params: Sequence[Any], source: jax.Array) -> jax.Array:
         logits = [
             model.apply({"params": one_params}, source) for model, one_params in zip(self.models, params, strict=True)
         ]

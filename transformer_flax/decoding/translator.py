@@ -94,15 +94,14 @@ class Translator(OnDevices):
             raise UserError(f"alpha is {alpha}; it must be finite")
         if sampling is None and nbest > beam_size:
             raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam of that size holds no more hypotheses")
-        super().__init__(models, params, num_devices)
+        super().__init__(params, num_devices)
         self.tokenizer, self.normalise = tokenizer, normalise
         self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long, self.num_devices)
         self._longest_output = max_input_length + max_extra_length
-        self._beam_size, self._nbest, self._sampling = beam_size, nbest, sampling
-        self._penalty = LengthPenalty(length_penalty, alpha)
-        self._min_length, self._max_extra_length = min_length, max_extra_length
-        self._search = self._compile(self._search_batch)
-        self._score = self._compile(self._score_batch)
+        self._max_extra_length, penalty = max_extra_length, LengthPenalty(length_penalty, alpha)
+        search = _Search(tuple(models), penalty, beam_size, nbest, min_length, max_extra_length, sampling)
+        self._search = self._compile(search)
+        self._score = self._compile(_Score(tuple(models)))
 
     def translate(
         self, lines: Iterable[str], *, prefixes: Iterable[str] | str = "", progress: Callable[[int], Any] = _ignore
@@ -206,28 +205,51 @@ class Translator(OnDevices):
             raise UserError("the model gives no token a probability: its parameters are not finite")
         return translations
 
-    def _search_batch(self, params, source, prefix, numbers) -> Hypotheses:
+
+@dataclasses.dataclass(frozen=True)
+class _Search:
+    """Searches for outputs of sources [B, S] that begin with prefixes [B, L]; lines have the numbers [B].
+
+    It is a value: equal searches share their compiled programs.
+    """
+
+    models: tuple[nn.Module, ...]
+    penalty: LengthPenalty
+    beam_size: int
+    nbest: int
+    min_length: int
+    max_extra_length: int
+    sampling: Sampling | None
+
+    def __call__(self, params: Sequence[Any], source: jax.Array, prefix: jax.Array, numbers: jax.Array) -> Hypotheses:
         max_length = prefix.shape[1]
         lengths = jnp.sum(source != PAD_ID, axis=1)
-        wanted = jnp.maximum(lengths + self._max_extra_length, jnp.sum(prefix != PAD_ID, axis=1) + 1)
-        bounds = Bounds.of(jnp.where(lengths > 0, wanted, 1), max_length, shortest=self._min_length, prefix=prefix)
-        hypotheses = self._beam_size if self._sampling is None else self._nbest
+        wanted = jnp.maximum(lengths + self.max_extra_length, jnp.sum(prefix != PAD_ID, axis=1) + 1)
+        bounds = Bounds.of(jnp.where(lengths > 0, wanted, 1), max_length, shortest=self.min_length, prefix=prefix)
+        hypotheses = self.beam_size if self.sampling is None else self.nbest
         begun = [
             as_step(model, one_params, source, hypotheses, max_length)
             for model, one_params in zip(self.models, params, strict=True)
         ]
         step, caches = ensemble([step for step, _ in begun]), tuple(cache for _, cache in begun)
-        if self._sampling is not None:
+        if self.sampling is not None:
             fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
             keys = jax.vmap(fold_in, in_axes=(0, None))(
-                fold_in(jax.random.key(self._sampling.seed), numbers), jnp.arange(self._nbest)
+                fold_in(jax.random.key(self.sampling.seed), numbers), jnp.arange(self.nbest)
             )
-            return sample(step, caches, bounds, self._penalty, keys, self._sampling)
-        if self._beam_size == 1:
-            return greedy_search(step, caches, bounds, self._penalty)
-        return beam_search(step, caches, bounds, self._penalty, beam_size=self._beam_size, nbest=self._nbest)
+            return sample(step, caches, bounds, self.penalty, keys, self.sampling)
+        if self.beam_size == 1:
+            return greedy_search(step, caches, bounds, self.penalty)
+        return beam_search(step, caches, bounds, self.penalty, beam_size=self.beam_size, nbest=self.nbest)
 
-    def _score_batch(self, params, source, target) -> jax.Array:
+
+@dataclasses.dataclass(frozen=True)
+class _Score:
+    """Computes log P [B, T] of each token of targets [B, T], teacher-forced."""
+
+    models: tuple[nn.Module, ...]
+
+    def __call__(self, params: Sequence[Any], source: jax.Array, target: jax.Array) -> jax.Array:
         logits = [
             model.apply({"params": one_params}, source, target)
             for model, one_params in zip(self.models, params, strict=True)
