@@ -130,6 +130,7 @@ def get_config() -> ConfigDict:
     config.eval.every = 5_000  # steps; 0: at the end only
     config.eval.patience = 0  # evaluations without a better validation loss after which a run ends; 0: never
     config.eval.sentences = 0  # of the validation split that are translated during training; 0: all
+    config.eval.final_sentences = 0  # of each split that are translated at the end; 0: all
     config.eval.average = 1  # checkpoints averaged for evaluations during training: the newest, at the interval
     config.eval.final_average = 5  # and at the end; table 3 uses none (1), big 20
     config.eval.test = True  # score the test split at the end

@@ -25,3 +25,10 @@ def test_the_code_passes(command):
 def test_every_link_leads_somewhere(file):
     for place in re.findall(r"\]\((?!https?:|#)([^)#]+)", file.read_text()):
         assert (file.parent / place).exists(), place
+
+
+def test_the_answers_of_the_quiz_are_still_right():
+    answers = re.findall(r"^   `([\w/]+\.py)`, `(\w+)`\.", (ROOT / "docs/quiz.md").read_text(), re.MULTILINE)
+    assert len(answers) == 20
+    for file, name in answers:
+        assert re.search(rf"^ *((def|class) {name}\b|{name}(:.*)? = )", (ROOT / file).read_text(), re.MULTILINE), name

@@ -15,6 +15,7 @@ from tests.ablation.made import compare
 from transformer_flax.ablation import comparison, figures, report, table3
 from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY, agreement, over_training
 
+SEEDS = {"base": 3, "A-h1": 2, "C-N2": 1}
 PICTURES = {f"{name}.png" for name in report.PICTURES}
 
 
@@ -193,17 +194,43 @@ def test_variants_of_ones_own_have_a_table_of_their_own(tmp_path):
     assert "3 rows of the paper's table 3 and 1 variant of other fields" in text
 
 
-def test_a_grid_alone_is_not_held_against_the_paper(tmp_path):
+def test_a_grid_alone_is_not_held_against_the_paper():
     grid = [
         made.result(f"base model.dropout={rate}", row="base", changes={"model.dropout": rate} if rate else {}, curve=[])
         for rate in (0.0, 0.1)
     ]
-    text = text_of(grid, made.BASE | {"sessions": [made.SESSION | {"commit": ""}]}).split("## What was swept")[0]
-    assert text.startswith("# A sweep on multi30k\n\n2 finished runs: 2 variants of other fields, one seed each.")
+    text = text_of(grid, made.BASE | {"sessions": [made.SESSION | {"commit": ""}]})
+    assert text.startswith("# A sweep of dropout on multi30k\n\n2 finished runs: 2 variants of other fields, one seed")
     assert cells(text, "variant")[1][0] == "base model.dropout=0.1"
     assert "Differences from base model.dropout=0.0" in text
-    assert "Rank correlation" not in text
-    assert "not run" not in text
+    assert not re.search("Rank correlation|not run|paper|newstest", text)
+
+
+def test_base_stands_beside_the_papers_if_it_is_the_papers_or_rows_of_the_paper_were_run():
+    runs = [made.result("base", curve=[]), made.result("rotary", curve=[])]
+    text = text_of(runs)
+    assert text.startswith(
+        "# A sweep of positions on multi30k\n\n2 finished runs: base and 1 row beyond table 3, one seed"
+    )
+    assert [row[0] for row in cells(text[text.index("## Scores") :], "variant")[1:]] == ["base", "rotary"]
+    assert not re.search("paper|newstest", text)
+    papers = made.BASE | {"config": made.CONFIG | table3.PAPER_BASE | table3.PAPER_ABSOLUTE}
+    for beside in (text_of(runs, papers), text_of([*runs, made.result("A-h1", curve=[])])):
+        assert cells(beside[beside.index("## Scores") :], "row")[1][:3] == ["base", "6.000", "4.92"]
+        assert "The base, beside the paper's:" in beside
+
+
+def test_fields_that_another_kind_of_model_lacks_are_not_beside_the_papers():
+    config = {field: value for field, value in made.CONFIG.items() if field != "model.d_ff"}
+    text = text_of([made.result(name, curve=[]) for name in ("base", "D-drop0.0")], made.BASE | {"config": config})
+    assert "| `model.d_model` | 192 | 512 |" in text
+    assert "d_ff" not in text
+
+
+def test_the_last_evaluation_of_some_sentences_says_so():
+    base = made.BASE | {"config": made.CONFIG | {"eval.final_sentences": 1_000}}
+    said = "of the validation split (its first 1,000 sentences; perplexities are of all) at the end of training"
+    assert said in text_of(small(curve=[]), base)
 
 
 def test_one_seed_says_that_it_tells_nothing_of_chance(tmp_path):
@@ -313,6 +340,18 @@ def test_the_figure_of_differences_shows_ours_and_the_papers():
         intervals = [entry.effects[measure].ours.interval for entry in entries]
         bars = [tuple(line.get_xdata()) for line in axes.lines if line.get_gid() == "interval"]
         assert bars == [interval for interval in intervals if interval]
+
+
+@pytest.mark.usefixtures("style")
+@pytest.mark.parametrize("share", [0.1, 0.7, 1.0])
+def test_axes_without_a_spread_are_not_those_of_rounding(share):
+    runs = [made.result(name, seed, bleu=0.0, exact_match=share) for name, n in SEEDS.items() for seed in range(n)]
+    compared = compare([*runs, made.result("A-h4", seed=0, bleu=0.0, exact_match=share * (1 + 1e-15))])
+    for figure in (figures.differences(compared), figures.scores(compared), figures.curves(compared, EXACT_MATCH)):
+        figure.draw_without_rendering()
+        for axes in figure.axes:
+            for low, high in (axes.get_xlim(), axes.get_ylim()):
+                assert high - low > 0.001 or low - high > 0.001  # y of the differences is inverted
 
 
 @pytest.mark.usefixtures("style")

@@ -29,8 +29,8 @@ def test_rivals_are_swept_and_set_side_by_side(tmp_path):
     trials = recipe.trials(make_variants(base, "base", axes=["model.attention=none"]), seeds=1)
     sweep(trials, recipe, make_head(base, "python", ""), InProcess())
     report = (tmp_path / "sweep/report/report.md").read_text()
-    assert "| `model.d_model` | 16 | 512 |" in report
-    assert "d_ff" not in report
+    assert "model.d_model = 16" in report
+    assert "paper" not in report
     command = [sys.executable, "docs/rivals.py", "--speed", "--repeats=1", f"--output={tmp_path}", f"{tmp_path}/sweep"]
     told = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True).stdout
     models, lengths = ([line.split(" | ") for line in table.splitlines()] for table in told.split("\n\n"))

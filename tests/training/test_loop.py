@@ -129,16 +129,15 @@ def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_with
 
 
 def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
-    evaluations = run("run", eval__test=True)
-    assert set(evaluations) == {"valid", "test"}
-    assert len(evaluations["test"].outputs) == PAIRS["test"]  # at the end, all of them
+    evaluations = run("run", eval__test=True, eval__final_sentences=7)
+    assert {split: len(evaluation.outputs) for split, evaluation in evaluations.items()} == {"valid": 7, "test": 7}
     workdir = tmp_path / "run"
     assert json.loads((workdir / "config.json").read_text())["config"]["model"]["d_model"] == 16
     assert (workdir / "tokenizer.json").is_file()
     assert {"3", "6"} <= {path.name for path in (workdir / "checkpoints").iterdir()}
     assert list(workdir.glob("events.*"))
     assert len((workdir / "translations/3.txt").read_text().splitlines()) == 4
-    assert len((workdir / "translations/6.test.txt").read_text().splitlines()) == PAIRS["test"]
+    assert len((workdir / "translations/6.test.txt").read_text().splitlines()) == 7
     lines = read_lines(workdir / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 3, 4, 6, 6, 6]
     assert {"train/loss", "train/perplexity", "train/learning_rate", "train/grad_norm"} <= lines[0].keys()
@@ -147,6 +146,7 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
 
 def test_a_finished_run_is_evaluated_again_and_not_trained(run, tmp_path):
     first = run("run")
+    assert len(first["valid"].outputs) == PAIRS["valid"]  # at the end, all of them
     before = final_state(tmp_path / "run", 6)
     (tmp_path / "run/tokenizer.json").unlink()  # as after a kill just behind config.json; it is made again
     again = run("run")

@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from transformer_flax.ablation import statistics, table3
 from transformer_flax.ablation.results import CLASSIFYING, FAILED, Result
 from transformer_flax.ablation.statistics import Difference, Estimate
@@ -33,9 +31,14 @@ class Measure:
     paper_digits: int = 1
     of_paper: Callable[[table3.PaperRow], float] = operator.attrgetter("bleu")
 
+    @property
+    def least(self) -> float:
+        """The smallest difference that a table shows."""
+        return 10.0**-self.digits
+
     def mean(self, scores: Sequence[Mapping[str, float]]) -> float:
         """The mean of several runs, as it is shown for a variant."""
-        return self.level(float(np.mean([self.of(each) for each in scores])))
+        return self.level(statistics.mean([self.of(each) for each in scores]).value)
 
 
 def _perplexity(loss: float) -> float:
@@ -88,7 +91,7 @@ class Entry:
     """A variant with its finished runs."""
 
     variant: str
-    row: table3.PaperRow | None  # None: a row beyond table 3, or the user's own
+    row: table3.PaperRow | None  # None: a row beyond table 3, the user's own, or nothing of the paper's was run
     runs: tuple[Result, ...]  # by seed; at least one
     means: dict[Measure, Estimate]
     effects: dict[Measure, Effect]  # empty for base, and without base
@@ -99,7 +102,7 @@ class Comparison:
     """All variants of a sweep, compared with base."""
 
     config: Mapping[str, Any]  # of the sweep's base, flat
-    entries: list[Entry]  # rows in the order of table 3, then all others
+    entries: list[Entry]  # rows in the order of table 3, then all others; base alone is a row on the paper's base only
     score: Measure
     base: Entry | None
     failed: list[Result]
@@ -157,20 +160,21 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
         for measure in measures
     }
     effects = {measure: _effects(measure, values[measure], base, other) for measure in measures}
+    variants = list(dict.fromkeys(result.variant for result in kept))
+    of_table3 = set(variants) & table3.ROWS.keys() - {"base"}
+    papers = table3.ROWS if of_table3 or table3.is_papers_base(config) else {}
     entries = [
         Entry(
             variant,
-            table3.ROWS.get(variant),
+            papers.get(variant),
             tuple(runs[variant]),
             {measure: statistics.mean(values[measure][variant]) for measure in measures},
             {measure: effects[measure][variant] for measure in measures if variant in effects[measure]},
         )
         for variant in runs
     ]
-    variants = list(dict.fromkeys(result.variant for result in kept))
     seeds = sorted({result.seed for result in kept})
     missing_seeds = {v: [seed for seed in seeds if (v, seed) not in last] for v in variants}
-    of_table3 = set(variants) & table3.ROWS.keys() - {"base"}
     return Comparison(
         config=config,
         entries=entries,

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
-import numpy as np
 from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -23,7 +22,7 @@ from transformer_flax.ablation.comparison import (
     curve_of,
     over_training,
 )
-from transformer_flax.ablation.statistics import Estimate
+from transformer_flax.ablation.statistics import Estimate, mean
 
 INK = "#1f2328"  # of text and axes
 COLOURS = ("#3b82c4", "#d9822b", "#2a9d6f", "#b0559d", "#8c6d46", "#6f6fd0", "#c94f4f")  # legible on white and on black
@@ -95,6 +94,7 @@ def differences(comparison: Comparison) -> Figure | None:
             _dumbbell(axes, y, effect, _colour(entry, comparison), scale)
         better = "more" if measure.more_is_better else "less"
         axes.set(title=f"{measure.name}, difference from base", xlabel=f"{measure.unit} ({better} is better)")
+        _require_spread(axes, "x", measure)
         axes.set_yticks(range(len(entries)), [entry.variant for entry in entries])
         axes.grid(axis="y", visible=False)
         if scale != 1:
@@ -136,6 +136,8 @@ def scores(comparison: Comparison) -> Figure | None:
                 paper.plot(entry.row.perplexity, entry.row.bleu, marker, color=colour, alpha=0.8)
     for axes in figure.axes:
         axes.set(xlabel="perplexity", xscale="log")
+        _require_spread(axes, "x", perplexity)
+        _require_spread(axes, "y", score)
         low, high = axes.get_xlim()
         wide = high > 3 * low
         axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if wide else ticker.MaxNLocator(6))
@@ -234,7 +236,15 @@ def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:
     """The paper's unit in ours: 1 if they are the same, else such that the largest effects have the same length."""
     ours = max(abs(effect.ours.value) for effect in effects)
     paper = max(abs(effect.paper or 0.0) for effect in effects)
-    return 1 if measure.name == measure.paper_name or not ours or not paper else paper / ours
+    return 1 if measure.name == measure.paper_name or ours < measure.least or not paper else paper / ours
+
+
+def _require_spread(axes: Axes, name: str, measure: Measure) -> None:
+    """Widens the axis "x" or "y" of a measure if its limits differ by rounding alone."""
+    low, high = getattr(axes, f"get_{name}lim")()
+    if high - low < measure.least:
+        middle = (low + high) / 2
+        getattr(axes, f"set_{name}lim")(middle - measure.least, middle + measure.least)
 
 
 def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:
@@ -243,7 +253,7 @@ def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:
     for points in by_seed if len(by_seed) > 1 else []:
         axes.plot(list(points), [measure.level(value) for value in points.values()], color=colour, lw=0.6, alpha=0.4)
     steps = [step for step in by_seed[0] if all(step in points for points in by_seed)]
-    means = [measure.level(float(np.mean([points[step] for points in by_seed]))) for step in steps]
+    means = [measure.level(mean([points[step] for points in by_seed]).value) for step in steps]
     (line,) = axes.plot(steps, means, color=colour, linewidth=1.6, label=entry.variant)
     return line
 
@@ -251,7 +261,8 @@ def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:
 def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[float, float]]) -> None:
     """Limits the axis to the last three quarters of each curve, as the first quarter would flatten them."""
     late = [value for points in all_points for step, value in points.items() if step >= max(points) / 4]
-    margin = 0.08 * (max(late) - min(late)) or 0.1
+    spread = max(late) - min(late)
+    margin = 0.08 * spread if spread > measure.least else 0.1
     axes.set_ylim(measure.level(min(late) - margin), measure.level(max(late) + margin))
 
 

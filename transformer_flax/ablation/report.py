@@ -29,6 +29,7 @@ from transformer_flax.console import counted
 from transformer_flax.files import write_whole
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
+MOST_IN_TITLE = 3  # fields
 NONE = "—"  # an empty cell
 WORDS = ("row", "variant", "field", "changes")  # columns aligned to the left
 Column = tuple[str, Callable[[Any], str]]  # name and cell
@@ -86,7 +87,12 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
 
 
 def _title(comparison: Comparison, base: Mapping[str, Any]) -> str:
-    return f"{'Table 3' if comparison.is_of_table3 else 'A sweep'} on {base['name']}"
+    if comparison.is_of_table3:
+        return f"Table 3 on {base['name']}"
+    runs = [*comparison.failed, *(run for entry in comparison.entries for run in entry.runs)]
+    fields = sorted({field.rpartition(".")[2] for run in runs for field in run.changes})
+    of = f" of {' and '.join(fields)}" if 0 < len(fields) <= MOST_IN_TITLE else ""
+    return f"A sweep{of} on {base['name']}"
 
 
 def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
@@ -127,7 +133,8 @@ def as_markdown(comparison: Comparison, base: Mapping[str, Any], pictures: Colle
     if "curves_score" in pictures:
         blocks += ["## Curves", _about_curves(base["config"], with_gain="curves_gain" in pictures)]
         blocks += shown("curves_score", "curves_perplexity", "curves_gain")
-    blocks += ["## How it was measured", _methods(comparison), "## What was swept", *_swept(base)]
+    swept = _swept(base, beside_paper=bool(comparison.rows))
+    blocks += ["## How it was measured", _methods(comparison), "## What was swept", *swept]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -136,18 +143,22 @@ def _summary(comparison: Comparison) -> list[str]:
     if not counts:
         return ["No run has finished."]
     seeds = "one seed" if counts == [1] else f"{' to '.join(str(n) for n in sorted({counts[0], counts[-1]}))} seeds"
-    others = sum(entry.variant not in table3.ALL for entry in comparison.own)
+    own = {entry.variant for entry in comparison.own}
     numbers = {
         "row{} of the paper's table 3": len(comparison.rows),
-        "row{} beyond table 3": len(comparison.own) - others,
-        "variant{} of other fields": others,
+        "row{} beyond table 3": len(own & table3.ALL.keys()),
+        "variant{} of other fields": len(own - table3.ALL.keys() - {"base"}),
     }
-    of = [f"{count:,} {text.format('s' * (count != 1))}" for text, count in numbers.items() if count]
+    of = ["base"] if "base" in own else []
+    of += [f"{count:,} {text.format('s' * (count != 1))}" for text, count in numbers.items() if count]
+    sentences = comparison.config.get("eval.final_sentences")
+    few = f" (its first {sentences:,} sentences; perplexities are of all)" if sentences else ""
+    newstest = "; the paper's table 3 is of newstest2013" if comparison.rows else ""
     agreements = [text for measure in comparison.measures if (text := _agreement(comparison, measure))]
     blocks = [
         *(["\n".join(agreements)] if agreements else []),
         f"{counted(sum(len(entry.runs) for entry in comparison.entries), 'finished run')}: {' and '.join(of)}, {seeds} "
-        "each. Every score is of the validation split at the end of training; the paper's table 3 is of newstest2013.",
+        f"each. Every score is of the validation split{few} at the end of training{newstest}.",
     ]
     if counts == [1]:
         blocks.append("**One seed tells nothing about chance:** there are no intervals and no tests.")
@@ -256,22 +267,22 @@ def _methods(comparison: Comparison) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _swept(base: Mapping[str, Any]) -> list[str]:
+def _swept(base: Mapping[str, Any], *, beside_paper: bool) -> list[str]:
     config = base["config"]
     sizes: list[Column] = [
         ("field", lambda field: f"`{field}`"),
         ("here", lambda field: f"{config[field]:,}"),
         ("the paper", lambda field: f"{table3.PAPER_BASE[field]:,}"),
     ]
+    fields = [field for field in table3.PAPER_BASE if field in config]  # other kinds of models lack some
     sessions = base["sessions"]
     commands = dict.fromkeys(session["command"] for session in sessions)
     made = list(dict.fromkeys(map(_made, sessions)))
     return [
         _code("\n".join(commands)),
         *(made if len(made) == 1 else ["It ran in several sessions:", "\n".join(f"- {how}" for how in made)]),
-        "The base, beside the paper's:",
-        _table(sizes, [field for field in table3.PAPER_BASE if field in config]),  # other kinds of models lack some
-        "All of its config:",
+        *(["The base, beside the paper's:", _table(sizes, fields)] if beside_paper else []),
+        "The whole config of the base:",
         _code("\n".join(f"{field} = {json.dumps(value, ensure_ascii=False)}" for field, value in config.items())),
     ]
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import warnings
 from collections.abc import Sequence
+from statistics import mean as exact_mean
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def mean(values: Sequence[float]) -> Estimate:
     One seed has no interval. Nor have several of the same value, such as those that get everything right: a spread of 0
     would claim more certainty than a few seeds give.
     """
-    value = float(np.mean(values))
+    value = exact_mean(values)  # so that means of equal values are equal, whatever their number
     if not np.ptp(values):
         return Estimate(value, None)
     low, high = scipy.stats.t.interval(CONFIDENCE, len(values) - 1, value, scipy.stats.sem(values))
@@ -48,7 +49,7 @@ def difference(ours: Sequence[float], base: Sequence[float]) -> Difference:
     the same seed two rows see the data in the same order, but most start from other parameters, and with three seeds
     pairing would halve the degrees of freedom. What the seeds share makes this test miss effects, not invent them.
     """
-    value = float(np.mean(ours) - np.mean(base))
+    value = exact_mean(ours) - exact_mean(base)
     if min(len(ours), len(base)) < 2 or not (np.ptp(ours) or np.ptp(base)):
         return Difference(value, None, None)
     with warnings.catch_warnings():  # one of both may have no spread

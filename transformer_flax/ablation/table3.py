@@ -172,6 +172,11 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
     return config
 
 
+def is_papers_base(config: Mapping[str, Any]) -> bool:
+    """Whether a flat config has the sizes and the regularisation of the paper's base model."""
+    return all(config.get(field) == value for field, value in (PAPER_BASE | PAPER_ABSOLUTE).items())
+
+
 def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
     """Whether a row changes a base in the same direction as in the paper.
 

@@ -90,6 +90,7 @@ class EvalConfig:
     average: int = at_least(1)
     final_average: int = at_least(1)
     test: bool
+    final_sentences: int = at_least(0, default=0)
     patience: int = at_least(0, default=0)
 
 

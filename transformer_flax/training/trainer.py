@@ -232,7 +232,7 @@ class Trainer:
             if (stop_asked if alone else agreed_stop)(self._interruption.asked):
                 self._interruption.end(f"while evaluating step {step:,}, which is saved")
 
-        sentences = 0 if last else self.config.eval.sentences
+        sentences = self.config.eval.final_sentences if last else self.config.eval.sentences
         splits = [*self._programs.evaluators] if last else ["valid"]
         evaluations = {}
         for split in splits:
