@@ -5,12 +5,14 @@ import random
 import numpy as np
 import pytest
 
+from tests.training.small import small_config
 from transformer_flax.data.batches import BucketedBatches, PackedBatches
 from transformer_flax.data.bpe_dropout import BpeDropout, spell
 from transformer_flax.data.corpus import Corpus, Sentences
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, PAD_ID
+from transformer_flax.training.config_checks import check
 
 LINES = ["the cat doesn't eat  two cats' fish", "die Katze frißt's nicht: 'to eat' 3 Fische", "a", "ẞ\tso so"] * 5
 PAIRS = [LINES, LINES[::-1]]
@@ -106,6 +108,14 @@ def test_batches_of_an_epoch_have_its_pieces_in_shapes_that_are_the_same_for_all
     assert batches.corpus_of(0).source.key != batches.corpus_of(batches.batches_per_epoch).source.key
 
 
-def test_another_tokenizer_is_refused(corpus):
-    with pytest.raises(UserError, match=r"config\.data\.bpe_dropout is for a byte-level BPE"):
-        BpeDropout(corpus, Tokenizer.train(LINES, 330, "wordpiece"), 0.1, LONGEST, seed=0)
+def test_another_tokenizer_is_refused_before_the_text_is_read(tmp_path):
+    wordpiece = Tokenizer.train(LINES, 330, "wordpiece")
+    file = tmp_path / "tokenizer.json"
+    file.write_text(wordpiece.to_json())
+    with pytest.raises(
+        UserError, match=r"config\.data\.tokenizer is 'wordpiece'; it must be bpe with config\.data\.bpe"
+    ):
+        check(small_config(data__bpe_dropout=0.1, data__tokenizer="wordpiece"))
+    given = {"data__tokenizer_file": str(file), "data__vocab_size": wordpiece.vocab_size}
+    with pytest.raises(UserError, match=r"config\.data\.bpe_dropout is for a byte-level BPE, and this .* WordPiece"):
+        check(small_config(data__bpe_dropout=0.1, **given))
