@@ -88,6 +88,8 @@ def get_config() -> ConfigDict:
     # pieces shared by both languages, at most; with a tokenizer_file, as many as it has
     config.data.vocab_size = 37_000
     config.data.tokenizer_sample = 2_000_000  # pairs that the tokenizer is trained on, at most
+    # probability that BPE leaves a merge out of the training text, anew each epoch (Provilkov et al., 2020: 0.1)
+    config.data.bpe_dropout = 0.0
     config.data.max_length = 256  # tokens; longer pairs are left out of training
     config.data.max_length_ratio = 0.0  # of the longer side to the shorter, or the pair is left out too; 0: any
     config.data.drop_duplicates = False  # leave out pairs that stand before in the split

@@ -179,6 +179,7 @@ def test_classes_that_are_not_those_of_the_model_are_refused(trained, tmp_path):
         ({"model__num_classes": 2}, r"num_classes is 2, and the train split has 3 classes \(animal, .*num_classes=3"),
         ({"data__text_column": 3}, "text_column is 3"),
         ({"loss_chunks": 2}, "config.loss_chunks is 2; it must be 1 where texts are classified"),
+        ({"data__bpe_dropout": 0.1}, "config.data.bpe_dropout is 0.1; it must be 0 where texts are classified"),
         ({"r_drop": 5.0}, "config.r_drop is 5.0; it must be 0 where texts are classified"),
         ({"data__batching": "packed"}, "config.data.batching is 'packed'; it must be 'bucketed' where"),
         ({"model__positions": "learned", "model__max_length": 64}, "max_length is 64; it must be at least 128"),

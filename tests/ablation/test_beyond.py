@@ -34,6 +34,7 @@ CHANGES = {
         2 * 2 * 512,
     ),
     "r-drop": ({"r_drop": 5.0}, 0),
+    "bpe-dropout": ({"data.bpe_dropout": 0.1}, 0),
     "xavier": ({}, 0),
     "fairseq": ({"model.start": "fairseq"}, 0),
     "deepnorm": ({"model.start": "deepnorm"}, 0),

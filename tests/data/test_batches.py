@@ -323,7 +323,7 @@ def test_the_order_of_pairs_within_a_bucket_is_not_that_of_the_corpus():
 
 @pytest.mark.parametrize("max_length", [2, 5, 29, 30, 100])
 def test_max_length_cuts_and_drops_nothing(max_length):
-    batches, corpus = make(max_length=max_length), make().corpus
+    batches, corpus = make(max_length=max_length), make().corpus_of(0)
     shown = []
     for batch in epoch(batches):
         pairs = pairs_in(batch)
@@ -342,7 +342,7 @@ def test_max_length_cuts_and_drops_nothing(max_length):
 
 
 def test_pairs_that_are_not_selected_are_never_shown():
-    corpus = make().corpus
+    corpus = make().corpus_of(0)
     selection = select_training_pairs(corpus, max_length=20)
     batches = make(corpus=corpus, indices=selection.indices)
     shown = {pair for number in range(2) for batch in epoch(batches, number) for pair in pairs_in(batch)}

@@ -52,9 +52,9 @@ def run(text, tmp_path, monkeypatch):
         {"parallel__num_devices": 2, "accumulation_steps": 2},
         {"parallel__mode": "pmap", "parallel__num_devices": 2, "ema_decay": 0.9, "data__batching": "packed"},
         {"optimizer__name": "muon"},
-        {"optimizer__name": "schedule_free", "r_drop": 5.0},
+        {"optimizer__name": "schedule_free", "r_drop": 5.0, "data__bpe_dropout": 0.1},
     ],
-    ids=["jit", "pmap, packed", "muon", "schedule-free, r-drop"],
+    ids=["jit", "pmap, packed", "muon", "schedule-free, r-drop, bpe-dropout"],
 )
 def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode):
     settings = {

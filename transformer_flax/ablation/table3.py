@@ -106,6 +106,8 @@ RECIPES = {
     for row in (
         # Two passes with different dropout that are to agree (Wu et al., 2021); alpha is theirs for translation.
         Row("r-drop", {"r_drop": 5.0}),
+        # Other pieces for the same words in each epoch (Provilkov et al., 2020), at their rate.
+        Row("bpe-dropout", {"data.bpe_dropout": 0.1}),
         # Starts, each by itself, also on a base with lighter sub-layers.
         Row("xavier", {"model.start": "xavier", "model.branch_init": 1.0}),
         Row("fairseq", {"model.start": "fairseq", "model.branch_init": 1.0}),

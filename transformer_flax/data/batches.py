@@ -8,10 +8,12 @@ second, and 0 for padding.
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from transformer_flax.data.bpe_dropout import BpeDropout
 from transformer_flax.data.corpus import Corpus, blocks, count, ranges
 from transformer_flax.data.packing import pack
 from transformer_flax.errors import UserError
@@ -63,6 +65,7 @@ class Batches(abc.ABC):
       rows_multiple_of: divides the number of rows.
       data_seed: determines the order of shapes.
       seed: determines which pairs fill them.
+      text: of an epoch, the pairs as it spells them, which may be shorter than in `corpus`; None: those of `corpus`.
       share: (i, n) for the i-th of n equal parts of each batch's rows, so that n hosts make one batch together; n must
         divide `rows_multiple_of`.
 
@@ -82,9 +85,10 @@ class Batches(abc.ABC):
         rows_multiple_of: int,
         data_seed: int,
         seed: int,
+        text: Callable[[int], Any] | None = None,
         share: tuple[int, int] = (0, 1),
     ):
-        self.corpus = corpus
+        self._text = text or (lambda epoch: corpus)
         self._tokens_per_batch, self._rows_multiple_of = tokens_per_batch, rows_multiple_of
         self._data_seed, self._seed, self._share = data_seed, seed, share
         self._epoch = functools.lru_cache(maxsize=2)(self._plan)
@@ -100,7 +104,7 @@ class Batches(abc.ABC):
         shape = (mine.stop - mine.start, width)
         batch = {}
         for side in SIDES:
-            sentences = getattr(self.corpus, side)
+            sentences = getattr(self.corpus_of(k), side)
             whole = sentences.lengths_of(pairs)
             lengths = np.minimum(whole, width)
             before = np.cumsum(lengths) - lengths  # tokens before each pair, in all rows
@@ -119,7 +123,11 @@ class Batches(abc.ABC):
     def lengths(self, k: int) -> dict[str, np.ndarray]:
         """Source and target tokens of each pair of batch k, of all shares: int64 [pairs]."""
         pairs = self.pairs(k)
-        return {side: getattr(self.corpus, side).lengths_of(pairs) for side in SIDES}
+        return {side: getattr(self.corpus_of(k), side).lengths_of(pairs) for side in SIDES}
+
+    def corpus_of(self, k: int) -> Any:
+        """The pairs as the epoch of batch k spells them."""
+        return self._text(k // self.batches_per_epoch)
 
     @abc.abstractmethod
     def _shape(self, k: int) -> tuple[int, int]:
@@ -254,7 +262,15 @@ class PackedBatches(Batches):
         return self._packing.shuffled(rng), rng.permutation(np.arange(len(self._packing), dtype=np.int32))
 
 
-def training_batches(corpus: Corpus, indices: np.ndarray, config, *, seed: int, share: tuple[int, int]) -> Batches:
+def training_batches(
+    corpus: Corpus,
+    indices: np.ndarray,
+    config,
+    *,
+    seed: int,
+    share: tuple[int, int],
+    dropout: BpeDropout | None = None,
+) -> Batches:
     """Makes the batches of a corpus that `config.data` describes.
 
     Args:
@@ -263,6 +279,7 @@ def training_batches(corpus: Corpus, indices: np.ndarray, config, *, seed: int, 
       config: `config.data`.
       seed: `config.seed`.
       share: as of `Batches`.
+      dropout: spells the corpus anew in each epoch.
 
     Raises:
       UserError: there are no pairs, or the longest do not fit into a batch.
@@ -274,6 +291,8 @@ def training_batches(corpus: Corpus, indices: np.ndarray, config, *, seed: int, 
         "seed": seed,
         "share": share,
     }
+    if dropout:
+        corpus, arguments["text"] = dropout.room, functools.partial(dropout.epoch, seed)
     if config.batching == "packed":
         return PackedBatches(corpus, indices, width=config.max_length, **arguments)
     own = {"num_buckets": config.num_buckets, "length_multiple_of": config.length_multiple_of}

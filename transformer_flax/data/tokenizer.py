@@ -202,6 +202,26 @@ class Tokenizer:
         """All pieces, by id, as `pieces` spells them."""
         return [str(self._backend.id_to_token(i)) for i in range(self.vocab_size)]
 
+    def merges(self) -> list[tuple[str, str]]:
+        """The pairs of pieces that a byte-level BPE merges, the most frequent first.
+
+        Raises:
+          UserError: it is another kind of tokenizer.
+        """
+        parts = json.loads(self.to_json())
+        kinds = parts["model"].get("type"), (parts["pre_tokenizer"] or {}).get("type")
+        if kinds != ("BPE", "ByteLevel"):
+            raise UserError(
+                f"config.data.bpe_dropout is for a byte-level BPE, and this tokenizer is {kinds[0]} with {kinds[1]}; "
+                "set it to 0, or config.data.tokenizer to bpe"
+            )
+        return [tuple(pair) for pair in parts["model"]["merges"]]
+
+    def words(self, pieces: Sequence[str]) -> list[str]:
+        """The text of pieces as the words that merges stay within, with bytes as letters."""
+        text = self._backend.decoder.decode([*pieces])
+        return [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(text)]
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
         with _explained("the tokenizer fails at ids"):

@@ -86,11 +86,16 @@ def check(config: ConfigDict) -> None:
         f"at least {averaged}: what config.eval.average or final_average takes must be kept",
     )
     if kind.classifies:
-        only_values = {"loss_chunks": 1, "r_drop": 0, "data.batching": "bucketed", "data.max_length_ratio": 0}
+        only_values = {"loss_chunks": 1, "r_drop": 0, "data.bpe_dropout": 0}
+        only_values |= {"data.batching": "bucketed", "data.max_length_ratio": 0}
         for name, only in only_values.items():
             require(name, lambda value, only=only: value == only, f"{only!r} where texts are classified")
     else:
         require("data.tokenizer", lambda value: value in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")
+        if config.data.bpe_dropout and (given := given_tokenizer(config)):
+            given.merges()
+        elif config.data.bpe_dropout:
+            require("data.tokenizer", lambda value: value == "bpe", "bpe with config.data.bpe_dropout")
     if config.data.batching == "packed":
         least = config.data.rows_multiple_of * config.data.max_length
         require(

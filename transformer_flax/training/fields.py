@@ -51,6 +51,7 @@ class DataConfig:
     length_multiple_of: int = at_least(1, default=1)
     lowercase: bool = False
     tokenized: bool = False
+    bpe_dropout: float = at_least(0, below=1, default=0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

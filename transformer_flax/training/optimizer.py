@@ -12,9 +12,7 @@ from transformer_flax.training.moving_average import SCHEDULE_FREE
 
 MUON = "muon"
 OPTIMIZERS = ("adam", MUON, SCHEDULE_FREE)
-ADAMS_RMS = (
-    0.2  # root mean square of Adam's updates relative to the rate, which Muon's are scaled to (Liu et al., 2025)
-)
+ADAMS_RMS = 0.2  # of Adam's updates, relative to its rate; Muon's are scaled to the same (Liu et al., 2025)
 
 
 def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Callable[[jax.typing.ArrayLike], jax.Array]:

@@ -100,7 +100,7 @@ class RunWriter:
         measured = f"the loss is {loss} and the norm of the gradient {grad_norm}"
         self.say(f"step {step:>7,}: {measured}: nothing is learned from this batch")
         pairs = self._data.train.pairs(step - 1)
-        corpus = self._data.train.corpus
+        corpus = self._data.train.corpus_of(step - 1)
         with self.writing():
             self._skipped.write(
                 {

@@ -7,10 +7,12 @@ import socket
 from collections.abc import Iterator
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
 from transformer_flax.data.batches import Batches, training_batches
+from transformer_flax.data.bpe_dropout import BpeDropout
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.filtering import select_training_pairs
@@ -207,7 +209,10 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         rows = [[reason, f"{count:,}"] for reason, count in selection.dropped.items()]
         rows.append(["trained on", f"{len(selection.indices):,} of {len(corpora['train']):,}"])
         progress.table("training pairs left out", ["with", "pairs"], rows)
-    train = training_batches(corpora["train"], selection.indices, config.data, seed=config.seed, share=share())
+    dropout = _bpe_dropout(corpora["train"], selection.indices, tokenizer, config, progress)
+    train = training_batches(
+        corpora["train"], selection.indices, config.data, seed=config.seed, share=share(), dropout=dropout
+    )
     with workdir.lock():  # or a run that trains here would find another config than its own
         workdir.claim(config, fingerprints, tokenizer, classes)  # now that nothing about it can be refused any more
         workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
@@ -220,6 +225,23 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         "shapes (rows x tokens) " + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
     return Data(tokenizer, pairs, corpora, train, classes, embeddings, start)
+
+
+def _bpe_dropout(
+    corpus: Corpus, indices: np.ndarray, tokenizer: Tokenizer, config: ConfigDict, progress: Progress
+) -> BpeDropout | None:
+    """What spells the training text anew in each epoch, if the config asks for it."""
+    rate = config.data.bpe_dropout
+    if not rate:
+        return None
+    with progress.bar("spelling words"):
+        dropout = BpeDropout(corpus, tokenizer, rate, config.data.max_length, config.data.seed)
+    count = dropout.too_long(indices, config.seed)
+    progress.say(
+        f"BPE-dropout: {count:,} of {2 * len(indices):,} sentences would be too long for their rows in the first epoch "
+        "and keep the tokenizer's pieces"
+    )
+    return dropout
 
 
 def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:

@@ -1,0 +1,121 @@
+"""BPE-dropout: other pieces of the same text in every epoch, and batches that are pure functions all the same."""
+
+import random
+
+import numpy as np
+import pytest
+
+from tests.training.small import small_config
+from transformer_flax.data.batches import BucketedBatches, PackedBatches
+from transformer_flax.data.bpe_dropout import BpeDropout, spell
+from transformer_flax.data.corpus import Corpus, Sentences
+from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.errors import UserError
+from transformer_flax.special_tokens import END_ID, PAD_ID
+from transformer_flax.training.config_checks import check
+
+LINES = ["the cat doesn't eat  two cats' fish", "die Katze frißt's nicht: 'to eat' 3 Fische", "a", "ẞ\tso so"] * 5
+PAIRS = [LINES, LINES[::-1]]
+LONGEST = 40
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return Tokenizer.train(LINES, 330)
+
+
+@pytest.fixture(scope="module")
+def corpus(tokenizer):
+    sides = []
+    for lines in PAIRS:
+        encoded = [[*ids, END_ID] for ids in tokenizer.encode(lines)]
+        sides.append(Sentences(np.concatenate(encoded).astype(np.uint16), np.cumsum([0, *map(len, encoded)])))
+    return Corpus(*sides)
+
+
+@pytest.fixture(scope="module")
+def dropout(corpus, tokenizer):
+    return BpeDropout(corpus, tokenizer, 0.3, LONGEST, seed=0)
+
+
+def test_each_merge_is_left_out_at_its_rate_at_each_step():
+    ranks = {("b", "c"): 0, ("a", "b"): 1, ("a", "bc"): 2}
+    assert spell("abc", ranks, 0.0, random.Random(0)) == ["abc"]
+    spelt = [tuple(spell("abc", ranks, 0.2, random.Random(seed))) for seed in range(4000)]
+    # First b and c are merged, or else a and b, or neither; then, in the first case, a and bc.
+    expected = {("abc",): 0.8 * 0.8, ("a", "bc"): 0.8 * 0.2, ("ab", "c"): 0.2 * 0.8, ("a", "b", "c"): 0.2 * 0.2}
+    for pieces, share in expected.items():
+        assert spelt.count(pieces) / 4000 == pytest.approx(share, abs=0.025)
+
+
+def test_without_dropout_words_have_the_tokenizers_own_pieces(corpus, tokenizer):
+    epoch = BpeDropout(corpus, tokenizer, 0.0, LONGEST, seed=0).epoch(0, 0)
+    for side, plain in zip(epoch, (corpus.source, corpus.target), strict=True):
+        assert [side[i].tolist() for i in range(len(LINES))] == [plain[i].tolist() for i in range(len(LINES))]
+
+
+def test_every_epoch_spells_the_same_text_otherwise(corpus, tokenizer, dropout):
+    epochs = [[*dropout.epoch(seed, number)] for seed, number in ((0, 0), (0, 1), (1, 0))]
+    spelt = [[[side[i].tolist() for i in range(len(LINES))] for side in sides] for sides in epochs]
+    for sides in spelt:
+        for side, lines in zip(sides, PAIRS, strict=True):
+            assert [tokenizer.decode(ids) for ids in side] == lines
+            assert all(ids[-1] == END_ID and END_ID not in ids[:-1] for ids in side)
+            assert len({tuple(ids) for ids in side[::4]}) > 1  # the same line, in one epoch
+    assert spelt[0] != spelt[1] != spelt[2] != spelt[0]
+    again = BpeDropout(corpus, tokenizer, 0.3, LONGEST, seed=0).epoch(0, 1)
+    assert [[side[i].tolist() for i in range(len(LINES))] for side in again] == spelt[1]
+    indices = np.array([7, 0, 3])  # alone, or with others in any order
+    lengths = again.source.lengths_of(indices)
+    assert again.source.tokens(indices, lengths).tolist() == [token for i in indices for token in spelt[1][0][i]]
+
+
+def test_sentences_without_room_keep_the_tokenizers_own_pieces_and_are_counted(corpus, tokenizer):
+    longest = int(corpus.source.lengths.max())
+    dropout = BpeDropout(corpus, tokenizer, 0.9, longest, seed=0)
+    source, room = dropout.epoch(0, 0).source, dropout.room.source.lengths
+    lengths = source.lengths_of(np.arange(len(LINES)))
+    assert (lengths <= room).all()
+    assert room.max() == longest
+    widest = int(corpus.source.lengths.argmax())
+    assert source[widest].tolist() == corpus.source[widest].tolist()
+    assert 10 <= dropout.too_long(np.arange(len(LINES)), 0) <= 2 * len(LINES)
+
+
+@pytest.mark.parametrize("kind", [BucketedBatches, PackedBatches])
+def test_batches_of_an_epoch_have_its_pieces_in_shapes_that_are_the_same_for_all(tokenizer, dropout, kind):
+    own = {"num_buckets": 3} if kind is BucketedBatches else {"width": LONGEST}
+    own |= {"tokens_per_batch": 4 * LONGEST, "rows_multiple_of": 2, "data_seed": 0}
+
+    def make(seed, share=(0, 1)):
+        text = lambda epoch: dropout.epoch(seed, epoch)  # noqa: E731
+        return kind(dropout.room, np.arange(len(LINES)), seed=seed, share=share, text=text, **own)
+
+    batches, others = make(0), make(1)
+    assert batches.batches_per_epoch >= 3
+    seen = []
+    for k in range(2 * batches.batches_per_epoch):
+        batch, halves = batches[k], [make(0, (i, 2))[k] for i in range(2)]
+        assert batch["source"].shape == others[k]["source"].shape
+        for side in ("source", "target"):
+            np.testing.assert_array_equal(batch[side], np.concatenate([half[side] for half in halves]))
+            assert (batch[side] != PAD_ID).sum() == batches.lengths(k)[side].sum()
+        text = batch["source"][batch["source"] != PAD_ID]
+        sentences = [tokenizer.decode(ids) for ids in np.split(text, np.flatnonzero(text == END_ID) + 1)[:-1]]
+        assert sentences == [LINES[i] for i in batches.pairs(k)]
+        seen += batches.pairs(k).tolist()
+    assert sorted(seen) == sorted([*range(len(LINES))] * 2)
+    assert batches.corpus_of(0).source.key != batches.corpus_of(batches.batches_per_epoch).source.key
+
+
+def test_another_tokenizer_is_refused_before_the_text_is_read(tmp_path):
+    wordpiece = Tokenizer.train(LINES, 330, "wordpiece")
+    file = tmp_path / "tokenizer.json"
+    file.write_text(wordpiece.to_json())
+    with pytest.raises(
+        UserError, match=r"config\.data\.tokenizer is 'wordpiece'; it must be bpe with config\.data\.bpe"
+    ):
+        check(small_config(data__bpe_dropout=0.1, data__tokenizer="wordpiece"))
+    given = {"data__tokenizer_file": str(file), "data__vocab_size": wordpiece.vocab_size}
+    with pytest.raises(UserError, match=r"config\.data\.bpe_dropout is for a byte-level BPE, and this .* WordPiece"):
+        check(small_config(data__bpe_dropout=0.1, **given))
