@@ -28,6 +28,7 @@ from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import prepare_data
 from transformer_flax.training.step import init_key
 from transformer_flax.training.tasks import Translation
+from transformer_flax.training.trainer import Trainer
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +75,19 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     again = read_lines(tmp_path / "whole/metrics.jsonl")
     assert timeless(again) == timeless(lines)
     assert [line["step"] for line in again] == [3, 3, 6, 6]
+
+
+@pytest.mark.parametrize("mode", ["jit", "pmap"])
+def test_on_an_accelerator_all_shapes_are_compiled_before_the_first_step(run, tmp_path, monkeypatch, mode):
+    settings = {"data__tokens_per_batch": 4096, "data__num_buckets": 2, "parallel__mode": mode, "eval__every": 0}
+    run("as they come", steps=4, **settings)
+    traced, read = [], Trainer.read
+    monkeypatch.setattr(Trainer, "read", lambda self, *given: traced.append(self.compilations) or read(self, *given))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    run("ahead", steps=4, **settings)
+    assert set(traced) == {2}
+    expected, state = (final_state(tmp_path / name, 4) for name in ("as they come", "ahead"))
+    jax.tree.map(np.testing.assert_array_equal, expected, state)
 
 
 def test_the_first_step_learns_from_the_first_batch(run, tmp_path):
