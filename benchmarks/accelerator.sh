@@ -1,40 +1,61 @@
 #!/usr/bin/env bash
-# All figures that docs/performance.md wants of an accelerator: bash benchmarks/accelerator.sh OUT [MULTI30K]
-# OUT gets a JSON file of each; MULTI30K is a folder of text for the loop. Some 15 minutes on a large GPU, a card of 24 GB is
-# enough. What one figure cannot be had for (no torch, too little memory) keeps none of the others.
+# Everything worth measuring on an accelerator, the most valuable first: bash benchmarks/accelerator.sh OUT [MULTI30K]
+#
+# OUT gets a file of each figure as soon as it is there, so the script may be stopped at any time. It takes some twenty
+# minutes on an H100 and as long as table 3's sweep, which comes last and resumes with the same command. MULTI30K is a
+# folder of text for the loop. A figure that cannot be had (no PyTorch, too little memory) is named in OUT/failed.txt.
+# `bash benchmarks/accelerator.sh --commands` prints the commands.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-out=$(realpath -m "${1:?where the figures go}")
-mkdir -p "$out"
+out=$([ "${1:?where the figures go}" = --commands ] && echo OUT || realpath -m "$1")
 
-figure() {
+run() { # NAME COMMAND...
     local name=$1
     shift
-    echo "== $name: python $*"
-    python "$@" "--json=$out/$name.json" || echo "== $name: failed" | tee -a "$out/failed.txt"
+    if [ "$out" = OUT ]; then
+        printf '%q ' "$@"
+        echo
+        return
+    fi
+    mkdir -p "$out"
+    echo "== $name: $*"
+    "$@" 2>&1 | tee "$out/$name.txt" || echo "$name" | tee -a "$out/failed.txt"
 }
 
-# The step: base on 784 x (32 + 32) tokens in bfloat16, beside PyTorch's; then its memory, and the variants that save some.
-figure train benchmarks/train.py --sizes=small,base --steps=10
-figure memory benchmarks/train.py --sizes=base --repeats=0 --peers=
-for chunks in 4 8; do
-    figure "chunks$chunks" benchmarks/train.py --sizes=base --steps=10 --peers= --loss_chunks=$chunks
-done
-figure accumulation benchmarks/train.py --sizes=base --steps=10 --peers= --accumulation_steps=4 --loss_chunks=2
-figure scanned benchmarks/train.py --sizes=base --steps=10 --peers= --loss_chunks=8 --scan_layers
-for remat in products layers; do
-    figure "remat_$remat" benchmarks/train.py --sizes=base --steps=10 --peers= --loss_chunks=8 --remat=$remat
-done
-XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_deterministic_ops=true" \
-    figure deterministic benchmarks/train.py --sizes=base --steps=10 --peers=
+figure() { # NAME BENCHMARK...
+    run "$1" python "${@:2}" "--json=$out/$1.json"
+}
 
-# The search: 3,000 sentences of newstest2013's length, 1,000 at a time, and the shapes of the CPU's table.
-figure decode_newstest benchmarks/decode.py --sizes=base --beam_sizes=4 --batch_size=1000 --source_length=28 --length=28 \
-    --dtype=bfloat16
-figure decode benchmarks/decode.py --dtype=bfloat16
+# The step of 784 x (32 + 32) tokens in bfloat16, and its share of the data sheet's peak, beside PyTorch's.
+figure base benchmarks/train.py --sizes=base --steps=10
+figure big benchmarks/train.py --sizes=big --steps=5 --repeats=5
+
+# The laws, with products in float32; the one of eight devices needs eight.
+run laws env JAX_PLATFORMS= JAX_DEFAULT_MATMUL_PRECISION=highest python -m pytest -q -n 0 -k "not eight" tests/model/test_attention.py \
+    tests/model/test_transformer.py tests/model/test_bfloat16.py tests/decoding/test_translator.py tests/training/test_loss.py
+
+# The search, 3,000 sentences of newstest2013's length in three batches, beside CTranslate2 in float16.
+figure search benchmarks/decode.py --sizes=base --batch_size=1000 --source_length=28 --length=28
+figure search_small_batches benchmarks/decode.py
+
+# Eight seeds of a small model in one program.
+figure seeds benchmarks/seeds.py --seeds=8 --steps=20
+
+# What config.deterministic costs.
+run deterministic env XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_deterministic_ops=true" \
+    python benchmarks/train.py --sizes=base --steps=10 --peers= "--json=$out/deterministic.json"
+
+# Fields that save memory.
+figure chunks benchmarks/train.py --sizes=base --steps=10 --repeats=5 --peers= --loss_chunks=8
+figure remat benchmarks/train.py --sizes=base --steps=10 --repeats=5 --peers= --loss_chunks=8 --remat=layers
+figure scanned benchmarks/train.py --sizes=base --steps=10 --repeats=5 --peers= --loss_chunks=8 --remat=layers --scan_layers
+figure accumulation benchmarks/train.py --sizes=base --steps=10 --repeats=5 --peers= --accumulation_steps=4
 
 # The loop beside its steps.
 figure loop benchmarks/loop.py
 if [ -n "${2:-}" ]; then
-    figure loop_multi30k benchmarks/loop.py --config=configs/multi30k.py --config.data.path="$2"
+    figure loop_multi30k benchmarks/loop.py --config=configs/multi30k.py "--config.data.path=$2"
 fi
+
+run table3 python -m transformer_flax.sweep --config=configs/table3_small.py --rows=all --seeds=3 --vectorize_seeds \
+    "--workdir=$out/table3"

@@ -1,11 +1,14 @@
 """Estimates a step on an absent accelerator: python benchmarks/aot.py --topology=cuda:h100,cuda:h100x8,v5e:2x2.
 
-Compiles the training step ahead of time and reads the program: its kernels, the bytes they move, FLOPs by the type of
-their operands, collectives and memory. From these follows a roofline, which is a bound and no measurement. Each kernel
-takes the larger of its bytes over the memory's bandwidth and its FLOPs over the peak of the data sheet. "Likely" takes
-85 % of the bandwidth, 75 % of the peak and 1.5 microseconds a kernel. Nothing overlaps, and no cache keeps anything
-between kernels. Products are cuBLAS's: XLA's own ones are chosen by timing them. A TPU's time is its compiler's
-estimate.
+Compiles the training step ahead of time, or with --what=search a beam search, and reads the program: its kernels, the
+bytes they move, FLOPs by the type of their operands, collectives and memory. From these follows a roofline, which is a
+bound and no measurement. Each kernel takes the larger of its bytes over the memory's bandwidth and its FLOPs over the
+peak of the data sheet. "Likely" takes 85 % of the bandwidth, 75 % of the peak and 1.5 microseconds a kernel. Nothing
+overlaps, and no cache keeps anything between kernels. Products are cuBLAS's: XLA's own ones are chosen by timing them.
+A TPU's time is its compiler's estimate.
+
+Of a search, the figures are those of one position, one step of the decoder for all hypotheses. They are the same at
+every position, because attention reads the whole cache under a mask.
 
 A GPU needs `pip install -e '.[aot-gpu]'`, a TPU `.[aot-tpu]`. A base step compiles in a minute of processor time for a
 GPU, and in several for a TPU.
@@ -19,8 +22,10 @@ import os
 import pathlib
 import sys
 from typing import Any
+from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import rich.console
 import rich.table
@@ -34,6 +39,8 @@ from benchmarks.machines import MACHINES, Machine
 from benchmarks.sizes import SIZES
 from configs import base
 from transformer_flax import cli
+from transformer_flax.decoding import search
+from transformer_flax.decoding.translator import as_step
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.flops import training_flops
@@ -44,10 +51,12 @@ from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.sharding import Jit
 from transformer_flax.training.step import TrainState, make_train_step
 
+WHAT = flags.DEFINE_enum("what", "step", ["step", "search"], "of training, or a beam search")
 TOPOLOGY = flags.DEFINE_list("topology", ["cuda:h100"], "cuda:h100, cuda:h200, with x8 behind it for eight, or v5e:2x2")
 SIZE = flags.DEFINE_enum("size", "base", list(SIZES), "of the model")
-ROWS = flags.DEFINE_integer("rows", 784, "pairs a batch, over all devices")
-LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence")
+ROWS = flags.DEFINE_integer("rows", 784, "pairs or sentences a batch, over all devices")
+LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence; of a search, of the longest output, too")
+BEAM_SIZE = flags.DEFINE_integer("beam_size", 4, "hypotheses a sentence of a search")
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["float32", "bfloat16"], "of the computation")
 DROPOUT = flags.DEFINE_float("dropout", 0.1, "of every kind that the config has on")
 CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "parts of the logits")
@@ -98,6 +107,26 @@ def lower_step(config: TransformerConfig, devices: list[jax.Device], rows: int, 
     return step.lower(state, batch)
 
 
+def lower_search(config: TransformerConfig, devices: list[jax.Device], rows: int, length: int, beam_size: int):
+    """Lowers the search on one of the devices, for its share of `rows` sentences; as one loop, which never shrinks."""
+    model = Transformer(config)
+    rows //= len(devices)
+
+    def find(params, source):
+        begun = as_step(model, params, source, beam_size, length)
+        bounds = search.Bounds.of(jnp.full(rows, length), length)
+        return search.beam_search(*begun, bounds, search.LengthPenalty("gnmt", 0.6), beam_size=beam_size)
+
+    here = jax.sharding.SingleDeviceSharding(devices[0])
+    params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+    params, source = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+        (params, jax.ShapeDtypeStruct((rows, length), np.int32)),
+    )
+    with mock.patch.object(search, "SMALLEST", rows):
+        return jax.jit(find).lower(params, source)
+
+
 def compile_absent(lowered: Any, machine: Machine) -> Any:
     """Compiles for a machine that is not there."""
     return lowered.compile(compiler_options={} if machine.clock else {"xla_gpu_enable_triton_gemm": False})
@@ -124,19 +153,25 @@ def sum_flops(kernels: list[Kernel], devices: int = 1) -> dict[str, float]:
 def report(topology: str, config: TransformerConfig, console: rich.console.Console) -> dict:
     """Compiles for a topology, prints what the program is made of and returns it."""
     machine, devices = absent_devices(topology)
-    lowered = lower_step(config, devices, ROWS.value, LENGTH.value, CHUNKS.value)
+    of_search = WHAT.value == "search"
+    if of_search:
+        lowered = lower_search(config, devices, ROWS.value, LENGTH.value, BEAM_SIZE.value)
+    else:
+        lowered = lower_step(config, devices, ROWS.value, LENGTH.value, CHUNKS.value)
     compiled = compile_absent(lowered, machine)
     if HLO.value:
         folder = pathlib.Path(HLO.value)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{topology.replace(':', '_')}.txt").write_text(compiled.as_text())
-    kernels = Program(compiled.as_text()).kernels()
-    if (
-        machine.clock
-    ):  # copies to the fast memory, which have no cycles, run beside the kernels; products are convolutions
+
+    def read(text: str) -> list[Kernel]:
+        return max(Program(text).loops(), key=len) if of_search else Program(text).kernels()
+
+    kernels = read(compiled.as_text())
+    if machine.clock:
+        # Copies to the fast memory, which have no cycles, run beside the kernels. Products have become convolutions.
         kernels = [kernel for kernel in kernels if kernel.cycles or kernel.collective]
-        written = Program(lowered.as_text(dialect="hlo")).kernels()
-        flops = sum_flops(written, len(devices))
+        flops = sum_flops(read(lowered.as_text(dialect="hlo")), 1 if of_search else len(devices))
     else:
         flops = sum_flops(kernels)
     memory = compiled.memory_analysis()
@@ -148,15 +183,11 @@ def report(topology: str, config: TransformerConfig, console: rich.console.Conso
         bound = seconds(kernel, machine, len(devices), likely=False)
         short += kernel.times * (bound < SHORT)
         lines[kernel.line or kernel.opcode] += kernel.times * bound
-    lengths = np.full(ROWS.value, LENGTH.value)
-    model = training_flops(config, lengths, lengths)
-    peak = len(devices) * machine.flops("bf16")
     figures = {
         "kernels": sum(kernel.times for kernel in kernels),
         "short_kernels": short,
         "bytes": sum(kernel.times * kernel.bytes for kernel in kernels),
         "flops": flops,
-        "model_flops": model,
         "collectives": sum(kernel.times for kernel in kernels if kernel.collective),
         "collective_bytes": sum(kernel.times * kernel.collective for kernel in kernels),
         "memory": memory.argument_size_in_bytes
@@ -165,12 +196,12 @@ def report(topology: str, config: TransformerConfig, console: rich.console.Conso
         - memory.alias_size_in_bytes,
         "bound_ms": 1000 * times[False],
         "likely_ms": 1000 * times[True],
-        "mfu": {name: model / times[likely] / peak for name, likely in (("bound", False), ("likely", True))},
         "lines_ms": {line: 1000 * t for line, t in sorted(lines.items(), key=lambda item: -item[1])},
     }
+    what = f"a position of a search with beam {BEAM_SIZE.value}" if of_search else "a step"
     console.print(
-        f"[bold]{topology}[/] ({len(devices)} x {machine.name}), {SIZE.value}, {config.dtype}, "
-        f"{ROWS.value} x ({LENGTH.value} + {LENGTH.value}) tokens, {model / 1e12:.3g} TFLOP of the model"
+        f"[bold]{topology}[/] ({len(devices)} x {machine.name}), {SIZE.value}, {config.dtype}, {what}, "
+        f"{ROWS.value} x ({LENGTH.value} + {LENGTH.value}) tokens"
     )
     by_type = ", ".join(f"{kind} {n / 1e12:.3g}" for kind, n in sorted(flops.items()))
     console.print(
@@ -178,10 +209,15 @@ def report(topology: str, config: TransformerConfig, console: rich.console.Conso
         f"{figures['bytes'] / 1e9:.1f} GB, TFLOP by type: {by_type}; {figures['collectives']} collectives of "
         f"{figures['collective_bytes'] / 1e6:,.0f} MB; memory {figures['memory'] / 1e9:.2f} GB"
     )
-    console.print(
-        "bound {bound_ms:.1f} ms, likely {likely_ms:.1f} ms; model FLOPs are {mfu[bound]:.0%} and {mfu[likely]:.0%} of "
-        "the peak in bfloat16".format(**figures)
-    )
+    console.print("bound {bound_ms:.1f} ms, likely {likely_ms:.1f} ms".format(**figures))
+    if not of_search:
+        lengths = np.full(ROWS.value, LENGTH.value)
+        model, peak = training_flops(config, lengths, lengths), len(devices) * machine.flops("bf16")
+        mfu = {name: model / times[likely] / peak for name, likely in (("bound", False), ("likely", True))}
+        figures |= {"model_flops": model, "mfu": mfu}
+        console.print(
+            f"model FLOPs, {model / 1e12:.3g} T, are {mfu['bound']:.0%} and {mfu['likely']:.0%} of the peak in bfloat16"
+        )
     table = rich.table.Table("line", "bound, ms", "share")
     for line, t in list(figures["lines_ms"].items())[: DEAREST.value]:
         table.add_row(line, f"{t:.2f}", f"{t / figures['bound_ms']:.1%}")

@@ -15,16 +15,28 @@ from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 
 def make_search(
-    folder: pathlib.Path, source: np.ndarray, beam_size: int, length: int, *, threads: int, nbest: int = 1
+    folder: pathlib.Path,
+    source: np.ndarray,
+    beam_size: int,
+    length: int,
+    *,
+    threads: int,
+    nbest: int = 1,
+    on_gpu: bool = False,
 ) -> Callable[[], list[ctranslate2.TranslationResult]]:
-    """A search of outputs of exactly so many tokens, none of them the end symbol.
+    """A search of outputs of exactly so many tokens, none of them the end symbol; in float32, on a GPU in float16.
 
     The pieces of the model's vocabulary are the ids as text. With one length there is nothing for a length penalty to
     rank, and scores are log P alone. Unlike ours, this P is over the tokens that are allowed: padding, the begin and
     the end symbol are masked before the softmax.
     """
     translator = ctranslate2.Translator(
-        str(folder), compute_type="float32", inter_threads=1, intra_threads=threads, max_queued_batches=-1
+        str(folder),
+        "cuda" if on_gpu else "cpu",
+        compute_type="float16" if on_gpu else "float32",
+        inter_threads=1,
+        intra_threads=threads,
+        max_queued_batches=-1,
     )
     # The library itself adds the end symbol of a source.
     sentences = [[str(token) for token in row if token not in (PAD_ID, END_ID)] for row in source]

@@ -1,9 +1,9 @@
 """How fast the search is: python benchmarks/decode.py [--sizes=small,base] [--beam_sizes=1,4] [--json=FILE].
 
 A random model translates random sentences, every output forced to the same length. Sentences and output tokens a
-second, the median of interleaved runs with the slowest and the fastest. On a CPU, in float32, CTranslate2 stands beside
-them where it is installed, with the same model, as many threads and outputs as long. `--without_cache` adds the same
-search with a model that decodes the whole output anew at each step.
+second, the median of interleaved runs with the slowest and the fastest. Where CTranslate2 is installed, it stands
+beside them with the same model and outputs as long: on a CPU in float32 with as many threads, on a GPU in float16.
+`--without_cache` adds the same search with a model that decodes the whole output anew at each step.
 """
 
 import dataclasses
@@ -35,6 +35,7 @@ from transformer_flax.model.layers import to_logits
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
+from transformer_flax.training.config_checks import device_dtype
 
 SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")
 BEAM_SIZE = flags.DEFINE_list("beam_sizes", ["1", "4"], "hypotheses a sentence; 1 is greedy search")
@@ -42,7 +43,7 @@ BATCH = flags.DEFINE_integer("batch_size", 32, "sentences at a time")
 LENGTH = flags.DEFINE_integer("length", 32, "tokens of each output")
 SOURCE_LENGTH = flags.DEFINE_integer("source_length", 24, "tokens of each input")
 PEER = flags.DEFINE_bool("ctranslate2", None, "also search with CTranslate2; by default where it can")
-DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "of the computation")
+DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "of the computation; default: as the device likes")
 REPEATS = flags.DEFINE_integer("repeats", 5, "timed calls of each search")
 WITHOUT_CACHE = flags.DEFINE_bool("without_cache", False, "also search with a model that remembers nothing")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
@@ -84,10 +85,16 @@ def make_search(begin, model: Transformer, params, source, beam_size: int, lengt
     return functools.partial(search, params, source)
 
 
-def can_compare() -> bool:
+def can_compare(dtype: str) -> bool:
     """Whether CTranslate2 is there and would do the same work."""
-    on_cpu = jax.devices()[0].platform == "cpu"
-    return on_cpu and DTYPE.value == "float32" and importlib.util.find_spec("ctranslate2") is not None
+    if not importlib.util.find_spec("ctranslate2"):
+        return False
+    import ctranslate2
+
+    platform = jax.devices()[0].platform
+    return (platform, dtype) == ("cpu", "float32") or (
+        (platform, dtype) == ("gpu", "bfloat16") and ctranslate2.get_cuda_device_count() > 0
+    )
 
 
 def make_peer_search(config: TransformerConfig, params, source, beam_size: int, length: int):
@@ -98,15 +105,16 @@ def make_peer_search(config: TransformerConfig, params, source, beam_size: int, 
     with tempfile.TemporaryDirectory() as folder:
         ctranslate2.save(config, params, [str(token) for token in range(config.vocab_size)], pathlib.Path(folder))
         threads = len(os.sched_getaffinity(0))  # as XLA takes
-        return ctranslate2_peer.make_search(pathlib.Path(folder), source, beam_size, length, threads=threads)
+        options = {"threads": threads, "on_gpu": jax.devices()[0].platform == "gpu"}
+        return ctranslate2_peer.make_search(pathlib.Path(folder), source, beam_size, length, **options)
 
 
 def main() -> None:
-    batch, length = BATCH.value, LENGTH.value
-    compare = can_compare() if PEER.value is None else PEER.value
+    batch, length, dtype = BATCH.value, LENGTH.value, DTYPE.value or device_dtype()
+    compare = can_compare(dtype) if PEER.value is None else PEER.value
     searches = {}
     for size in SIZE.value:
-        config = dataclasses.replace(SIZES[size], dtype=DTYPE.value)
+        config = dataclasses.replace(SIZES[size], dtype=dtype)
         model, params = Transformer(config), init_params(config, jax.random.key(0))
         source = np.random.default_rng(0).integers(NUM_SPECIAL, config.vocab_size, (batch, SOURCE_LENGTH.value))
         source = jnp.asarray(source, jnp.int32).at[:, -1].set(END_ID)
@@ -130,7 +138,7 @@ def main() -> None:
             f"{timing.first:.1f} s",
         )
     device = jax.devices()[0]
-    about = f"{batch} sentences of {SOURCE_LENGTH.value} tokens into {length}, {DTYPE.value}, {device.device_kind}"
+    about = f"{batch} sentences of {SOURCE_LENGTH.value} tokens into {length}, {dtype}, {device.device_kind}"
     console = rich.console.Console()
     console.print(about, table, sep="\n")
     ratios = {}

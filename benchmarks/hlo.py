@@ -10,6 +10,7 @@ from collections.abc import Iterator
 BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f16": 16} | {f"{k}{n}": n for k in "suf" for n in (8, 16, 32, 64)}
 # Neither launches anything nor moves bytes; the second half of what is asynchronous counts with the first.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
+WHOLE = {"sort", "dot", "reduce", "reduce-window"}  # need all of an operand for any part of the result
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
@@ -20,8 +21,12 @@ class Array:
     dims: tuple[int, ...]
 
     @property
+    def size(self) -> int:
+        return math.prod(self.dims)
+
+    @property
     def bytes(self) -> int:
-        return math.prod(self.dims) * BITS.get(self.type, 0) // 8
+        return self.size * BITS.get(self.type, 0) // 8
 
 
 @dataclasses.dataclass
@@ -80,6 +85,11 @@ class Program:
     def kernels(self) -> list[Kernel]:
         return list(self._kernels(self.entry, 1))
 
+    def loops(self) -> list[list[Kernel]]:
+        """The kernels of one round of each loop, in the order of the program."""
+        loops = (each for each in self.computations[self.entry].values() if each.opcode == "while")
+        return [[kernel for body in loop.names_in("body") for kernel in self._kernels(body, 1)] for loop in loops]
+
     def _kernels(self, computation: str, times: int) -> Iterator[Kernel]:
         instructions = self.computations[computation]
         for each in instructions.values():
@@ -116,10 +126,13 @@ class Program:
                 yield from self._inside(each)
 
     def _bytes(self, kernel: Instruction, around: dict[str, Instruction]) -> int:
-        """Each operand read and each result written once; of what is only sliced or gathered from, those parts."""
+        """Each operand read and each result written once; of what is only sliced or gathered from, those parts.
+
+        A library's scratch memory is not counted.
+        """
         read = [around[name].bytes if name in around else 0 for name in kernel.operands]
         body = self.computations[kernel.names_in("calls")[0]] if kernel.opcode == "fusion" else {}
-        written = kernel.bytes
+        written = kernel.result[0].bytes if "__cublas" in kernel.attributes else kernel.bytes
         users = collections.defaultdict(list)
         for each in body.values():
             for place, operand in enumerate(each.operands):
@@ -127,20 +140,12 @@ class Program:
             if each.opcode in ("dynamic-update-slice", "scatter"):  # in place: reads and writes what it changes
                 update = body[each.operands[1 if each.opcode == "dynamic-update-slice" else 2]]
                 written -= each.bytes - 2 * update.bytes
+        needed = _needed(body, users)
         for each in body.values():
             if each.opcode == "parameter":
                 number = int(each.operands[0])
-                read[number] = min(read[number], sum(self._read(each, *user, users) for user in users[each.name]))
+                read[number] = read[number] * needed[each.name] // max(1, each.result[0].size)
         return sum(read) + max(written, 0)
-
-    def _read(self, array: Instruction, user: Instruction, place: int, users) -> int:
-        if user.opcode in ("dynamic-slice", "slice", "gather") and place == 0:
-            return user.bytes
-        if user.opcode in ("dynamic-update-slice", "scatter") and place == 0:
-            return 0
-        if user.opcode == "bitcast":
-            return sum(self._read(user, *other, users) for other in users[user.name])
-        return array.bytes
 
     def _flops(self, kernel: Instruction, around: dict[str, Instruction]) -> dict[str, int]:
         found = collections.Counter()
@@ -174,6 +179,24 @@ class Program:
                 return f"{file.split('/transformer_flax/')[-1]}:{location['line']}"
             frame = int(fields["parent_frame_id"]) - 1
         return ""
+
+
+def _needed(body: dict[str, Instruction], users: dict[str, list[tuple[Instruction, int]]]) -> dict[str, int]:
+    """The elements of each array inside a fusion that are needed for its results."""
+    needed = {}
+    for array in reversed(body.values()):  # users come behind what they use
+        size = sum(each.size for each in array.result)
+        found = 0 if users[array.name] else size
+        for user, place in users[array.name]:
+            if user.opcode in ("dynamic-slice", "slice", "gather") and place == 0:
+                found += user.result[0].size
+            elif user.opcode in ("dynamic-update-slice", "scatter") and place == 0:
+                continue
+            else:  # element by element: as many as of the user's
+                like = user.result[0].size == size and user.opcode not in WHOLE
+                found += needed[user.name] if like else size
+        needed[array.name] = min(size, found)
+    return needed
 
 
 def _instruction(line: str) -> Instruction:

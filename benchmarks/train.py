@@ -35,13 +35,14 @@ from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.compilation_cache import large_product
 from transformer_flax.training.config_checks import device_dtype
+from transformer_flax.training.data_sheets import data_sheet_flops
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, make_train_step
 
 PEERS = ("pytorch", "pytorch compiled")
-SIZE = flags.DEFINE_list("sizes", list(SIZES), "of the model")
+SIZE = flags.DEFINE_list("sizes", ["base", "small", "tiny"], f"of the model: {', '.join(SIZES)}")
 PEER = flags.DEFINE_list("peers", None, f"beside ours: {', '.join(PEERS)}; default: all that are installed")
 ROWS = flags.DEFINE_integer("rows", None, "pairs a batch; default: small 64, base 32, on an accelerator 784 of both")
 LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence")
@@ -139,7 +140,9 @@ def main() -> None:
         timings = interleaved(functions, REPEATS.value)
         result["peak_flops_per_second"] = peak = product_flops / timings["a matrix product"].median
         console.print(f"a large matrix product: {peak / 1e9:,.1f} GFLOP/s")
-        table = rich.table.Table("step", "ms", "tokens a second", "model GFLOP/s", "share of the product's rate")
+        sheet = data_sheet_flops(device.device_kind, dtype)
+        shares = ["share of the product's rate", *(["of the data sheet's"] if sheet else [])]
+        table = rich.table.Table("step", "ms", "tokens a second", "model GFLOP/s", *shares)
         for name in flops:
             timing = timings[name]
             milliseconds = [1000 * seconds / STEPS.value for seconds in (timing.median, timing.low, timing.high)]
@@ -150,12 +153,14 @@ def main() -> None:
                 f"{tokens[name] / timing.median:,.0f}",
                 f"{flops[name] / timing.median / 1e9:,.1f}",
                 f"{share:.1%}",
+                *([f"{share * peak / sheet:.1%}"] if sheet else []),
             )
             figures[name] |= {
                 "milliseconds": dict(zip(("median", "low", "high"), milliseconds, strict=True)),
                 "tokens_per_second": tokens[name] / timing.median,
                 "flops_per_second": flops[name] / timing.median,
                 "share_of_peak": share,
+                "share_of_data_sheet": share * peak / sheet if sheet else None,
             }
         console.print(table)
     table = rich.table.Table("step", "memory, MB", "compiled in", "compiled before")

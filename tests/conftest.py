@@ -18,10 +18,11 @@ sys.path.insert(0, str(ROOT))  # for configs/, which is not part of the package
 
 # Most of the time of the tests is compilation, of programs that run once. The older way to fuse takes half of it.
 QUICK = ("backend_optimization_level=0", "cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1")
+PLATFORMS = os.environ.get("JAX_PLATFORMS", "cpu")  # empty: those there are, as benchmarks/accelerator.sh wants it
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)])
 # To XLA, fake CPU devices are real ones: shardings, collectives and deadlocks come out.
 jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_platforms", "cpu")
+jax.config.update("jax_platforms", PLATFORMS)
 jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 # JAX keeps millions of objects, which Python would look through again and again: a fifth of the time of the tests.

@@ -35,7 +35,8 @@ StackFrames
 %fused_rows (table: f32[1000,4], ids: s32[3,1]) -> f32[3,4] {
   %table = f32[1000,4]{1,0} parameter(0)
   %ids = s32[3,1]{1,0} parameter(1)
-  ROOT %gather.1 = f32[3,4]{1,0} gather(%table, %ids), offset_dims={1}, slice_sizes={1,4}
+  %exp = f32[1000,4]{1,0} exponential(%table)
+  ROOT %gather.1 = f32[3,4]{1,0} gather(%exp, %ids), offset_dims={1}, slice_sizes={1,4}
 }
 
 %body (state: (s32[], f32[8,32])) -> (s32[], f32[8,32]) {
@@ -68,21 +69,31 @@ def test_the_kernels_of_a_program_are_read_with_their_bytes_flops_and_lines():
     assert set(kernels) == {"rows", "y", "gemm", "sum", "product"}
     assert kernels["product"].flops == {"bf16": 2 * 8 * 32 * 16} == kernels["gemm"].flops
     assert kernels["product"].bytes == 2 * 8 * 16 + 2 * 16 * 32 + 4 * 8 * 32
+    assert kernels["gemm"].bytes == 2 * (8 * 16 + 16 * 32 + 8 * 32)
     assert kernels["product"].line == "model/dense.py:27"
-    assert kernels["rows"].bytes == 4 * 12 + 4 * 3 + 4 * 12  # rows of a table, not the table
+    assert kernels["rows"].bytes == 4 * 12 + 4 * 3 + 4 * 12  # of rows of a table, not of the table
     assert (kernels["y"].times, kernels["y"].bytes) == (5, 2 * 4 * 8 * 32)
     assert (kernels["sum"].collective, kernels["sum"].bytes) == (4 * 8 * 32, 0)
+    [[only]] = Program(PROGRAM).loops()
+    assert (only.name, only.times) == ("y", 1)  # in a round
+
+
+def absent(topology):
+    """The machine of that name and its devices, for the compiler alone; skips the test without the compiler."""
+    if not importlib.util.find_spec("jax_cuda13_plugin"):
+        pytest.skip("the compiler for absent GPUs is not installed: pip install -e '.[aot-gpu]'")
+    from benchmarks.aot import absent_devices
+
+    return absent_devices(topology)
 
 
 @pytest.fixture(scope="module")
 def on_h100():
     """A tiny step in bfloat16, compiled for an H100."""
-    if not importlib.util.find_spec("jax_cuda13_plugin"):
-        pytest.skip("the compiler for absent GPUs is not installed: pip install -e '.[aot-gpu]'")
-    from benchmarks.aot import absent_devices, compile_absent, lower_step
+    machine, devices = absent("cuda:h100")
+    from benchmarks.aot import compile_absent, lower_step
     from benchmarks.sizes import SIZES
 
-    machine, devices = absent_devices("cuda:h100")
     config = dataclasses.replace(SIZES["tiny"], dtype="bfloat16", num_layers=1)
     return compile_absent(lower_step(config, devices, 16, 8), machine)
 
@@ -99,3 +110,18 @@ def test_its_products_are_narrow_its_sums_are_not_and_its_kernels_are_few(on_h10
     assert {kind for kernel in kernels for kind in kernel.flops} == {"bf16"}
     assert {kind for kernel in kernels for kind in kernel.scatters} == {"f32"}
     assert sum(kernel.times for kernel in kernels) <= 257  # a higher count needs a reason; lower it when it falls
+
+
+def test_a_position_of_a_search_on_an_absent_gpu_moves_little_more_than_it_reads():
+    machine, devices = absent("cuda:h100")
+    from benchmarks.aot import compile_absent, lower_search
+    from benchmarks.sizes import SIZES
+
+    config = dataclasses.replace(SIZES["tiny"], dtype="bfloat16", num_layers=1, vocab_size=512)
+    config = dataclasses.replace(config, num_heads=2, d_k=64, d_v=64)  # so that keys and values are most of it
+    rows, length, beam = 64, 64, 4
+    [loop] = Program(compile_absent(lower_search(config, devices, rows, length, beam), machine).as_text()).loops()
+    assert {kind for kernel in loop for kind in kernel.flops} == {"bf16"}
+    cache = 2 * (beam + 1) * rows * length * config.num_heads * (config.d_k + config.d_v)  # bytes of keys and values
+    assert sum(kernel.times * kernel.bytes for kernel in loop) < 2.5 * cache  # 3.3 with sums of products, as on a CPU
+    assert len(loop) <= 100

@@ -13,6 +13,37 @@ from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 
+CHECK = """
+import os, runpy, shlex, sys
+import transformer_flax.training.loop  # once for all
+
+for command in sys.stdin.read().splitlines():
+    words = shlex.split(command)
+    _, target, *arguments = words[words.index("python") :]
+    if target == "-m":
+        target, *arguments = arguments
+    if target == "pytest":
+        assert all(os.path.exists(name) for name in arguments if name.startswith("tests/")), command
+        continue
+    if not (pid := os.fork()):  # each has flags of its own
+        sys.argv = [target, *arguments, "--only_check_args"]
+        (runpy.run_path if target.endswith(".py") else runpy.run_module)(target, run_name="__main__")
+    _, status = os.waitpid(pid, 0)
+    print(status, command)
+"""
+
+
+def test_the_commands_for_an_accelerator_are_valid():
+    listed = subprocess.run(
+        ["bash", "benchmarks/accelerator.sh", "--commands", "FOLDER"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert listed.returncode == 0, listed.stderr
+    checked = subprocess.run(
+        [sys.executable, "-c", CHECK], cwd=ROOT, input=listed.stdout, capture_output=True, text=True
+    )
+    statuses = [line.partition(" ")[0] for line in checked.stdout.splitlines() if "python" in line]
+    assert statuses == ["0"] * (listed.stdout.count("\n") - 1), checked.stdout + checked.stderr
+
 
 def test_the_search_without_a_cache_finds_the_same():
     params = jax.tree.map(lambda x: 3 * x, init_params(TINY, jax.random.key(0)))

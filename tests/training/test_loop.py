@@ -28,6 +28,7 @@ from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import prepare_data
 from transformer_flax.training.step import init_key
 from transformer_flax.training.tasks import Translation
+from transformer_flax.training.trainer import Trainer
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +90,21 @@ def test_runs_of_a_process_that_compute_the_same_compile_once(run, capsys):
     assert compilations("first").startswith("1 training, 1 evaluation")
     assert compilations("same", seed=1) == "0 training, 0 evaluation, 0 translations"
     assert compilations("other", accumulation_steps=2).startswith("1 training")
+
+
+@pytest.mark.parametrize("mode", ["jit", "pmap"])
+def test_on_an_accelerator_all_shapes_are_compiled_before_the_first_step(run, tmp_path, monkeypatch, mode):
+    settings = {"data__tokens_per_batch": 4096, "data__num_buckets": 2, "parallel__mode": mode, "eval__every": 0}
+    settings["label_smoothing"] = 0.03  # no other test's, whose programs it would share
+    traced, read = [], Trainer.read
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "read", lambda self, *given: traced.append(self.compilations) or read(self, *given))
+        patch.setattr(jax, "default_backend", lambda: "gpu")
+        run("ahead", steps=4, **settings)
+    assert set(traced) == {2}
+    run("as they come", steps=4, **settings)
+    expected, state = (final_state(tmp_path / name, 4) for name in ("as they come", "ahead"))
+    jax.tree.map(np.testing.assert_array_equal, expected, state)
 
 
 def test_the_first_step_learns_from_the_first_batch(run, tmp_path):

@@ -120,6 +120,13 @@ class Batches(abc.ABC):
         """The indices of the pairs in batch k, of all shares, row by row."""
         return self._find(k, slice(None))[0]
 
+    def first_of_each_shape(self) -> list[int]:
+        """The number of the first batch of every shape."""
+        first: dict[tuple[int, int], int] = {}
+        for k in range(self.batches_per_epoch):
+            first.setdefault(self._shape(k), k)
+        return [*first.values()]
+
     def lengths(self, k: int) -> dict[str, np.ndarray]:
         """Source and target tokens of each pair of batch k, of all shares: int64 [pairs]."""
         pairs = self.pairs(k)

@@ -306,10 +306,10 @@ def beam_search(
     def extend(position, beam: _Beam) -> _Beam:
         next_log_probs, cache = _next_log_probs(step, beam.last, beam.parents, position, beam.cache, beam.bounds)
         rows, _, vocab_size = next_log_probs.shape
-        candidates = (beam.log_probs[:, :, None] + next_log_probs).reshape(rows, -1)
-        best, index = jax.lax.top_k(candidates, 2 * beam_size)  # [B, 2K]
+        candidates = beam.log_probs[:, :, None] + next_log_probs
+        best, index = jax.lax.top_k(candidates.reshape(rows, -1), 2 * beam_size)  # [B, 2K]
 
-        end_log_probs = candidates[:, END_ID::vocab_size]  # [B, K]
+        end_log_probs = candidates[:, :, END_ID]  # a slice with a stride, [:, END_ID::V], fits into no TPU's memory
         ends = end_log_probs >= jnp.min(best, axis=1, keepdims=True)  # with best[:, -1:], XLA sorts all on a CPU
         scores = jnp.where(ends, end_log_probs / penalty(position + 1), -jnp.inf)
         ended = Hypotheses(beam.tokens.at[:, :, position].set(END_ID), end_log_probs, scores)

@@ -1,5 +1,6 @@
 """The training loop, from the first step to the last."""
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -85,6 +86,8 @@ def fit(
         steps = range(0)
 
     on_cpu = jax.default_backend() == "cpu"  # where a sharded step that overtakes another one deadlocks
+    if steps and not on_cpu and jax.process_count() == 1:  # several processes would wait for each other's programs
+        _compile_ahead(trainer, state, progress)
     unread: Metrics | None = None  # of the step before, read while the device works on the next
     with (
         progress.bar("training", step) as update,
@@ -133,6 +136,19 @@ def fit(
     evaluations = trainer.evaluate(state, step, last=True)
     trainer.report(evaluations, step)
     return evaluations
+
+
+def _compile_ahead(trainer: Any, state: TrainState, progress: Progress) -> None:
+    """Compiles the step for all shapes side by side; JAX keeps the programs for the calls.
+
+    Each takes a minute of one core for a large model. A CPU's compiler uses all cores for one program.
+    """
+    with progress.bar("compiling") as update, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        lowered = [trainer.train_step.lower(state, trainer.batch(step)) for step in trainer.first_steps]
+        programs = [pool.submit(each.compile) for each in lowered]
+        for done, program in enumerate(concurrent.futures.as_completed(programs), start=1):
+            program.result()
+            update(done, len(programs))
 
 
 def _evaluates_after(step: int, config: ConfigDict) -> bool:

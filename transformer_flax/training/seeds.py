@@ -93,6 +93,10 @@ class SeedsTrainer:
     def batch(self, step: int) -> Any:
         return self._parallel.shard(stack_trees([trainer.data.train[step - 1] for trainer in self._trainers]))
 
+    @property
+    def first_steps(self) -> list[int]:
+        return self._trainers[0].first_steps
+
     def _each(self, method: Callable[..., Any], tree: Any, *args: Any, **kwargs: Any) -> list[Any]:
         """Calls a method of each trainer with its part of a tree."""
         parts = [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(len(self._trainers))]

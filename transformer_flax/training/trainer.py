@@ -116,6 +116,11 @@ class Trainer:
         """The batch of a step, which counts from 1, on the devices."""
         return self._parallel.shard(self.data.train[step - 1])
 
+    @property
+    def first_steps(self) -> list[int]:
+        """The first step with a batch of each shape."""
+        return [k + 1 for k in self.data.train.first_of_each_shape()]
+
     def read(self, metrics: Metrics, step: int) -> None:
         """Waits for the metrics of a step and adds them up.
 
