@@ -26,12 +26,14 @@ def outputs_of(notebook) -> list:
 def test_a_notebook_runs_on_another_run(notebook, finished, tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     environment = ENVIRONMENT | {"WORKDIR": str(finished), "IPYTHONDIR": str(tmp_path)}
+    environment |= {"FOLDER": str(tmp_path / "train"), "STEPS": "2"}
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT / "notebooks")}})
     client.execute(env=environment)
     outputs = outputs_of(notebook)
     if "WORKDIR" in str(notebook.cells):
         assert "<Run numbers: the mean of the parameters at steps 150, 200>" in str(outputs)
     assert not [output for output in outputs if output.get("name") == "stderr"]  # as warnings are
+    assert "\\x1b[" not in str(outputs)  # nor bars
 
 
 def test_a_notebook_is_committed_as_it_ran(notebook):

@@ -6,13 +6,20 @@ from typing import TYPE_CHECKING
 from transformer_flax.allocator import keep_memory
 
 if TYPE_CHECKING:
+    from transformer_flax.cli import load_config
     from transformer_flax.decoding.search import Sampling
     from transformer_flax.errors import UserError
     from transformer_flax.run import Run, restore
 
 __version__ = "0.1.0"
-__all__ = ["Run", "Sampling", "UserError", "__version__", "restore"]
-_MODULES = {"Run": "run", "restore": "run", "Sampling": "decoding.search", "UserError": "errors"}
+_MODULES = {
+    "Run": "run",
+    "Sampling": "decoding.search",
+    "UserError": "errors",
+    "load_config": "cli",
+    "restore": "run",
+}
+__all__ = ["Run", "Sampling", "UserError", "__version__", "load_config", "restore"]
 
 keep_memory()  # must precede the import of JAX
 

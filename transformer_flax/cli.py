@@ -43,7 +43,6 @@ def define_config(default: str) -> Callable[[], ConfigDict]:
     Args:
       default: the file of configs/ that is used without --config.
     """
-    sys.path.insert(1, str(ROOT))  # a config anywhere can import from configs/
     holder = config_flags.DEFINE_config_file(
         "config",
         help_string="a config file; configs/NAME.py is found from any directory. Set any field as in "
@@ -86,6 +85,8 @@ def load_config(argument: str) -> ConfigDict:
     Raises:
       UserError: the file cannot be loaded, or the config has unknown or missing fields; names the file and line.
     """
+    if str(ROOT) not in sys.path:
+        sys.path.insert(1, str(ROOT))  # a config anywhere can import from configs/
     name, _, given = argument.partition(":")
     file = next((str(path) for path in (pathlib.Path(name), ROOT / name) if path.is_file()), None)
     if file is None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import rich.console
@@ -20,7 +21,16 @@ class Progress:
     """
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):
-        self._console = rich.console.Console(stderr=stderr, quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
+        self._console = rich.console.Console(
+            stderr=stderr,
+            quiet=quiet,
+            highlight=False,
+            emoji=False,
+            soft_wrap=True,
+            # A notebook says that it is a terminal, and rich would make an HTML element of each line there.
+            force_jupyter=False,
+            force_terminal=False if "ipykernel" in sys.modules else None,
+        )
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),  # the one that shrinks on a narrow terminal

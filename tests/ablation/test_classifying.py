@@ -57,7 +57,7 @@ def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
     text = report.as_markdown(comparison, head, ())
     assert "| variant | perplexity | accuracy, % |" in text
     assert "81.0 [" in text
-    assert "BLEU" not in text.split("All of its config")[0]
+    assert "BLEU" not in text.split("The whole config")[0]
     assert figures.curves(comparison, ACCURACY)
 
 

@@ -48,3 +48,11 @@ def test_what_was_not_measured_is_told_with_what_was(workdir, tmp_path):
     with pytest.raises(UserError, match="x is 'hours'"):
         plot_curves([workdir], x="hours", file=tmp_path / "curve.png")
     assert not (tmp_path / "curve.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("curve.odd", "Format 'odd' is not supported"), ("nowhere/curve.png", "No such file")]
+)
+def test_a_picture_that_cannot_be_written_is_named(workdir, tmp_path, name, why):
+    with pytest.raises(UserError, match=rf"file is '\S+{name}', where no picture can be written: .*{why}"):
+        plot_curves([workdir], file=tmp_path / name)

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs import numbers
 from transformer_flax.data import text_files as module
-from transformer_flax.data.text_files import BLOCK, Lines
+from transformer_flax.data.sources import load_pairs
+from transformer_flax.data.text_files import BLOCK, Lines, write_pairs
 from transformer_flax.errors import UserError
 
 NOWHERE = pathlib.Path("/proc/nowhere")  # where no folder can be made
@@ -94,3 +96,16 @@ def test_what_fails_while_it_is_read_is_not_taken_for_a_full_disk(tmp_path, erro
         Lines(failing(), tmp_path)
     assert caught.value is error
     assert not list(tmp_path.iterdir())
+
+
+def test_pairs_are_written_as_the_folder_that_they_are_read_from(tmp_path):
+    pairs = {"train": [("a b", "ä 🐕"), ("", " c ")], "valid": [("d", "e")]}
+    write_pairs(tmp_path / "new" / "text", pairs, "en", "fr")
+    config = numbers.get_config().data
+    config.update(source="folder", path=str(tmp_path / "new" / "text"), target_language="fr", num_pairs=0)
+    for split, wanted in pairs.items():
+        read = load_pairs(config, split)
+        assert [read[i] for i in range(len(read))] == wanted
+    for sentence, why in (("a\nb", "has a line break"), ("\ud800", "not UTF-8")):
+        with pytest.raises(UserError, match=why):
+            write_pairs(tmp_path, {"train": [("a", sentence)]})

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from configs import numbers
 from transformer_flax.data.sources import load_pairs
+from transformer_flax.data.text_files import write_pairs
 from transformer_flax.model.registry import init_params
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import model_config
@@ -38,11 +39,8 @@ def small_config(**overrides) -> ConfigDict:
 def write_text(folder: pathlib.Path) -> pathlib.Path:
     """Number words as a folder of text files, with few sentences to evaluate on."""
     config = small_config(data__source="numbers", data__num_pairs=1_000).data
-    for split, count in PAIRS.items():
-        pairs = load_pairs(config, split)
-        sources, targets = zip(*(pairs[i] for i in range(count)), strict=True)
-        (folder / f"{split}.en").write_text("\n".join(sources) + "\n")
-        (folder / f"{split}.de").write_text("\n".join(targets) + "\n")
+    pairs = {split: load_pairs(config, split) for split in PAIRS}
+    write_pairs(folder, {split: [pairs[split][i] for i in range(count)] for split, count in PAIRS.items()})
     return folder
 
 

@@ -93,6 +93,10 @@ def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path):
             {"model.num_heads": 4, "model.d_model": 32, "model.dropout": 0.3},
             r"is not that of config.init_from, .*; set --config.model.d_model=16 --config.model.num_heads=2$",
         ),
+        (
+            {"data.lowercase": True, "data.tokenized": True},
+            r"the config is not that .*; set --config.data.lowercase=False --config.data.tokenized=False$",
+        ),
         ({"init_from": "nowhere"}, "there is no directory nowhere"),
         (
             {"data.tokenizer_file": "x.json"},

@@ -39,9 +39,16 @@ MOST_NUMBERED = 30  # classes; numbers of more would not be legible
 
 
 def save(figure: Figure, file: File) -> Figure:
-    """Writes a figure if there is a file; returns it."""
+    """Writes a figure if there is a file; returns it.
+
+    Raises:
+      UserError: the file cannot be written, or its name does not end like a picture's.
+    """
     if file is not None:
-        figure.savefig(file, dpi=120)
+        try:
+            figure.savefig(file, dpi=120)
+        except (OSError, ValueError) as error:
+            raise UserError(f"file is {str(file)!r}, where no picture can be written: {error}") from error
     return figure
 
 

@@ -14,13 +14,13 @@ import os
 import pathlib
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from transformer_flax.errors import UserError
-from transformer_flax.files import cache_error
+from transformer_flax.files import cache_error, write_whole
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, MemoryError)  # raised by damaged compressed files
@@ -31,6 +31,33 @@ BLOCK = 1 << 20  # bytes; a shorter text stays in memory
 def open_text(file: pathlib.Path) -> BinaryIO:
     stream: Any = OPENERS.get(file.suffix, open)(file, "rb")
     return stream
+
+
+def write_pairs(
+    folder: str | os.PathLike,
+    splits: Mapping[str, Sequence[tuple[str, str]]],
+    source_language: str = "en",
+    target_language: str = "de",
+) -> None:
+    """Writes sentence pairs as the folder of text files that `config.data.path` names.
+
+    Args:
+      folder: created if necessary; files of these names are replaced.
+      splits: (source, target) pairs by the names of the splits, "train", "valid" and "test".
+      source_language, target_language: suffixes of the files.
+
+    Raises:
+      UserError: a sentence has a line break or is not UTF-8.
+    """
+    pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+    for split, pairs in splits.items():
+        for side, language in enumerate((source_language, target_language)):
+            file, sentences = pathlib.Path(folder) / f"{split}.{language}", [pair[side] for pair in pairs]
+            for sentence in sentences:
+                require_characters(sentence, f"a sentence of {file}")
+                if "\n" in sentence or "\r" in sentence:
+                    raise UserError(f"{sentence[:80]!r} has a line break; {file} holds one sentence a line")
+            write_whole(file, "".join(f"{sentence}\n" for sentence in sentences))
 
 
 def text_folder(path: str) -> pathlib.Path:

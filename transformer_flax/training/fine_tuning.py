@@ -41,7 +41,7 @@ def initial_tokenizer(config: ConfigDict) -> Tokenizer:
 
 
 def require_alike(config: ConfigDict, model: ModelConfig) -> None:
-    """Checks that a run's model is the one that it starts from.
+    """Checks that a run's model is the one that it starts from, and that both read text normalised alike.
 
     Args:
       config: of the run; `config.init_from` names the other.
@@ -50,7 +50,7 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
     Raises:
       UserError: there is no such model, or it has other fields; names the flags that make them the same.
     """
-    _, _, theirs = _load_setup(config)
+    their_config, _, theirs = _load_setup(config)
     if type(theirs) is not type(model):
         raise UserError(f"config.model.kind is {config.model.kind!r}, and that of config.init_from another")
     flags = [
@@ -58,8 +58,13 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
         for field in dataclasses.fields(theirs)
         if getattr(theirs, field.name) != getattr(model, field.name) and field.name not in FREE_FIELDS
     ]
+    flags += [
+        f"--config.data.{name}={their_config.data[name]}"
+        for name in ("lowercase", "tokenized")
+        if their_config.data[name] != config.data[name]
+    ]
     if flags:
-        raise UserError(f"config.model is not that of config.init_from, {config.init_from}; set {' '.join(flags)}")
+        raise UserError(f"the config is not that of config.init_from, {config.init_from}; set {' '.join(flags)}")
 
 
 def _load_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
