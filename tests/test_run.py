@@ -81,7 +81,6 @@ def test_a_run_is_measured_as_it_was_at_its_end(finished, run, split):
     assert report.parameters == run.parameters == f"the mean of the parameters at steps {BEFORE}, {LAST}"
     assert done == sorted(done)
     assert done[-1] == len(sources)
-    assert report.compilations > 0
     assert report.sentences_per_second > 0
 
 

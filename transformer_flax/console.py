@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import rich.console
@@ -29,7 +28,7 @@ class Progress:
             soft_wrap=True,
             # A notebook says that it is a terminal, and rich would make an HTML element of each line there.
             force_jupyter=False,
-            force_terminal=False if "ipykernel" in sys.modules else None,
+            force_terminal=False if rich.console.Console().is_jupyter else None,
         )
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),

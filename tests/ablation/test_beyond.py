@@ -124,7 +124,7 @@ def test_the_report_shows_them_behind_table_3_without_anything_of_the_papers():
     results.append(made.result("rotary steps=5", row="rotary", curve=[]))
     text = report.as_markdown(made.compare(results), made.BASE, ())
     assert text.startswith(
-        "# A sweep of compatibility and positions on multi30k\n\n4 finished runs: base and 2 rows beyond table 3 and 1 "
+        "# A sweep of positions and r_drop on multi30k\n\n4 finished runs: base and 2 rows beyond table 3 and 1 "
         "variant of other fields, one seed each."
     )
     assert "the paper" not in text

@@ -24,7 +24,7 @@ def small_config(**overrides) -> ConfigDict:
     """`numbers`, shrunk; overrides are {"model.dropout": 0.0, ...} with dots as double underscores."""
     config = numbers.get_config()
     config.steps = 6
-    config.model.update(num_layers=1, d_model=16, d_ff=16, num_heads=2, d_k=8, d_v=8, dropout=0.2)
+    config.model.update(num_layers=1, d_model=16, d_ff=16, num_heads=2, d_k=8, d_v=8, dropout=0.2, dtype="float32")
     config.data.update(source="folder", num_pairs=0, vocab_size=300, tokens_per_batch=512, num_buckets=1)
     # A batch of 16 does not shrink (decoding/search.py): its search is traced once, and not once a size.
     config.decode.update(beam_size=2, max_extra_length=5, max_input_length=40, batch_size=16)

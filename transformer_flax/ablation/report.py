@@ -146,7 +146,7 @@ def _summary(comparison: Comparison) -> list[str]:
     own = {entry.variant for entry in comparison.own}
     numbers = {
         "row{} of the paper's table 3": len(comparison.rows),
-        "row{} beyond table 3": len(own & table3.ALL.keys()),
+        "row{} beyond table 3": len(own & table3.ALL.keys() - table3.ROWS.keys()),
         "variant{} of other fields": len(own - table3.ALL.keys() - {"base"}),
     }
     of = ["base"] if "base" in own else []
