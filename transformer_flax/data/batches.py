@@ -65,7 +65,7 @@ class Batches(abc.ABC):
       rows_multiple_of: divides the number of rows.
       data_seed: determines the order of shapes.
       seed: determines which pairs fill them.
-      text: of an epoch, the pairs as it spells them, which may be shorter than in `corpus`; None: those of `corpus`.
+      text: returns the pairs of an epoch, none longer than in `corpus`. None: `corpus` in every epoch.
       share: (i, n) for the i-th of n equal parts of each batch's rows, so that n hosts make one batch together; n must
         divide `rows_multiple_of`.
 

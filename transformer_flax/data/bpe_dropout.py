@@ -5,6 +5,7 @@ word of the text, by a hash of the seed, the epoch and the word's place. So a se
 whatever order and by whichever process it is asked for.
 """
 
+import array
 import dataclasses
 import itertools
 import random
@@ -61,9 +62,9 @@ class Respelt:
         return self.tokens(np.array([index]), self.lengths_of(np.array([index])))
 
     def spell(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The spelling of each word of these sentences, the tokens of each sentence, and which have no room.
+        """The spelling of each word of these sentences, the tokens of each sentence, and whether it had no room.
 
-        Those keep the tokenizer's own pieces.
+        A sentence without room for the drawn pieces keeps the tokenizer's own.
         """
         counts = self.words.lengths_of(indices)
         places = ranges(self.words.offsets[indices], counts)
@@ -104,15 +105,19 @@ class BpeDropout:
         begins[END_ID] = True
         known: dict[bytes, int] = {}
         self._words = [_words(side, begins, known) for side in (corpus.source, corpus.target)]
-        spellings, dtype = [], corpus.source.ids.dtype
+        dtype = corpus.source.ids.dtype
+        tokens, lengths = array.array(dtype.char), array.array("I")  # lists of lists take several times the memory
         for word in known:
             own = np.frombuffer(word, dtype).tolist()
-            spellings.append(own)
             parts = tokenizer.words([pieces[i] for i in own]) if own != [END_ID] and len(own) < LONGEST else []
-            for _ in range(SPELLINGS - 1):
-                spellings.append([ids[piece] for part in parts for piece in spell(part, ranks, rate, rng)] or own)
-        tokens = np.fromiter(itertools.chain.from_iterable(spellings), dtype)
-        self._spellings = Sentences(tokens, np.cumsum([0, *map(len, spellings)]))
+            drawn = (
+                [ids[piece] for part in parts for piece in spell(part, ranks, rate, rng)] for _ in range(SPELLINGS - 1)
+            )
+            for spelling in itertools.chain([own], drawn):
+                tokens.extend(spelling or own)
+                lengths.append(len(spelling or own))
+        offsets = np.concatenate([[0], np.cumsum(np.array(lengths), dtype=np.int64)])
+        self._spellings = Sentences(np.array(tokens, dtype), offsets)
         self.room = Corpus(*(self._room(words, max_length) for words in self._words))
 
     def _room(self, words: Sentences, max_length: int) -> Sentences:
