@@ -23,9 +23,8 @@ def get_config() -> ConfigDict:
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
     config.loss_chunks = 1  # parts of a micro-batch whose logits are made one after another, to the same end
     config.label_smoothing = 0.1
-    config.r_drop = (
-        0.0  # alpha of R-Drop, two passes that are to agree (Wu et al., 2021: 5); a step costs twice as much
-    )
+    # alpha of R-Drop, two passes that are to agree (Wu et al., 2021: 5); a step costs twice as much; 0: one pass
+    config.r_drop = 0.0
     config.ema_decay = 0.0  # of a moving average of the parameters, which evaluations then use in place of `average`
     config.max_skipped = 10  # updates in a row left out, as loss or gradient are not finite, before the run ends
     config.on_write_failure = "stop"  # the run, if a checkpoint, metrics or translations cannot be written; or "go on"

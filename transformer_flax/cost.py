@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from transformer_flax.analysis.run_cost import Cost
 
 CONFIG = cli.define_config("base.py")
-# TFLOP/s: the sustained rates that the paper's table 2 assumes, then the makers' peaks of dense 16-bit products.
-WITH_BFLOAT16 = {
+WITH_BFLOAT16 = {  # names in `PEAKS`
     "A100": "NVIDIA A100",
     "H100": "NVIDIA H100 80GB HBM3",
     "H200": "NVIDIA H200",
@@ -31,6 +30,7 @@ WITH_BFLOAT16 = {
     "TPUv5p": "TPU v5",
     "TPUv6e": "TPU v6 lite",
 }
+# TFLOP/s: the sustained rates that the paper's table 2 assumes, then the makers' peaks of dense 16-bit products.
 DEVICES = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 125.0} | {
     name: PEAKS[kind]["bfloat16"] / 1e12 for name, kind in WITH_BFLOAT16.items()
 }

@@ -43,11 +43,11 @@ class OnDevices:
 
     @property
     def compilations(self) -> int:
-        """The number of programs compiled for these models; those that others left are not."""
+        """The number of programs compiled for these models. Programs compiled before them do not count."""
         return sum(program.traced - before for program, before in self._programs)
 
     def _compile(self, function: Callable) -> Callable:
-        """Compiles `function(params, *arrays)`, which maps rows to rows, each for itself; equal functions share it."""
+        """Compiles `function(params, *arrays)`, which computes each row by itself. Equal functions share programs."""
         program = _programs(function, self._mesh)
         self._programs.append((program, program.traced))
         return program

@@ -56,9 +56,9 @@ DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend star
 
 
 def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
-    """A copy of a run's config with all fields, checked as `check` does, whose type of the computation is chosen.
+    """Completes and checks a copy of a run's config, and resolves the type "auto".
 
-    For the type "auto", that is the one of the run that a directory holds already, or else what suits the device.
+    "auto" becomes the type of the run that a directory holds already. Without one, it becomes what suits the device.
 
     Args:
       config: of the run.
@@ -230,7 +230,7 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
 def _bpe_dropout(
     corpus: Corpus, indices: np.ndarray, tokenizer: Tokenizer, config: ConfigDict, progress: Progress
 ) -> BpeDropout | None:
-    """What spells the training text anew in each epoch, if the config asks for it."""
+    """Prepares BPE-dropout of the training text; None without `config.data.bpe_dropout`."""
     rate = config.data.bpe_dropout
     if not rate:
         return None

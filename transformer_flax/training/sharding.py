@@ -21,7 +21,7 @@ SMALL = 2**12  # elements; an array with fewer is not worth the gathering, and s
 
 
 class Parallel(Protocol):
-    """Places a train state and batches on devices and compiles a step for them. Two of the same devices are equal."""
+    """Places a train state and batches on devices and compiles a step for them. Equal ones can share its programs."""
 
     @property
     def num_devices(self) -> int: ...
