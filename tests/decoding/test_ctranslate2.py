@@ -54,5 +54,5 @@ def test_a_model_that_it_cannot_run_is_refused_by_the_field(name, field):
 
 
 def test_residuals_with_a_weight_are_refused():
-    with pytest.raises(UserError, match=r"config.model.start is 'deepnorm', and must be another"):
+    with pytest.raises(UserError, match=r"config.model.start is 'deepnorm', and must be xavier or fairseq"):
         require_supported(dataclasses.replace(VARIANTS["paper"], **HEADS, start="deepnorm"))

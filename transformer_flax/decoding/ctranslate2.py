@@ -28,7 +28,7 @@ def require_supported(config: ModelConfig) -> None:
         ("positions", c.positions in (*SINUSOIDS, "learned"), f"one of {', '.join((*SINUSOIDS, 'learned'))}"),
         ("compatibility", c.compatibility == "scaled_dot", "scaled_dot"),
         ("neighbourhood", c.neighbourhood == 0, "0"),
-        ("start", c.start != "deepnorm", "another, as it has no weight for residuals"),
+        ("start", c.start != "deepnorm", "xavier or fairseq, which do not multiply residuals"),
         ("d_k", c.d_k * c.num_heads == c.d_model, f"d_model / num_heads, {c.d_model / c.num_heads:g}"),
         ("d_v", c.d_v * c.num_heads == c.d_model, f"d_model / num_heads, {c.d_model / c.num_heads:g}"),
     ):

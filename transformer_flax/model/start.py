@@ -26,5 +26,5 @@ def started(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, flo
     elif decoder:
         alpha, beta = (3 * n) ** 0.25, (12 * n) ** -0.25
     else:
-        alpha, beta = 0.81 * (n**4 * n) ** (1 / 16), 0.87 * (n**4 * n) ** (-1 / 16)
+        alpha, beta = 0.81 * n ** (5 / 16), 0.87 * n ** (-5 / 16)  # (N^4 M)^(1/16) with M = N
     return dataclasses.replace(config, branch_init=beta * config.branch_init), alpha
