@@ -1,8 +1,8 @@
 """BPE-dropout (Provilkov et al., 2020): the same words are spelt with other pieces in every epoch.
 
-Each distinct word of the training text is spelt SPELLINGS times before training. An epoch chooses one of these for each
-word of the text, by a hash of the seed, the epoch and the word's place. So a sentence depends on these alone, in
-whatever order and by whichever process it is asked for.
+Each distinct word of the training text is spelt SPELLINGS - 1 times before training. An epoch chooses one of these for
+each word of the text, by a hash of the seed, the epoch and the word's place. The pieces of a sentence depend on nothing
+else, so batches can be made in any order and by any process.
 """
 
 import array
