@@ -94,11 +94,11 @@ def main() -> None:
     require_run(config)
     base = complete(config)
     base.update_from_flattened_dict(overrides)
-    if base.model.get("dtype") == AUTO and (chosen := chosen_dtype(workdir)):
-        overrides["model.dtype"] = base.model.dtype = chosen
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
     variants = make_variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value, many=MANY.value)
+    if base.model.get("dtype") == AUTO and (chosen := chosen_dtype(workdir, variants)):
+        overrides["model.dtype"] = chosen  # base keeps "auto", of which the changes of variants are counted
     if VECTORIZE.value:
         for variant in variants:
             check_seeds(variant.config, range(SEEDS.value))

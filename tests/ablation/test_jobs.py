@@ -296,12 +296,21 @@ def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finish
 def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished):
     made = recipe(tmp_path / "sweep", **{"model.dtype": "auto"})
     run = made.trials(make_variants(made.base, "base"), seeds=2)[1]
-    assert chosen_dtype(made.workdir) is None
+    assert chosen_dtype(made.workdir, []) is None
     run.path.parent.mkdir(parents=True)
     run.path.symlink_to(finished)
-    assert chosen_dtype(made.workdir) == "float32"
+    assert chosen_dtype(made.workdir, [run.variant]) == "float32"
     auto, chosen = ({"model.dtype": dtype} for dtype in ("auto", "float32"))
     assert differences(auto, chosen, ()) == differences(chosen, auto, ()) == []
+
+
+def test_a_trial_that_is_given_its_type_does_not_choose_that_of_the_others(tmp_path, finished):
+    made = recipe(tmp_path / "sweep", **{"model.dtype": "auto"})
+    variants = make_variants(made.base, "base", axes=["model.dtype=float32,bfloat16"])
+    run = made.trials(variants, seeds=1)[0]
+    run.path.parent.mkdir(parents=True)
+    run.path.symlink_to(finished)
+    assert chosen_dtype(made.workdir, variants) is None
 
 
 def test_a_directory_with_a_run_of_another_config_is_refused(tmp_path, finished):

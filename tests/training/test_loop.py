@@ -1,6 +1,7 @@
 """Whole runs, small and real."""
 
 import contextlib
+import dataclasses
 import json
 import re
 import shutil
@@ -16,7 +17,8 @@ from tests.training.small import PAIRS, final_state, small_config, timeless, wri
 from transformer_flax.ablation.jobs import measure
 from transformer_flax.console import Progress, duration
 from transformer_flax.errors import UserError
-from transformer_flax.model.registry import init_params, make_model
+from transformer_flax.model.registry import KINDS, init_params, make_model
+from transformer_flax.model.transformer import Transformer
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import model_config
@@ -80,7 +82,10 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     assert [line["step"] for line in again] == [3, 3, 6, 6]
 
 
-def test_runs_of_a_process_that_compute_the_same_compile_once(run, capsys):
+def test_runs_of_a_process_that_compute_the_same_compile_once(run, capsys, monkeypatch):
+    class Other(Transformer):
+        """As a notebook defines it."""
+
     def compilations(name, **changes):
         run(name, label_smoothing=0.07, steps=2, **changes)
         printed = capsys.readouterr()
@@ -90,6 +95,8 @@ def test_runs_of_a_process_that_compute_the_same_compile_once(run, capsys):
     assert compilations("first").startswith("1 training, 1 evaluation")
     assert compilations("same", seed=1) == "0 training, 0 evaluation, 0 translations"
     assert compilations("other", accumulation_steps=2).startswith("1 training")
+    monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Other))
+    assert compilations("another class").startswith("1 training, 1 evaluation")
 
 
 @pytest.mark.parametrize("mode", ["jit", "pmap"])

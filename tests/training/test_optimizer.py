@@ -4,6 +4,7 @@ import numpy as np
 import optax
 import pytest
 
+import transformer_flax.relatives  # noqa: F401 (registers its kinds)
 from configs import base, classifier, convolutional, recurrent
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import init_params, make_config

@@ -95,8 +95,7 @@ def test_the_type_of_the_computation_is_chosen_by_the_device(monkeypatch, platfo
     device = types.SimpleNamespace(platform=platform, **({"compute_capability": capability} if capability else {}))
     monkeypatch.setattr(jax, "devices", lambda: [device])
     assert device_dtype() == dtype
-    config = small_config()
-    assert (config.model.dtype, checked_config(config).model.dtype) == ("auto", dtype)
+    assert checked_config(small_config(model__dtype="auto")).model.dtype == dtype
     given = checked_config(small_config(model__dtype="bfloat16"))
     assert given.model.dtype == model_config(given, 300).dtype == "bfloat16"
 
@@ -104,7 +103,9 @@ def test_the_type_of_the_computation_is_chosen_by_the_device(monkeypatch, platfo
 def test_a_run_says_which_type_was_chosen_and_keeps_it(monkeypatch, finished):
     run, monkeypatched = RunDirectory(finished), "transformer_flax.training.setup.device_dtype"
     monkeypatch.setattr(monkeypatched, lambda: "bfloat16")  # as if it were resumed on a GPU
-    assert run.load_config().model.dtype == checked_config(small_config(), run).model.dtype == "float32"
+    assert (
+        run.load_config().model.dtype == checked_config(small_config(model__dtype="auto"), run).model.dtype == "float32"
+    )
 
 
 @pytest.mark.parametrize("source", ["numbers", "folder", "tfds"])

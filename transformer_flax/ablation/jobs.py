@@ -274,9 +274,15 @@ def folder_name(variant: str) -> str:
     return f"{safe.replace(' ', ',').lstrip('.-,')[:LONGEST]}-{zlib.crc32(variant.encode()):08x}"
 
 
-def chosen_dtype(workdir: pathlib.Path) -> str | None:
-    """The type of the computation of a sweep's trials, where one has begun and so has chosen it."""
-    begun = (RunDirectory(path) for path in sorted(workdir.glob("*/seed*")))
+def chosen_dtype(workdir: pathlib.Path, variants: Sequence[Variant]) -> str | None:
+    """The type of the computation that the first trial of a sweep has chosen; None if none has begun.
+
+    Args:
+      workdir: of the sweep.
+      variants: of the sweep; those that set the type do not choose it.
+    """
+    given = {folder_name(variant.name) for variant in variants if "model.dtype" in variant.changes}
+    begun = (RunDirectory(path) for path in sorted(workdir.glob("*/seed*")) if path.parent.name not in given)
     return next((run.load_config().model.dtype for run in begun if run.config_file.exists()), None)
 
 

@@ -1,6 +1,6 @@
 """The model, the compiled steps and the evaluators of a run.
 
-Runs of one process that compute the same, as in a notebook, compile once.
+Runs of one process that compute the same, as in a notebook, share their compiled steps.
 """
 
 import collections
@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
@@ -44,16 +45,16 @@ NOT_COMPILED = (
 
 
 class Steps:
-    """The model of a config, and its steps, compiled for its devices.
+    """The steps of a model, compiled for devices.
 
     Args:
       config: of a run, without the fields NOT_COMPILED.
-      vocab_size: of its tokenizer.
+      model: of the run.
       parallel: its devices.
     """
 
-    def __init__(self, config: ConfigDict, vocab_size: int, parallel: Parallel):
-        self.model = make_model(model_config(config, vocab_size))
+    def __init__(self, config: ConfigDict, model: nn.Module, parallel: Parallel):
+        self.model = model
         self.optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by its name
         loss_fn = parallel.gathering(make_loss(config, self.model))
@@ -85,8 +86,9 @@ class Steps:
 
 
 @functools.lru_cache(maxsize=8)
-def _steps(config_json: str, vocab_size: int, parallel: Parallel) -> Steps:
-    return Steps(ConfigDict(json.loads(config_json)), vocab_size, parallel)
+def _steps(config_json: str, model: nn.Module, parallel: Parallel) -> Steps:
+    # The model is part of the key, as a notebook may register another class under the same kind.
+    return Steps(ConfigDict(json.loads(config_json)), model, parallel)
 
 
 class Programs:
@@ -102,9 +104,9 @@ class Programs:
     def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
         self.parallel, self._config, self._data = parallel, config, data
         compiled = {name: value for name, value in config.to_dict().items() if name not in NOT_COMPILED}
-        self.steps = _steps(json.dumps(compiled), data.tokenizer.vocab_size, parallel)
+        self.model = make_model(model_config(config, data.tokenizer.vocab_size))
+        self.steps = _steps(json.dumps(compiled), self.model, parallel)
         self._traced_before = self.steps.traced.copy()
-        self.model = self.steps.model
         self.task = make_task(config, self.model, data)
         self.schedule = make_schedule(config.optimizer, config.model.d_model)
         self.evaluators = {
@@ -123,7 +125,7 @@ class Programs:
 
     @property
     def compilations(self) -> dict[str, int]:
-        """How often each step was compiled for this run, by its name; those that other runs left are not."""
+        """The number of programs compiled for this run, by step. Programs of earlier runs do not count."""
         return {name: count - self._traced_before[name] for name, count in self.steps.traced.items()}
 
     def init(self, seed: int) -> TrainState:
