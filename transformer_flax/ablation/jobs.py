@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, FREE_FIELDS, TRANSLATING, Result
+from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, MAY_DIFFER, TRANSLATING, Result
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.data.normalisation import normalisers
 from transformer_flax.decoding.scoring import score
@@ -92,7 +92,7 @@ class Trial:
             return None
         workdir = RunDirectory(self.path)
         ours = flatten(self.variant.config.to_dict()) | {"seed": self.seed}
-        if different := differences(flatten(workdir.load_config().to_dict()), ours, FREE_FIELDS):
+        if different := differences(flatten(workdir.load_config().to_dict()), ours, MAY_DIFFER):
             raise UserError(
                 f"{self.path} holds a run of another config ({'; '.join(different)}); move it away, or choose another "
                 "--workdir"

@@ -32,7 +32,7 @@ TRANSLATING, CLASSIFYING = ("bleu", "exact_match"), ("accuracy", "macro_f1")  # 
 FINISHED, FAILED = "finished", "failed"
 # Results stay comparable if these fields differ: seeds belong to runs, paths to the machine, and the others change no
 # more than chance does.
-FREE_FIELDS = (
+MAY_DIFFER = (
     "name",
     "seed",
     "max_skipped",
@@ -160,12 +160,12 @@ def require_same_variants(
 
 
 def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: pathlib.Path) -> None:
-    """Checks that two flat configs are one base, but for FREE_FIELDS.
+    """Checks that two flat configs are one base, but for MAY_DIFFER.
 
     Raises:
       UserError: they differ; the message names each field, and the file of the results.
     """
-    if different := differences(theirs, ours, FREE_FIELDS):
+    if different := differences(theirs, ours, MAY_DIFFER):
         lines = "".join(f"\n  {difference}" for difference in different)
         raise UserError(f"{file} is of a sweep of another base:{lines}\nchoose another --workdir")
 

@@ -73,6 +73,8 @@ def attention_weights(
 ) -> jax.Array:
     """softmax(Q K^T / sqrt(d_k)), the left half of equation 1, in float32; or the softmax of another score.
 
+    The score, with its division by sqrt(d_k), is `scores.Dot`.
+
     Args:
       query: [B, Q, H, d_k].
       key: [B, M, H, d_k].

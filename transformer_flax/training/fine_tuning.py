@@ -18,7 +18,7 @@ from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import load_model, load_setup, parse_name
 
 # Fields of a model that may differ: its parameters mean the same.
-FREE_FIELDS = ("dropout", "attention_dropout", "ffn_dropout", "dtype", "remat", "scan_layers", "branch_init")
+SAME_PARAMETERS = ("dropout", "attention_dropout", "ffn_dropout", "dtype", "remat", "scan_layers", "branch_init")
 
 
 class Start(NamedTuple):
@@ -56,7 +56,7 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
     flags = [
         f"--config.model.{field.name}={getattr(theirs, field.name)}"
         for field in dataclasses.fields(theirs)
-        if getattr(theirs, field.name) != getattr(model, field.name) and field.name not in FREE_FIELDS
+        if getattr(theirs, field.name) != getattr(model, field.name) and field.name not in SAME_PARAMETERS
     ]
     flags += [
         f"--config.data.{name}={their_config.data[name]}"

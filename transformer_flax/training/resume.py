@@ -1,4 +1,7 @@
-"""Finds the step to resume from: the newest of which all runs that are trained together have a checkpoint."""
+"""Finds the step to resume from: the newest of which all runs that are trained together have a checkpoint.
+
+`run_directory` decides whether a config may resume a run.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -41,7 +41,7 @@ from transformer_flax.training.multihost import is_first
 
 CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # of a checkpoint, which Orbax makes
 # A resumed run may have other values here: none of them changes what is learned from the steps that were made.
-FREE_FIELDS = (
+MAY_CHANGE = (
     "steps",
     "name",
     "max_skipped",
@@ -246,7 +246,7 @@ class RunDirectory:
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()
-        different = differences(flatten(run["config"]), flatten(config.to_dict()), FREE_FIELDS)
+        different = differences(flatten(run["config"]), flatten(config.to_dict()), MAY_CHANGE)
         different += [
             f"the {split} data have changed"
             for split, fingerprint in fingerprints.items()
