@@ -84,6 +84,11 @@ def test_a_run_is_measured_as_it_was_at_its_end(finished, run, split):
     assert report.sentences_per_second > 0
 
 
+def test_a_report_counts_the_programs_that_were_compiled_for_it(run):
+    sources, references = run.split("test")
+    assert run.evaluate(sources[:2], references[:2], alpha=0.111).compilations > 0  # an alpha that no other test has
+
+
 def test_a_run_is_shown_in_a_line(run):
     assert repr(run) == f"<Run numbers: the mean of the parameters at steps {BEFORE}, {LAST}>"
 

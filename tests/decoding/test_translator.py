@@ -23,6 +23,7 @@ from tests.decoding.translators import (
     texts,
 )
 from transformer_flax.data.normalisation import Normaliser
+from transformer_flax.decoding import devices
 from transformer_flax.decoding.search import Hypotheses, Sampling
 from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import Transformer
@@ -71,7 +72,8 @@ def test_size_of_the_batches_changes_nothing():
 
 @pytest.mark.parametrize("changes", [{}, {"sampling": Sampling(), "nbest": 2}], ids=str)
 def test_eight_devices_translate_and_score_as_one_does(changes):
-    one, eight = make(batch_size=1, **changes), make(batch_size=1, num_devices=8, **changes)
+    devices._programs.cache_clear()  # so that all that are used are compiled here
+    one, eight = new(batch_size=1, **changes), new(batch_size=1, num_devices=8, **changes)
     assert (one.num_devices, eight.num_devices) == (1, 8)  # of a CPU, one unless told otherwise: all have its cores
     lines = WORDS * 2  # on eight devices, the last batch has rows to spare
     alone, together = (list(each.search(lines, prefixes="b")) for each in (one, eight))
@@ -79,7 +81,7 @@ def test_eight_devices_translate_and_score_as_one_does(changes):
     np.testing.assert_allclose(scores_of(together), scores_of(alone), atol=1e-4)
     for expected, log_probs in zip(one.score(lines, lines[::-1]), eight.score(lines, lines[::-1]), strict=True):
         np.testing.assert_allclose(log_probs, expected, atol=1e-4)
-    assert eight.compilations <= 2
+    assert eight.compilations == 2
 
 
 @pytest.mark.parametrize("changes", [{}, GREEDY, {"sampling": Sampling(), "nbest": 2}], ids=str)

@@ -90,12 +90,13 @@ def test_two_processes_are_as_one_with_their_devices_also_where_the_other_has_be
 def test_two_processes_that_each_hold_a_share_of_the_parameters_are_as_one(start, settings, tmp_path):
     sharded = {"parallel__shard_params": True, "model__d_ff": 512}
     train_alone(settings | sharded, tmp_path / "one")
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
-    shutil.rmtree(tmp_path / "two/checkpoints/6")
-    with start("two", **sharded) as processes:  # which resume; that they begin alike, the test above shows
-        (status, _, err), (other_status, *_) = ended(processes)
-    assert (status, other_status) == (0, 0), err
-    assert_same(tmp_path / "two", tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed/checkpoints/6")
+    for name in ("two", "resumed"):
+        with start(name, **sharded) as processes:
+            (status, _, err), (other_status, *_) = ended(processes)
+        assert (status, other_status) == (0, 0), err
+        assert_same(tmp_path / name, tmp_path / "one")
 
 
 def assert_told(killed, status, err):

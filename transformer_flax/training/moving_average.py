@@ -42,9 +42,9 @@ def schedule_free(warmup_steps: int, pull: float) -> Average:
     def weight(updates: jax.Array) -> jax.Array:
         step = updates.astype(jnp.float32)
         warm = jnp.minimum(step, warmup_steps)
-        # The squares of 1 to `warm`, and then those of a rate that stays, relative to its square.
-        total = warm * (warm + 1) * (2 * warm + 1) / (6 * warmup_steps**2) + step - warm
-        return (warm / warmup_steps) ** 2 / total
+        # The squares of 1 to `warm`, and then those of a rate that stays. No square is divided: so the first weight is
+        # 1 exactly, and nothing of the initial values is left.
+        return warm**2 / (warm * (warm + 1) * (2 * warm + 1) / 6 + (step - warm) * warmup_steps**2)
 
     return Average(weight, pull)
 

@@ -64,9 +64,10 @@ class RunWriter:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_) -> None:
-        self._metrics.close()
-        self._skipped.close()
-        self._wandb.close(failed=failure is not None)
+        with contextlib.ExitStack() as closing:  # all of them, also where a disk is full
+            closing.callback(self._wandb.close, failed=failure is not None)
+            closing.callback(self._skipped.close)
+            closing.callback(self._metrics.close)
 
     def say(self, text: str) -> None:
         self._progress.say(f"{self._label}{text}")
