@@ -302,6 +302,7 @@ def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished
     assert chosen_dtype(made.workdir, [run.variant]) == "float32"
     auto, chosen = ({"model.dtype": dtype} for dtype in ("auto", "float32"))
     assert differences(auto, chosen, ()) == differences(chosen, auto, ()) == []
+    assert differences({"data.name": "auto"}, {"data.name": "multi30k"}, ())
 
 
 def test_a_trial_that_is_given_its_type_does_not_choose_that_of_the_others(tmp_path, finished):

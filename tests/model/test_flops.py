@@ -18,7 +18,7 @@ from transformer_flax.model.flops import (
     training_flops,
 )
 from transformer_flax.model.layers import FeedForward
-from transformer_flax.model.registry import init_params
+from transformer_flax.model.registry import KINDS, init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import translation_loss
@@ -46,6 +46,20 @@ def test_counts_are_those_of_the_formulas_in_every_module(config):
     assert forward_flops(config, *lengths) == flops_by_hand(config, *lengths)
 
 
+def test_another_module_of_the_same_config_is_counted_and_initialised_anew(monkeypatch):
+    class Wider(Transformer):
+        @nn.compact
+        def __call__(self, source, target):
+            return nn.Dense(29, use_bias=False, name="more")(super().__call__(source, target))
+
+    before, lengths = count_parameters(TINY), (np.full(2, 3), np.full(2, 2))
+    flops = forward_flops(TINY, *lengths)
+    monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Wider))
+    assert init_params(TINY, jax.random.key(0))["more"]["kernel"].shape == (29, 29)
+    assert count_parameters(TINY) == {**before, "more": 29 * 29}
+    assert sum(forward_flops(TINY, *lengths).values()) == sum(flops.values()) + 2 * 4 * 29 * 29
+
+
 class ThirdMatrix(FeedForward):
     @nn.compact
     def __call__(self, x):
@@ -61,10 +75,10 @@ def test_a_change_of_the_model_changes_what_is_counted(monkeypatch):
         parameters[f"{stack}/feed_forward"] += 816
         flops[f"{stack}/feed_forward"] += 2 * 3 * tokens * 16 * 16
     monkeypatch.setattr(layers, "FeedForward", ThirdMatrix)
-    init_params.clear_cache()
+    jax.clear_caches()
     assert count_parameters(config) == parameters
     assert forward_flops(config, *lengths) == flops
-    init_params.clear_cache()
+    jax.clear_caches()
 
 
 BASE = dataclasses.replace(TINY, vocab_size=37_000, num_layers=6, d_model=512, d_ff=2048, num_heads=8, d_k=64, d_v=64)

@@ -11,6 +11,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.run import restore
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
+from transformer_flax.training.setup import checked_config
 
 STEPS = 4
 
@@ -97,6 +98,7 @@ def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path):
             {"data.lowercase": True, "data.tokenized": True},
             r"the config is not that .*; set --config.data.lowercase=False --config.data.tokenized=False$",
         ),
+        ({"model.start": "deepnorm"}, r"set --config.model.start=xavier$"),
         ({"init_from": "nowhere"}, "there is no directory nowhere"),
         (
             {"data.tokenizer_file": "x.json"},
@@ -109,6 +111,10 @@ def test_what_does_not_fit_is_named(finished, text, tmp_path, overrides, message
     with pytest.raises(UserError, match=message):
         train(fine_tuned(finished, text, **overrides), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_where_only_the_initial_values_differ_a_model_fits(finished, text):
+    checked_config(fine_tuned(finished, text, model__start="fairseq", model__branch_init=0.5, model__dropout=0.3))
 
 
 def test_another_model_at_the_same_place_is_noticed_when_the_run_resumes(finished, text, tmp_path):

@@ -72,6 +72,12 @@ def test_a_length_penalty_that_is_none_of_ours_is_refused():
         check(small_config(decode__length_penalty="google"))
 
 
+def test_r_drop_without_dropout_is_refused():
+    check(small_config(r_drop=5.0, model__dropout=0.0, model__ffn_dropout=0.1))
+    with pytest.raises(UserError, match=r"config\.r_drop is 5\.0; it must be 0 without dropout"):
+        check(small_config(r_drop=5.0, model__dropout=0.0))
+
+
 def test_packed_rows_must_fit_into_a_batch():
     check(small_config(data__batching="packed", data__max_length=64, data__rows_multiple_of=8))
     for longest in (65, 10**9):

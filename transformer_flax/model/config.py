@@ -80,7 +80,7 @@ class ModelConfig(CheckedConfig):
     num_layers: int = size(most=MOST_LAYERS)  # N
     d_model: int = size()
     dropout: float = rate()
-    dtype: str = one_of(DTYPES)
+    dtype: str = checked(lambda v: v in DTYPES, "float32 or bfloat16; or auto, in the config of a run")
 
     @property
     def most_positions(self) -> int | None:

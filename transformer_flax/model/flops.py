@@ -18,7 +18,6 @@ from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import init_params, kind_of, make_model
 
 
-@functools.cache
 def count_parameters(config: ModelConfig) -> dict[str, int]:
     """Parameters by module; layers of a stack are counted together, as "encoder/self_attention"."""
     counts: dict[str, int] = {}
@@ -50,7 +49,7 @@ def forward_flops(config: ModelConfig, source_lengths: np.ndarray, target_length
 
     return {
         module: sum(factor * int((grown(source, s) * grown(target, t)).sum()) for (s, t), factor in terms.items())
-        for module, terms in _flops_polynomials(config).items()
+        for module, terms in _flops_polynomials(make_model(config)).items()
     }
 
 
@@ -58,12 +57,13 @@ PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
 
 
 @functools.cache
-def _flops_polynomials(config: ModelConfig) -> dict[str, dict[tuple[int, int], int]]:
+def _flops_polynomials(model: Any) -> dict[str, dict[tuple[int, int], int]]:
     """Floating-point operations of a pair by module: factors of S^s T^t, by (s, t).
 
     They are read off one program, for a source and a target whose lengths are primes that divide no size of the model:
     how often a prime divides the operations of a product is the power of that length.
     """
+    config = model.config
     modules = count_parameters(config)
     sizes = [value for value in vars(config).values() if type(value) is int]
     primes = [prime for prime in PRIMES if all(size % prime or not size for size in sizes)][:2]

@@ -105,11 +105,15 @@ def make_model(config: ModelConfig) -> Any:
     return kind_of(config).module(config)
 
 
-@functools.partial(jax.jit, static_argnums=0)  # op by op, there would be hundreds of programs to compile
 def init_params(config: ModelConfig, key: jax.Array) -> Any:
     """Fresh float32 parameters of `make_model(config)`."""
-    tokens = jnp.ones((1, 1), jnp.int32)
-    return make_model(config).init(key, *(tokens for _ in kind_of(config).reads))["params"]
+    return _init(make_model(config), len(kind_of(config).reads), key)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))  # op by op, there would be hundreds of programs to compile
+def _init(model: nn.Module, sides: int, key: jax.Array) -> Any:
+    # Of the model and not of its config, for which a notebook may register another class.
+    return model.init(key, *[jnp.ones((1, 1), jnp.int32)] * sides)["params"]
 
 
 def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:

@@ -195,7 +195,7 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
-    """Lists the differences of two flat configs, one per line. A missing field has its default; AUTO is any value.
+    """Lists the differences of two flat configs, one per line. A missing field has its default.
 
     Args:
       theirs: the saved one.
@@ -206,8 +206,12 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[
     return [
         f"config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
         for name in sorted(theirs.keys() | ours.keys())
-        if AUTO != theirs.get(name) != ours.get(name) != AUTO and not name.startswith(free)
+        if theirs.get(name) != ours.get(name) and not name.startswith(free) and not _is_open(name, theirs, ours)
     ]
+
+
+def _is_open(name: str, *configs: Mapping[str, Any]) -> bool:
+    return name == "model.dtype" and any(config.get(name) == AUTO for config in configs)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

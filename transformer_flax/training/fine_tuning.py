@@ -1,6 +1,5 @@
 """Starts a run from a trained model, and trains parts of it alone."""
 
-import dataclasses
 import fnmatch
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -53,10 +52,11 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
     their_config, _, theirs = _load_setup(config)
     if type(theirs) is not type(model):
         raise UserError(f"config.model.kind is {config.model.kind!r}, and that of config.init_from another")
+    deciding, ours = _deciding(theirs), _deciding(model)
     flags = [
-        f"--config.model.{field.name}={getattr(theirs, field.name)}"
-        for field in dataclasses.fields(theirs)
-        if getattr(theirs, field.name) != getattr(model, field.name) and field.name not in SAME_PARAMETERS
+        f"--config.model.{name}={getattr(theirs, name)}"
+        for name in deciding | ours
+        if deciding.get(name) != ours.get(name)
     ]
     flags += [
         f"--config.data.{name}={their_config.data[name]}"
@@ -65,6 +65,14 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
     ]
     if flags:
         raise UserError(f"the config is not that of config.init_from, {config.init_from}; set {' '.join(flags)}")
+
+
+def _deciding(model: ModelConfig) -> dict[str, Any]:
+    """The fields that decide what a model's parameters mean."""
+    fields = {name: value for name, value in vars(model).items() if name not in SAME_PARAMETERS}
+    if fields.get("start") != "deepnorm":  # the other starts are initial values alone
+        fields.pop("start", None)
+    return fields
 
 
 def _load_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]:

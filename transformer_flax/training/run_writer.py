@@ -56,9 +56,11 @@ class RunWriter:
         self._progress, self._label = progress, label
         self.checkpoints = checkpoints
         self.meter = Meter(totals)  # of the steps since the last log
-        self._wandb = WandbRun(config, directory, self.say)
-        self._metrics = MetricsWriter(directory.metrics_file, step, score=task.score, send=self._wandb.send)
+        self._metrics = MetricsWriter(
+            directory.metrics_file, step, score=task.score, send=lambda line: self._wandb.send(line)
+        )
         self._skipped = StepLines(directory.skipped_file, step)
+        self._wandb = WandbRun(config, directory, self.say)  # last, to be closed whatever fails
 
     def __enter__(self) -> "RunWriter":
         return self
