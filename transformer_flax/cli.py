@@ -17,7 +17,7 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from transformer_flax.arguments import parse, require_known
-from transformer_flax.errors import Interrupted, UserError
+from transformer_flax.errors import Interrupted, UserError, did_you_mean
 from transformer_flax.training.fields import TYPES, require_fields
 from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle
 
@@ -46,7 +46,7 @@ def define_config(default: str) -> Callable[[], ConfigDict]:
     holder = config_flags.DEFINE_config_file(
         "config",
         help_string="a config file; configs/NAME.py is found from any directory. Set any field as in "
-        "--config.model.num_heads=16; configs/base.py explains the fields",
+        f"--config.model.num_heads=16; {os.path.relpath(ROOT / 'configs/base.py')} explains the fields",
         flag_values=flags.FLAGS,
     )
     flag = flags.FLAGS["config"]
@@ -90,8 +90,9 @@ def load_config(argument: str) -> ConfigDict:
     name, _, given = argument.partition(":")
     file = next((str(path) for path in (pathlib.Path(name), ROOT / name) if path.is_file()), None)
     if file is None:
-        present = sorted({f"configs/{path.name}" for path in (ROOT / "configs").glob("[a-z]*.py")})
-        raise UserError(f"--config={argument} cannot be loaded: there is no such file; there are {', '.join(present)}")
+        present = sorted(path.name for path in (ROOT / "configs").glob("[a-z]*.py"))
+        hint = did_you_mean(pathlib.Path(name).name, present) or f"configs/ has {', '.join(present)}"
+        raise UserError(f"--config={argument} cannot be loaded: there is no such file; {hint}")
     try:
         get_config = runpy.run_path(file, run_name="config_file").get("get_config")
         if not callable(get_config):

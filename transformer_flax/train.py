@@ -1,4 +1,4 @@
-"""Trains a model: python train.py --config=configs/base.py [--workdir=runs/base] [--config.FIELD=VALUE ...]."""
+"""Trains a model: python -m transformer_flax.train --config=configs/base.py [--workdir=runs/base] [--config.X=Y ...]"""
 
 import contextlib
 

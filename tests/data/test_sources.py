@@ -140,9 +140,11 @@ def test_a_missing_split_is_refused_with_what_is_there(tmp_path):
 
 
 @pytest.mark.parametrize("field", ["source_language", "target_language"])
-def test_a_missing_language_is_refused_with_what_is_there_and_the_field_that_names_it(tmp_path, field):
+def test_a_missing_language_is_refused_with_what_is_there_and_how_to_name_another(tmp_path, field):
+    languages = "fr and de" if field == "source_language" else "en and fr"
     message = (
-        rf"has no train\.fr .*; it holds train\.de, train\.en; to change the language, set --config\.data\.{field}$"
+        r"has no train\.fr .*; it holds train\.de, train\.en; config\.data\.source_language and target_language are "
+        rf"{languages}; --languages=SOURCE-TARGET sets both$"
     )
     with pytest.raises(UserError, match=message):
         read(write(tmp_path), **{field: "fr"})

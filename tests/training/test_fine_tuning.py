@@ -78,10 +78,12 @@ def test_it_learns_on_and_resumes_to_the_bit(finished, text, tmp_path):
     assert json.loads((tmp_path / "half" / "config.json").read_text())["config"]["data"]["vocab_size"] == 300
 
 
-def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path):
+def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path, capsys):
     before = jax.device_get(restore(finished).params)
     train(fine_tuned(finished, text, train_only="decoder,*.cross_attention"), tmp_path / "run")
     after = params(tmp_path / "run")
+    count = sum(leaf.size for part in before if part.startswith("decoder") for leaf in jax.tree.leaves(before[part]))
+    assert f"training decoder,*.cross_attention alone: {count:,} of the parameters" in capsys.readouterr().out
     for part in before:
         same = jax.tree.leaves(jax.tree.map(np.array_equal, before[part], after[part]))
         assert not any(same) if part.startswith("decoder") else all(same), part
@@ -115,6 +117,12 @@ def test_what_does_not_fit_is_named(finished, text, tmp_path, overrides, message
 
 def test_where_only_the_initial_values_differ_a_model_fits(finished, text):
     checked_config(fine_tuned(finished, text, model__start="fairseq", model__branch_init=0.5, model__dropout=0.3))
+
+
+def test_a_model_of_other_languages_is_said(finished, text, tmp_path, capsys):
+    turned = {"data.source_language": "en", "data.target_language": "de"}
+    train(fine_tuned(finished, text, steps=1, **turned), tmp_path / "run")
+    assert "WARNING: that model translates de-en, and this run is en-de" in capsys.readouterr().out
 
 
 def test_another_model_at_the_same_place_is_noticed_when_the_run_resumes(finished, text, tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import re
 import shutil
+import time
 from typing import Any, cast
 
 import jax
@@ -22,6 +23,7 @@ from transformer_flax.model.transformer import Transformer
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import model_config
+from transformer_flax.training.evaluation import Evaluator
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.metrics import read_lines
@@ -222,6 +224,33 @@ def test_the_bar_and_the_log_show_the_same_time_left(run, monkeypatch, capsys):
     assert len(logged) >= 5
     assert logged == [(step, duration(shown["training"][int(step)])) for step, _ in logged]
     assert shown["training"][11] == pytest.approx(shown["training"][10] / 2)  # it goes on between logs
+
+
+def test_the_time_left_counts_the_evaluations_to_come(run, tmp_path, monkeypatch, capsys):
+    shown, took, evaluate = {}, [], Evaluator.__call__
+
+    @contextlib.contextmanager
+    def bar(self, description, start=0):
+        yield lambda done, of, left=None: shown.setdefault(description, {}).update({done: left})
+
+    def timed(*args, **kwargs):
+        started = time.perf_counter()
+        try:
+            return evaluate(*args, **kwargs)
+        finally:
+            took.append(time.perf_counter() - started)
+
+    monkeypatch.setattr(Progress, "bar", bar)
+    monkeypatch.setattr(Evaluator, "__call__", timed)
+    run("run", eval__every=4, eval__sentences=4, log__every=2, steps=12)
+    rates = {
+        line["step"]: line["train/steps_per_second"]
+        for line in read_lines(tmp_path / "run/metrics.jsonl")
+        if "train/steps_per_second" in line
+    }
+    # 4 sentences after step 8 and all 20 after the last, at the rate of those after step 4.
+    assert shown["training"][5] == pytest.approx(7 / rates[4] + (4 + 20) * took[0] / 4, rel=0.01)
+    assert shown["training"][11] == pytest.approx(1 / rates[10] + 20 * took[1] / 4, rel=0.01)
 
 
 def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, capsys):

@@ -129,12 +129,10 @@ class FolderPairs:
 
     def __init__(self, config, split: str):
         folder = text_folder(config.path)
-        files = [
-            require_text(
-                folder, f"{split}.{config[field]}", hint=f"; to change the language, set --config.data.{field}"
-            )
-            for field in ("source_language", "target_language")
-        ]
+        languages = config.source_language, config.target_language
+        fields = "config.data.source_language and target_language are {} and {}; --languages=SOURCE-TARGET sets both"
+        hint = f"; {fields.format(*languages)}"
+        files = [require_text(folder, f"{split}.{language}", hint=hint) for language in languages]
         self._source, self._target = (_read_lines(file, cache_root(config.cache_dir)) for file in files)
         require_as_many(files[0], self._source, files[1], self._target)
         digest = hashlib.sha256()

@@ -22,7 +22,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.config import LARGEST, ModelConfig
 from transformer_flax.model.registry import find_kind, init_params, make_config
 from transformer_flax.training.fields import AUTO, require_fields, require_run
-from transformer_flax.training.fine_tuning import initial_tokenizer, require_alike, train_only
+from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, require_alike
 from transformer_flax.training.moving_average import make_average
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_optimizer
@@ -78,7 +78,7 @@ def check(config: ConfigDict) -> None:
         for name in ("data.tokenizer_file", "embedding_init"):
             require(name, lambda value: not value, "empty with config.init_from, which has its own")
     if config.train_only:
-        train_only(config.train_only, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
+        are_trained(config.train_only, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
     averaged = max(config.eval.average, config.eval.final_average)
     require(
         "checkpoint.keep",

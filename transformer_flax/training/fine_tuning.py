@@ -25,6 +25,7 @@ class Start(NamedTuple):
 
     params: Any  # on the host
     parameters: str  # which checkpoints they are from
+    languages: tuple[str, str]
     fingerprint: str
     classes: Classes | None
 
@@ -90,13 +91,27 @@ def load_start(config: ConfigDict) -> Start | None:
         return None
     directory, steps = parse_name(config.init_from)
     saved = load_model(directory, steps=steps)
-    return Start(saved.params, f"{saved.parameters} of {directory}", f"{checksum(saved.params):08x}", saved.classes)
+    return Start(
+        saved.params,
+        f"{saved.parameters} of {directory}",
+        (saved.config.data.source_language, saved.config.data.target_language),
+        f"{checksum(saved.params):08x}",
+        saved.classes,
+    )
 
 
 def train_only(patterns: str, params: Any) -> Callable[[Any], Any]:
     """Makes a function that replaces the gradients of parameters that are not trained by zeros.
 
-    Adam leaves a parameter whose gradient was always zero as it is, and XLA computes nothing for it.
+    Adam leaves a parameter whose gradient was always zero as it is, and XLA computes nothing for it. The arguments are
+    those of `are_trained`.
+    """
+    trained = are_trained(patterns, params)
+    return lambda grads: jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained)
+
+
+def are_trained(patterns: str, params: Any) -> Any:
+    """Tells for each parameter whether it is trained: a tree of booleans.
 
     Args:
       patterns: `config.train_only`, beginnings of parameter names, as in "decoder,embedding" or "*.self_attention".
@@ -110,8 +125,7 @@ def train_only(patterns: str, params: Any) -> Callable[[Any], Any]:
         if not any(_matches(name, pattern) for name in jax.tree.leaves(names)):
             parts = ", ".join(sorted({name.partition(".")[0] for name in jax.tree.leaves(names)}))
             raise UserError(f"config.train_only: no parameter's name begins like {pattern!r}; there are {parts}")
-    trained = jax.tree.map(lambda name: any(_matches(name, pattern) for pattern in patterns.split(",")), names)
-    return lambda grads: jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained)
+    return jax.tree.map(lambda name: any(_matches(name, pattern) for pattern in patterns.split(",")), names)
 
 
 def _matches(name: str, pattern: str) -> bool:

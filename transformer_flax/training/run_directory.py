@@ -223,6 +223,8 @@ class RunDirectory:
             runs = sorted(str(file.parent) for file in self.path.glob(f"*/{self.config_file.name}"))
             hint = f"; there are {', '.join(runs[:5])}" if runs else ""
             raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}{hint}")
+        if (self.path / "model.bin").exists():
+            raise UserError(f"{self.path} is a model for CTranslate2, whose library opens it (docs/translating.md)")
         try:
             run = checked(read_json(self.config_file))
             if unknown := sorted(run.keys() - RUN):

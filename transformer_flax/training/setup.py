@@ -26,13 +26,13 @@ from transformer_flax.data.tokenizer import (
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import count_parameters
-from transformer_flax.model.registry import find_kind
+from transformer_flax.model.registry import find_kind, init_params
 from transformer_flax.relatives.embeddings import Vectors
 from transformer_flax.training.checkpoint_files import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
 from transformer_flax.training.fields import AUTO, complete, require_run
-from transformer_flax.training.fine_tuning import Start, initial_tokenizer, load_start
+from transformer_flax.training.fine_tuning import Start, are_trained, initial_tokenizer, load_start
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.pretrained_embeddings import load_embeddings
 from transformer_flax.training.run_directory import RunDirectory
@@ -103,6 +103,11 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
         f"{config.model.dtype}{note}\n"
         f"compiled programs: {compiled}"
     )
+    if config.train_only:
+        params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+        trained = are_trained(config.train_only, params)
+        count = sum(leaf.size for leaf, keep in zip(*map(jax.tree.leaves, (params, trained)), strict=True) if keep)
+        progress.say(f"training {config.train_only} alone: {count:,} of the parameters")
     return parallel
 
 
@@ -174,6 +179,10 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
     if start:
         fingerprints["init_from"] = start.fingerprint
         progress.say(f"starting from {start.parameters}")
+        languages = config.data.source_language, config.data.target_language
+        if start.languages != languages and not find_kind(config.model.kind).classifies:
+            there, here = "-".join(start.languages), "-".join(languages)
+            progress.say(f"WARNING: that model translates {there}, and this run is {here}")
     workdir.check(config, fingerprints, given)
     if added := workdir.added_fields():
         fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
