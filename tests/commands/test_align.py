@@ -49,8 +49,8 @@ def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
 @pytest.mark.parametrize(
     ("option", "why"),
     [
-        ("--heads=0,-1", "--heads has -1; the model has heads 0 to 3"),
-        ("--layers=-3", "--layers has -3; the model has layers 0 to 1"),
+        ("--heads=0,-1", "--heads has -1; the model has heads 0 to 1"),
+        ("--layers=-2", "--layers has -2; the model has layers 0 to 0"),
     ],
 )
 def test_heads_and_layers_that_are_not_there_are_refused_before_anything_is_translated(finished, tmp_path, option, why):
