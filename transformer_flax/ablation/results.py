@@ -107,7 +107,7 @@ class Journal:
         else:
             self.head, results = head | {"sessions": [self._session]}, []
             self._lines = JsonLines(file, [head])
-        self.results = {result.key: result for result in results}
+        self.results = {result.key: result for result in results}  # the last of each variant and seed
 
     def begin(self) -> None:
         """Notes this session, unless one like it is noted."""
