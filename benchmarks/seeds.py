@@ -18,16 +18,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.timing import interleaved
 from transformer_flax import cli
-from transformer_flax.model.registry import init_params
-from transformer_flax.model.transformer import Transformer
+from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.loss import translation_loss
-from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.moving_average import keeps_average
+from transformer_flax.training.programs import Steps
 from transformer_flax.training.seeds import check_seeds, stack_trees
 from transformer_flax.training.setup import checked_config
 from transformer_flax.training.sharding import make_parallel
-from transformer_flax.training.step import TrainState, init_key, make_train_step
+from transformer_flax.training.step import TrainState, init_key
 
 CONFIG = cli.define_config("table3_small.py")
 SEEDS = flags.DEFINE_list("seeds", ["2", "4", "8"], "how many at once")
@@ -42,15 +41,17 @@ class Together:
 
     def __init__(self, config, count: int):
         model = model_config(config, config.data.vocab_size)
-        optimizer = make_optimizer(config.optimizer, model.d_model)
         parts = config.accumulation_steps, config.loss_chunks
         multiple = config.data.rows_multiple_of
         parallel = make_parallel(config.parallel, multiple, *parts)
         together = parallel if count == 1 else parallel.behind_seeds()
-        loss_fn = translation_loss(Transformer(model), config.label_smoothing, config.loss_chunks)
-        step = make_train_step(loss_fn, optimizer, accumulation_steps=config.accumulation_steps)
-        self._step = together.compile(step if count == 1 else jax.vmap(step), donate_state=True)
-        states = [TrainState.create(seed, init_params(model, init_key(seed)), optimizer) for seed in range(count)]
+        steps = Steps(config, make_model(model), parallel)
+        self._step = steps.train_step if count == 1 else together.compile(jax.vmap(steps.update), donate_state=True)
+        keep_ema = keeps_average(config)
+        states = [
+            TrainState.create(seed, init_params(model, init_key(seed)), steps.optimizer, keep_ema=keep_ema)
+            for seed in range(count)
+        ]
         self._state = parallel.place(states[0] if count == 1 else stack_trees(states))
         rows = config.data.tokens_per_batch // LENGTH.value // multiple * multiple
         rng = np.random.default_rng(0)

@@ -36,9 +36,9 @@ REPEATS = flags.DEFINE_integer("repeats", 15, "timed calls of each layer and len
 PICTURE = flags.DEFINE_string("picture", None, "draw the times into this file")
 
 
-def slope(lengths: list[int], seconds: list[float]) -> float:
+def slope(lengths: list[int], costs: list[float]) -> float:
     """Of a line through the logarithms, by least squares."""
-    return float(np.polyfit(np.log(lengths), np.log(seconds), 1)[0])
+    return float(np.polyfit(np.log(lengths), np.log(costs), 1)[0])
 
 
 def draw(seconds: Mapping[str, list[float]], lengths: list[int], file: str) -> None:
@@ -69,12 +69,13 @@ def main() -> None:
     columns += [column for n in path_lengths for column in (f"path, n = {n}", "paper")]
     table = rich.table.Table(*columns)
     once = applied_once(layers)
-    for name, layer in LAYERS.items():
+    for name, costs in LAYERS.items():
         dilations = (lambda depth: k**depth) if "convolutional" in name else (lambda depth: 1)
         cells = [f"{1000 * value:.2f} ms" for value in seconds[name]]
-        cells += [f"{slope(lengths, seconds[name]):.2f}", f"{layer.exponent(d=d, k=k, r=r):g}"]
+        exponent = slope([4096, 8192], [costs(n, d, k, r).operations for n in (4096, 8192)])
+        cells += [f"{slope(lengths, seconds[name]):.2f}", f"{exponent:g}"]
         for n in path_lengths:
-            cells += [str(path_length(once[name], n, d, dilations)), f"{layer.costs(n, d, k, r).path:.2f}"]
+            cells += [str(path_length(once[name], n, d, dilations)), f"{costs(n, d, k, r).path:.2f}"]
         table.add_row(name, *cells)
     console = rich.console.Console(width=200)
     console.print(f"d = {d}, k = {k}, r = {r}, float32, {jax.devices()[0].device_kind}", table, sep="\n")

@@ -19,7 +19,7 @@ X = np.random.default_rng(3).normal(size=(N, D)).astype(np.float32)
 
 def test_operations_are_the_paper_s():
     n, d, k, r = 50, 512, 3, 16
-    costs = {name: layer.costs(n, d, k, r) for name, layer in LAYERS.items()}
+    costs = {name: layer(n, d, k, r) for name, layer in LAYERS.items()}
     assert costs["self-attention"] == (50 * 50 * 512, 1, 1)
     assert costs["recurrent"] == (50 * 512 * 512, 50, 50)
     assert costs["convolutional"] == (3 * 50 * 512 * 512, 1, pytest.approx(math.log(50) / math.log(3)))
@@ -28,9 +28,10 @@ def test_operations_are_the_paper_s():
     # Section 4: self-attention is faster than a recurrent layer while n is smaller than d; and with k = n, a separable
     # convolution costs as much as self-attention and a feed-forward layer together.
     assert costs["self-attention"].operations < costs["recurrent"].operations
-    separable = LAYERS["separable convolutional"].costs(n, d, n, r).operations
+    separable = LAYERS["separable convolutional"](n, d, n, r).operations
     assert separable == costs["self-attention"].operations + n * d**2
-    assert [layer.exponent(d=d, k=k, r=r) for layer in LAYERS.values()] == [2, 1, 1, 1, 1]
+    growths = [layer(2 * 4096, d, k, r).operations / layer(4096, d, k, r).operations for layer in LAYERS.values()]
+    assert [math.log2(growth) for growth in growths] == [2, 1, 1, 1, 1]  # exponents of n
 
 
 def test_a_recurrent_layer_is_its_cell_at_one_position_after_the_other():

@@ -51,9 +51,11 @@ def main() -> None:
         gold = read_gold(GOLD.value, first=FIRST.value)
         require_as_many(pathlib.Path(SOURCE.value), sources, pathlib.Path(GOLD.value), gold)
     run, settings = RESTORE()
-    for name, chosen, there in zip(("layers", "heads"), (layers, heads), run.count_heads()["cross"], strict=True):
-        if not all(-there <= number < there for number in chosen or ()):
-            raise UserError(f"--{name} has {max(chosen or (), key=abs)}; the model has {name} 0 to {there - 1}")
+    num_layers, num_heads = run.count_heads()["cross"]
+    known = {"layers": (layers, range(-num_layers, num_layers)), "heads": (heads, range(num_heads))}
+    for name, (chosen, there) in known.items():
+        if unknown := [number for number in chosen or () if number not in there]:
+            raise UserError(f"--{name} has {unknown[0]}; the model has {name} 0 to {there[-1]}")
     alignments, shown = [], []
     for number, attention in enumerate(run.attentions(sources, targets, **settings)):
         _require_same_words(number + 1, sources[number], attention.source.words)
@@ -78,6 +80,8 @@ def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:
 
 
 def _numbers(flag: flags.FlagHolder) -> list[int] | None:
+    if flag.value == []:
+        raise UserError(f"--{flag.name} is empty; it must be whole numbers, as in 0,2")
     try:
         return None if flag.value is None else [int(number) for number in flag.value]
     except ValueError as error:

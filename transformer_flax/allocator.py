@@ -7,7 +7,7 @@ entry of the TLB. A small training step then waits for memory more than for arit
 import ctypes
 import importlib.util
 import os
-import sys
+import platform
 
 SWITCH = "TRANSFORMER_FLAX_ALLOCATOR"  # set to "system" to leave the allocator as it is
 
@@ -26,7 +26,7 @@ def keep_memory() -> bool:
     Returns:
       Whether it did so.
     """
-    if not _is_glibc() or _is_users_choice() or not _is_for_cpu():
+    if platform.libc_ver()[0] != "glibc" or _is_users_choice() or not _is_for_cpu():
         return False
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
@@ -41,11 +41,6 @@ def keep_memory() -> bool:
         libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t((heap + size - begin) // page * page), HUGE_PAGES)
         libc.free(ctypes.c_void_p(heap))
     return True
-
-
-def _is_glibc() -> bool:
-    names = getattr(os, "confstr_names", {})
-    return sys.platform == "linux" and "CS_GNU_LIBC_VERSION" in names and bool(os.confstr("CS_GNU_LIBC_VERSION"))
 
 
 def _is_users_choice() -> bool:

@@ -98,7 +98,7 @@ def require_known(config: ConfigDict, argv: list[str]) -> None:
             section = section[name]
 
 
-def _suggest(name: str, config: ConfigDict | None = None, names: Iterable[str] = ()) -> str:
+def _suggest(name: str, config: ConfigDict | None, names: Iterable[str] = ()) -> str:
     """Says which flag, or field of a config, was meant by a name; "" if none is close.
 
     Args:

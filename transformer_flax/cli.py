@@ -75,9 +75,6 @@ class _ConfigFile(flags.ArgumentParser):
         require_known(config, sys.argv)
         return config
 
-    def flag_type(self) -> str:
-        return "config file"
-
 
 def load_config(argument: str) -> ConfigDict:
     """Loads the config that FILE or FILE:ARGUMENT names, relative to the current directory or else to the package's.

@@ -52,8 +52,9 @@ def _show(name: str, cost: "Cost") -> None:
         total = sum(cost.parameters.values())
         rows = [[module, f"{count:,}", f"{count / total:.1%}"] for module, count in cost.parameters.items() if count]
         progress.table(f"{name}: parameters", ["module", "parameters", ""], [*rows, ["all", f"{total:,}", ""]])
-        per_token = {**cost.forward_flops, "forward": cost.step_flops - cost.backward_flops}
-        per_token |= {"backward": cost.backward_flops, "forward and backward": cost.step_flops}
+        forward = sum(cost.forward_flops.values())
+        per_token = {**cost.forward_flops, "forward": forward, "backward": cost.step_flops - forward}
+        per_token["forward and backward"] = cost.step_flops
         progress.table(
             f"floating-point operations, {cost.tokens_per_step:,} tokens a step",
             ["", "MFLOP a token", "GFLOP a step"],

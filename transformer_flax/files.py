@@ -182,7 +182,7 @@ class JsonLines:
       OSError: it cannot be written.
     """
 
-    def __init__(self, file: pathlib.Path, lines: Iterable[dict[str, Any]] = ()):
+    def __init__(self, file: pathlib.Path, lines: Iterable[dict[str, Any]]):
         self._file = file
         write_whole(file, b"".join(map(_encode_line, lines)))
         self._stream = file.open("ab", buffering=0)

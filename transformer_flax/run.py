@@ -17,6 +17,7 @@ from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
 from transformer_flax.data.sources import NormalisedPairs, load_pairs
+from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding import ctranslate2
 from transformer_flax.decoding.inputs import Inputs
@@ -160,7 +161,7 @@ class Run:
         **settings,
     ) -> Report | ClassReport:
         """Translates or classifies a text and scores the result; `split` gives sources and references."""
-        _require_as_many(sources, "references", references)
+        require_as_many("the source text", sources, "the reference text", references)
         evaluate = self._evaluate_translations if self.classes is None else self._evaluate_labels
         return evaluate(_texts("evaluate", sources), _texts("evaluate", references), progress, settings)
 
@@ -259,7 +260,7 @@ class Run:
             found = self.translator(**settings).search(sources)
             outputs = [[*(token for token in best.tokens if token != END_ID), END_ID] for best, *_ in found]
         else:
-            _require_as_many(sources, "targets", targets)
+            require_as_many("the source text", sources, "the target text", targets)
             outputs, _ = reader.encode([*map(write, targets)], longest + decode["max_extra_length"])
         pairs = list(zip(inputs, outputs, strict=True))
         return attend(self.model.config, self.params, self.tokenizer, pairs)
@@ -328,11 +329,6 @@ def _texts(method: str, lines: Iterable[str]) -> list[str]:
                 f"{method} takes a list of strings; line {number:,} is {line!r} of type {type(line).__name__}"
             )
     return lines
-
-
-def _require_as_many(sources: Sequence, what: str, others: Sequence) -> None:
-    if len(sources) != len(others):
-        raise UserError(f"there are {len(sources):,} sources and {len(others):,} {what}; give one for each source")
 
 
 def restore(

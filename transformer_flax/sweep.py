@@ -17,7 +17,8 @@ from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
     from transformer_flax.ablation.jobs import Recipe
-    from transformer_flax.ablation.launch import Launcher
+    from transformer_flax.ablation.launch import Local
+    from transformer_flax.ablation.slurm import Slurm
 
 ARGUMENTS = sys.argv[1:]
 
@@ -118,7 +119,7 @@ def main() -> None:
     sweep(trials, recipe, make_head(base, command, machine), _launcher(recipe), together=VECTORIZE.value)
 
 
-def _launcher(recipe: "Recipe") -> "Launcher":
+def _launcher(recipe: "Recipe") -> "Local | Slurm":
     """The launcher that the flags ask for."""
     from transformer_flax.ablation.launch import Local, slots
     from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_slurm
@@ -135,8 +136,8 @@ def _launcher(recipe: "Recipe") -> "Launcher":
         recipe.command,
         at_a_time=JOBS.value or MOST_AT_A_TIME,
         minutes=TIME_LIMIT.value or 24 * 60,
-        partition=PARTITION.value or "",
-        devices=DEVICES.value or 0,
+        partition=PARTITION.value or None,
+        devices=DEVICES.value or None,
         options=options,
     )
 

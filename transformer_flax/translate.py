@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.data.text_files import require_characters
+from transformer_flax.data.text_files import require_as_many, require_characters
 from transformer_flax.errors import UserError
 from transformer_flax.line_io import LineIO, open_input
 
@@ -96,8 +96,7 @@ def _read_side_by_side(lines: Iterable[str], name: str) -> tuple[list[str], list
     with open_input(name) as file:
         beside = list(IO.read([file]))
     lines = list(lines)
-    if len(beside) != len(lines):
-        raise UserError(f"{name} has {len(beside):,} lines and the input {len(lines):,}: give one for each line")
+    require_as_many(name, beside, "the input", lines)
     return lines, beside
 
 

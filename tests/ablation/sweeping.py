@@ -79,9 +79,6 @@ class InProcess:
     def started(self):
         return self._jobs[:1]
 
-    def left(self):
-        return len(self._jobs)
-
     def poll(self):
         job = self._jobs.pop(0)
         first = job.trials[0]

@@ -46,7 +46,7 @@ def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
         for seed in (0, 1, 2):
             journal.append(classified(pooling, seed))
     head, results = read(tmp_path / RESULTS)
-    assert results == journal.results
+    assert results == list(journal.results.values())
 
     comparison = compare(results, head["config"])
     assert comparison.measures == (LOG_PERPLEXITY, ACCURACY)

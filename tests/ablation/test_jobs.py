@@ -219,9 +219,6 @@ class Nowhere:
         self.seen = True
         return self.jobs
 
-    def left(self):
-        return len(self.jobs)
-
     def poll(self):
         ended = [(job, "") for job in self.jobs if self.seen]
         self.jobs = [] if self.seen else self.jobs

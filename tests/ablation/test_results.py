@@ -44,9 +44,8 @@ def test_what_is_written_is_read(file):
     for result in (RESULT, failed):
         journal.append(result)
     assert read(file) == (HEAD | {"sessions": [SESSION]}, [RESULT, failed])
-    assert Journal(file, HEAD).results == journal.results == [RESULT, failed]
-    assert journal.find(("A-h1 model.dropout=0.2", 4)) == failed
-    assert journal.find(("A-h1", 4)) is None
+    name = "A-h1 model.dropout=0.2"
+    assert Journal(file, HEAD).results == journal.results == {(name, 3): RESULT, (name, 4): failed}
     assert not failed.finished
 
 
@@ -59,7 +58,7 @@ def test_the_last_result_of_a_run_holds(file):
     journal = Journal(file, HEAD)
     journal.append(dataclasses.replace(RESULT, status=FAILED))
     journal.append(RESULT)
-    assert journal.results == [RESULT]
+    assert journal.results == {RESULT.key: RESULT}
     assert read(file)[1] == [RESULT]
     assert len(file.read_text().splitlines()) == 3  # what happened stays
 
@@ -111,9 +110,9 @@ def test_each_way_in_which_a_sweep_goes_on_is_told_once(file):
 def test_a_name_that_means_something_else_now_is_refused(file):
     journal = Journal(file, HEAD)
     journal.append(dataclasses.replace(RESULT, variant="wide", changes={"model.d_ff": 512}))
-    require_same_variants(journal.results, {"wide": {"model.d_ff": 512}, "other": {}}, file)
+    require_same_variants(journal.results.values(), {"wide": {"model.d_ff": 512}, "other": {}}, file)
     with pytest.raises(UserError, match=r"results of 'wide' with the overrides model\.d_ff=512; now they are none"):
-        require_same_variants(journal.results, {"wide": {}}, file)
+        require_same_variants(journal.results.values(), {"wide": {}}, file)
 
 
 def spoilt(line: bytes) -> dict[str, bytes]:

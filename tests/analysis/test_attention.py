@@ -210,7 +210,7 @@ def test_what_is_not_there_is_refused_with_what_is(run):
         attention.heads([3])
     with pytest.raises(UserError, match=r"line 2 has \d+ tokens and at most 40 are taken"):
         run.attentions(["zwei", "zwei drei vier " * 30])
-    with pytest.raises(UserError, match="2 sources and 1 targets"):
+    with pytest.raises(UserError, match="source text has 2 lines and the target text has 1"):
         run.attentions(["zwei", "drei"], ["two"])
     with pytest.raises(UserError, match="takes one line, not"):
         run.attention(["zwei"])

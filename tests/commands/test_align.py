@@ -40,6 +40,19 @@ def test_each_pair_of_lines_has_a_line_of_links_and_gold_ones_an_error_rate(fini
 def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
     assert "--source=FILE" in refused("align", f"--workdir={finished}")
     assert "--layers is last; it must be whole numbers" in refused("align", files[0], "--layers=last")
+    assert "--heads is empty; it must be whole numbers" in refused("align", files[0], "--heads=")
     (tmp_path / "gold").write_text("0-0\n")
     message = refused("align", f"--workdir={finished}", *files, f"--gold={tmp_path / 'gold'}")
     assert "source has 3 lines and" in message
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("--heads=0,-1", "--heads has -1; the model has heads 0 to 1"),
+        ("--layers=-2", "--layers has -2; the model has layers 0 to 0"),
+    ],
+)
+def test_heads_and_layers_that_are_not_there_are_refused_before_anything_is_translated(finished, tmp_path, option, why):
+    (tmp_path / "long").write_text("drei " * 1000)  # a line that is refused as soon as it is read into the model
+    assert refused("align", f"--workdir={finished}", f"--source={tmp_path / 'long'}", option) == why

@@ -221,7 +221,7 @@ NOWHERE = "--workdir=/nowhere"
 def test_a_file_beside_the_input_must_be_as_long(file, flag):
     beside = file("two.txt", "a\nb\n")
     message = refused("translate", NOWHERE, f"{flag}={beside}", file("in.txt"))
-    assert message == f"{beside} has 2 lines and the input 5: give one for each line"
+    assert message == f"{beside} has 2 lines and the input has 5: line N of one must belong to line N of the other"
 
 
 @pytest.mark.parametrize("flag", ["--target", "--prefix_file"])

@@ -64,7 +64,7 @@ BLEU = Measure("BLEU", "points", 2, "BLEU", operator.itemgetter("bleu"))
 EXACT_MATCH = Measure("exact match", "% of sentences", 1, "exact match, %", lambda scores: 100 * scores["exact_match"])
 ACCURACY = Measure("accuracy", "% of texts", 1, "accuracy, %", lambda scores: 100 * scores["accuracy"])
 SOURCE_GAIN = Measure(  # for curves only; the paper has no such measure
-    "source gain", "nats a token", 2, "source gain, nats a token", operator.itemgetter("source_gain")
+    "source gain", "nats a token", 2, "source gain, nats a token", lambda scores: scores.get("source_gain", math.nan)
 )
 
 
@@ -287,11 +287,7 @@ def _at(run: Result, step: int, base_steps: int) -> Result | None:
 
 def curve_of(run: Result, measure: Measure) -> dict[float, float]:
     """The values of a measure by step; skips points that lack the measure or are not finite."""
-    points = {}
-    for point in run.curve:
-        scores = _scores_of(run, point)
-        if measure is not SOURCE_GAIN or "source_gain" in scores:
-            points[point[0]] = measure.of(scores)
+    points = {point[0]: measure.of(_scores_of(run, point)) for point in run.curve}
     return {step: value for step, value in points.items() if math.isfinite(value)}
 
 

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import IO, Protocol
+from typing import IO
 
 from transformer_flax.ablation.jobs import Job
+from transformer_flax.ablation.results import query_gpus
 from transformer_flax.errors import UserError
 from transformer_flax.files import try_lock
 from transformer_flax.training.interruption import OTHERS, SIGNALS
@@ -24,35 +25,6 @@ OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "MemoryError", "std::bad_alloc", "Cannot 
 STOPPED = {128 + number for number in SIGNALS} | {-number for number in OTHERS}
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
 LAST = 1 << 14  # bytes of a log that are read to find out what went wrong
-
-
-class Launcher(Protocol):
-    """Trains jobs somewhere."""
-
-    at_a_time: int
-
-    def left_behind(self) -> str:
-        """Names what an earlier sweep, such as one that was killed, still trains in the directory; empty if nothing."""
-        ...
-
-    def submit(self, jobs: Sequence[Job]) -> None:
-        """Accepts jobs; `poll` reports each once it has ended."""
-
-    def poll(self) -> list[tuple[Job, str]]:
-        """Returns the jobs that have ended since the last call, each with what went wrong, or ""."""
-        ...
-
-    def started(self) -> list[Job]:
-        """Returns the jobs that are being trained."""
-        ...
-
-    def left(self) -> int:
-        """Counts the jobs that have not ended."""
-        ...
-
-    def stop(self) -> str:
-        """Stops the jobs, which save their step, or leaves them running; says what became of them."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,19 +55,20 @@ class Local:
         self._running: list[_Process] = []
 
     def left_behind(self) -> str:
+        """Names what an earlier sweep, such as one that was killed, still trains in the directory; empty if nothing."""
         self._lock = self._lock or (self._workdir / JOBS_LOCK).open("a")
         return "" if try_lock(self._lock) else "the runs of an earlier sweep, which save their step"
 
     def submit(self, jobs: Sequence[Job]) -> None:
+        """Accepts jobs; `poll` starts them, and reports each once it has ended."""
         self._waiting += jobs
 
     def started(self) -> list[Job]:
+        """Returns the jobs that are being trained."""
         return [process.job for process in self._running]
 
-    def left(self) -> int:
-        return len(self._waiting) + len(self._running)
-
     def poll(self) -> list[tuple[Job, str]]:
+        """Returns the jobs that have ended since the last call, each with what went wrong, or ""."""
         ended = [process for process in self._running if process.popen.poll() is not None]
         for process in ended:
             self._running.remove(process)
@@ -105,6 +78,7 @@ class Local:
         return [(process.job, process.problem()) for process in ended]
 
     def stop(self) -> str:
+        """Stops the jobs, which save their step; says what became of them."""
         for process in self._running:
             process.popen.send_signal(signal.SIGTERM)
         failed = [process for process in self._running if process.popen.wait() not in {0} | STOPPED]
@@ -200,14 +174,12 @@ def slots(jobs: int, devices_each: int = 0) -> list[Slot]:
     """Divides the machine's GPUs among jobs, or its cores if it has no GPU. More jobs than GPUs share them.
 
     Args:
-      jobs: number of jobs at a time.
+      jobs: number of jobs at a time, at least 1.
       devices_each: number of GPUs that each job needs; 0: any.
 
     Raises:
       UserError: no GPU is free, or a job would get fewer than it needs.
     """
-    if jobs < 1:
-        raise UserError(f"--jobs is {jobs}; it must be at least 1")
     gpus = _free_gpus()
     if gpus is None:
         cpus = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" and jobs > 1 else []
@@ -235,19 +207,11 @@ def _free_gpus() -> list[str] | None:
     Raises:
       UserError: other processes use the memory of all.
     """
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or named == "":
-        return None
-    query = ["nvidia-smi", "--query-gpu=index,memory.used,memory.total", "--format=csv,noheader,nounits"]
-    try:
-        table = subprocess.run(query, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    if named:
-        return named.split(",")
-    found = [line.split(", ") for line in table.splitlines() if line]
+    found = [line.split(", ") for line in query_gpus("index,memory.used,memory.total")]
     if not found:
         return None
+    if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return named.split(",")
     measured = all(value.isdecimal() for _, *values in found for value in values)  # not under MIG
     free = [index for index, used, total in found if not measured or int(used) < TAKEN * int(total)]
     if not free:

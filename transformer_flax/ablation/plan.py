@@ -4,7 +4,7 @@ import functools
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -47,7 +47,7 @@ class Estimator:
       rate: FLOPs a second of a large matrix product on all devices; for when no trial has finished.
     """
 
-    def __init__(self, trials: Sequence[Trial], results: Sequence[Result], rate: float = math.nan):
+    def __init__(self, trials: Sequence[Trial], results: Iterable[Result], rate: float = math.nan):
         assumed = {trial.key: assumed_flops(trial.variant) for trial in trials}
         known = [result for result in results if result.finished and result.key in assumed]
         expected = sum(assumed[result.key] for result in known)
@@ -100,12 +100,11 @@ def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> Non
     known = {result.key: result for result in results if result.finished}
     found = {trial: known.get(trial.key) or trial.result() for trial in trials}
     finished = [result for result in found.values() if result]
-    estimator = Estimator(trials, finished)
-    if estimator.measured:
+    rate = math.nan if finished else measured_rate(recipe.base.model.dtype)
+    estimator = Estimator(trials, finished, rate)
+    if finished:
         source = f"time and FLOPs as in {counted(estimator.measured, 'run')} that finished"
     else:
-        rate = measured_rate(recipe.base.model.dtype)
-        estimator = Estimator(trials, finished, rate)
         source = (
             f"FLOPs of full batches; time without evaluations, and at {UTILISATION:.0%}, which is assumed, of the "
             f"{rate / 1e9:,.1f} GFLOP/s that a large matrix product reaches here"

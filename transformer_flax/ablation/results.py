@@ -14,14 +14,14 @@ import pathlib
 import platform
 import subprocess
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
 from transformer_flax.files import JsonLines, read_json_lines
-from transformer_flax.training.fields import differences, flatten
+from transformer_flax.training.fields import CHANGES_NOTHING, differences, flatten
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")
@@ -30,21 +30,8 @@ SESSION = {"command": str, "versions": dict, "hardware": str, "commit": str}  # 
 HEAD = {"config": dict, "name": str} | SESSION
 TRANSLATING, CLASSIFYING = ("bleu", "exact_match"), ("accuracy", "macro_f1")  # scores of each task beside perplexity
 FINISHED, FAILED = "finished", "failed"
-# Results stay comparable if these fields differ: seeds belong to runs, paths to the machine, and the others change no
-# more than chance does.
-MAY_DIFFER = (
-    "name",
-    "seed",
-    "max_skipped",
-    "on_write_failure",
-    "data.path",
-    "data.tokenizer_file",
-    "data.cache_dir",
-    "eval.every",
-    "checkpoint.keep",
-    "log.",
-    "parallel.",
-)
+# Results stay comparable if these fields differ: seeds belong to runs, and the others change no more than chance does.
+MAY_DIFFER = (*CHANGES_NOTHING, "seed", "eval.every", "checkpoint.keep")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +83,7 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
     if head is None:
         raise UserError(f"{file} is damaged in line 1: it is empty; move the file away")
     results = {line.key: line for line in lines if isinstance(line, Result)}
-    sessions = [_session(head), *(line for line in lines if not isinstance(line, Result))]
+    sessions = [_require_types(head, SESSION), *(line for line in lines if not isinstance(line, Result))]
     return head | {"sessions": sessions}, list(results.values())
 
 
@@ -112,7 +99,7 @@ class Journal:
     """
 
     def __init__(self, file: pathlib.Path, head: dict[str, Any]):
-        self._session = _session(head)
+        self._session = _require_types(head, SESSION)
         if file.exists():
             self.head, results = read(file)
             require_same_base(self.head["config"], head["config"], file)
@@ -120,11 +107,7 @@ class Journal:
         else:
             self.head, results = head | {"sessions": [self._session]}, []
             self._lines = JsonLines(file, [head])
-        self._results = {result.key: result for result in results}
-
-    @property
-    def results(self) -> list[Result]:
-        return list(self._results.values())
+        self.results = {result.key: result for result in results}  # the last of each variant and seed
 
     def begin(self) -> None:
         """Notes this session, unless one like it is noted."""
@@ -135,15 +118,11 @@ class Journal:
     def append(self, result: Result) -> None:
         """Adds a result, which replaces an earlier one of the same run."""
         self._lines.write(dataclasses.asdict(result))
-        self._results[result.key] = result
-
-    def find(self, key: tuple[str, int]) -> Result | None:
-        """The result of a variant with a seed, if the run has ended."""
-        return self._results.get(key)
+        self.results[result.key] = result
 
 
 def require_same_variants(
-    results: Sequence[Result], changes: Mapping[str, Mapping[str, Any]], file: pathlib.Path
+    results: Iterable[Result], changes: Mapping[str, Mapping[str, Any]], file: pathlib.Path
 ) -> None:
     """Checks that each variant still has the changes that a file of results has for its name.
 
@@ -189,14 +168,19 @@ def make_head(base: ConfigDict, command: str, hardware: str) -> dict[str, Any]:
 
 def hardware() -> str:
     """Names the visible GPUs, or else the cores, without allocating any."""
-    if not os.environ.get("JAX_PLATFORMS", "").startswith("cpu") and os.environ.get("CUDA_VISIBLE_DEVICES") != "":
-        gpus = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
-        if gpus:
-            return ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
+    if gpus := query_gpus("name"):
+        return ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
     cpuinfo = pathlib.Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
     return f"{os.cpu_count()} x {model or platform.machine()}"
+
+
+def query_gpus(fields: str) -> list[str]:
+    """A line for each GPU, with these fields of nvidia-smi; empty if there are none, or the environment hides them."""
+    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return []
+    return _output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]).splitlines()
 
 
 def _output(command: Sequence[str]) -> str:
@@ -209,10 +193,6 @@ def _output(command: Sequence[str]) -> str:
 
 def _show(changes: Mapping[str, Any]) -> str:
     return ", ".join(f"{field}={value}" for field, value in changes.items()) or "none"
-
-
-def _session(head: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: head[name] for name in SESSION}
 
 
 def _require_types(values: dict[str, Any], types: dict[str, type]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Slurm:
-    """Trains jobs in Slurm; call `require_slurm` first.
+    """Trains jobs in Slurm, with the methods of `launch.Local`; call `require_slurm` first.
 
     The jobs go on when the sweep ends; started again, it waits until they have ended, and submits what is left. A job
     that Slurm pre-empts, or that reaches its time limit, saves its step and is requeued.
@@ -48,8 +48,8 @@ class Slurm:
       command: returns the command of a job.
       at_a_time: most jobs at a time.
       minutes: time limit of a job.
-      partition: empty for the cluster's default.
-      devices: number of GPUs of a job.
+      partition: None for the cluster's default.
+      devices: number of GPUs of a job; None for none.
       options: more options of sbatch by name; True for one without a value.
 
     Raises:
@@ -63,31 +63,28 @@ class Slurm:
         *,
         at_a_time: int,
         minutes: int,
-        partition: str = "",
-        devices: int = 0,
-        options: dict[str, str | bool] | None = None,
+        partition: str | None = None,
+        devices: int | None = None,
+        options: dict[str, str | bool],
     ):
         import submitit
 
-        if own := sorted({name.replace("_", "-") for name in options or {}} & set(OWN_OPTIONS)):
+        if own := sorted({name.replace("_", "-") for name in options} & set(OWN_OPTIONS)):
             raise UserError(f"--sbatch={own[0]} cannot be set: the sweep finds its jobs by their name; leave it out")
         self.at_a_time, self._command = at_a_time, command
         folder = (workdir / FOLDER).resolve()
         name = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)
         self._name = f"{name}-{zlib.crc32(str(folder).encode()):08x}"
         self._executor = submitit.SlurmExecutor(folder, max_num_timeout=REQUEUES)
-        parameters: dict[str, Any] = {
-            "job_name": self._name,
-            "time": minutes,
-            "array_parallelism": at_a_time,
-            "signal_delay_s": WARNING,
-            "additional_parameters": {"requeue": True} | (options or {}),
-        }
-        if partition:
-            parameters["partition"] = partition
-        if devices:
-            parameters["gpus_per_node"] = devices
-        self._executor.update_parameters(**parameters)
+        self._executor.update_parameters(  # those that are None are left out
+            job_name=self._name,
+            time=minutes,
+            partition=partition,
+            gpus_per_node=devices,
+            array_parallelism=at_a_time,
+            signal_delay_s=WARNING,
+            additional_parameters={"requeue": True} | options,
+        )
         self._queued: dict[Job, Any] = {}  # submitit's jobs
         self._missing: set[Job] = set()  # from the queue when it was last polled
         self._states: dict[str, str] | None = None  # of the sweep's jobs by number; None until Slurm answers
@@ -115,9 +112,6 @@ class Slurm:
     def started(self) -> list[Job]:
         states = self._states or {}
         return [job for job, submitted in self._queued.items() if states.get(submitted.job_id) == "RUNNING"]
-
-    def left(self) -> int:
-        return len(self._queued)
 
     def poll(self) -> list[tuple[Job, str]]:
         if not self._ask():

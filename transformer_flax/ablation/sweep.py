@@ -9,9 +9,10 @@ from typing import Any
 
 from transformer_flax.ablation.comparison import LOG_PERPLEXITY
 from transformer_flax.ablation.jobs import Job, Recipe, Trial, by_variant, make_jobs
-from transformer_flax.ablation.launch import JOBS_LOCK, Launcher, last_of
+from transformer_flax.ablation.launch import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator
 from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
+from transformer_flax.ablation.slurm import Slurm
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.files import is_partial, try_lock
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def sweep(
-    trials: Sequence[Trial], recipe: Recipe, head: dict[str, Any], launcher: Launcher, *, together: bool = False
+    trials: Sequence[Trial], recipe: Recipe, head: dict[str, Any], launcher: Local | Slurm, *, together: bool = False
 ) -> list[Result]:
     """Trains what is left of a sweep, and writes its results and its report.
 
@@ -55,13 +56,15 @@ def sweep(
             time.sleep(POLL)
         file = recipe.workdir / RESULTS
         journal = Journal(file, head)
-        require_same_variants(journal.results, {trial.variant.name: trial.variant.changes for trial in trials}, file)
+        changes = {trial.variant.name: trial.variant.changes for trial in trials}
+        require_same_variants(journal.results.values(), changes, file)
         failed = _Sweep(trials, recipe, journal, launcher, interruption).run(together=together)
-        print(f"report: {write_report(recipe.workdir, journal.head, journal.results)}")
+        results = list(journal.results.values())
+        print(f"report: {write_report(recipe.workdir, journal.head, results)}")
     if failed:
         many = f"{len(failed)} of {len(trials)} runs failed" if len(failed) > 1 else f"a run of {len(trials)} failed"
         raise UserError(f"{many}: {', '.join(map(str, failed))}; the same command tries again")
-    return journal.results
+    return results
 
 
 def write_report(workdir: pathlib.Path, head: dict[str, Any], results: Sequence[Result]) -> pathlib.Path:
@@ -88,11 +91,17 @@ class _Sweep:
     """A running sweep. On a terminal, each trial that is being trained has a bar."""
 
     def __init__(
-        self, trials: Sequence[Trial], recipe: Recipe, journal: Journal, launcher: Launcher, interruption: Interruption
+        self,
+        trials: Sequence[Trial],
+        recipe: Recipe,
+        journal: Journal,
+        launcher: Local | Slurm,
+        interruption: Interruption,
     ):
         self._trials, self._recipe, self._journal = trials, recipe, journal
         self._launcher, self._interruption = launcher, interruption
-        self._left: dict[Trial, int] = {}  # trials that have not ended, with their step
+        self._jobs: list[Job] = []  # that have not ended
+        self._left: dict[Trial, int] = {}  # their trials, with their step
         self._failed: list[Trial] = []
         self._progress = Progress()
         self._bars: dict[Trial, tuple[contextlib.ExitStack, Callable]] = {}  # of trials that are being trained
@@ -113,9 +122,10 @@ class _Sweep:
             if self._left:
                 self._journal.begin()
             stack.callback(self._launcher.stop)  # whatever ends this
-            self._launcher.submit(make_jobs(list(self._left), together=together))
+            self._jobs = make_jobs(list(self._left), together=together)
+            self._launcher.submit(self._jobs)
             show = stack.enter_context(self._progress.bar("runs", done))
-            while self._launcher.left():
+            while self._jobs:
                 if self._interruption.asked:  # before poll: jobs that the same signal has ended have not failed
                     fate = self._launcher.stop()
                     left = f"{len(self._left):,} of {len(self._trials):,} runs left"
@@ -132,7 +142,7 @@ class _Sweep:
 
     def _has_finished(self, trial: Trial) -> bool:
         """Whether a trial has finished; adds its result if a sweep was killed before it did so."""
-        known = self._journal.find(trial.key)
+        known = self._journal.results.get(trial.key)
         if known is not None and known.finished:
             return True
         if result := trial.result():
@@ -141,6 +151,7 @@ class _Sweep:
 
     def _end(self, job: Job, problem: str) -> None:
         """Adds the results of a job that has ended."""
+        self._jobs.remove(job)
         for trial in job.trials:
             why = problem
             try:
@@ -184,8 +195,8 @@ class _Sweep:
 
     def _seconds_left(self) -> float | None:
         """The expected time, once a trial of the sweep has finished."""
-        estimator = Estimator(self._trials, self._journal.results)
-        at_a_time = min(self._launcher.at_a_time, self._launcher.left())
+        estimator = Estimator(self._trials, self._journal.results.values())
+        at_a_time = min(self._launcher.at_a_time, len(self._jobs))
         if not estimator.measured or not at_a_time:
             return None
         seconds = sum(estimator.seconds(trial) * (1 - step / trial.steps) for trial, step in self._left.items())
@@ -195,7 +206,7 @@ class _Sweep:
         """Prints the mean scores of each variant."""
         rows = []
         for name, trials in by_variant(self._trials).items():
-            results = [result for trial in trials if (result := self._journal.find(trial.key))]
+            results = [result for trial in trials if (result := self._journal.results.get(trial.key))]
             finished = [result for result in results if result.finished]
             counts = f"{len(finished)} of {len(trials)}"
             if finished:

@@ -13,11 +13,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from transformer_flax.data.batches import round_up
 from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from transformer_flax.decoding.inputs import fill
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import attention_maps, init_params
-from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL, PAD_ID
+from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL
 
 KINDS = ("encoder", "decoder", "cross")
 WIDTH = 16  # lengths are padded to multiples of it, so few programs are compiled
@@ -137,28 +139,20 @@ def attend(
     rows = min(ROWS, len(pairs))
     for start in range(0, len(pairs), ROWS):
         chosen = pairs[start : start + ROWS]
-        sides = [_fill([pair[side] for pair in chosen], rows, config) for side in (0, 1)]
-        maps = jax.device_get(_maps(config, params, *sides))
+        sides = [[pair[side] for pair in chosen] for side in (0, 1)]
+        filled = [fill(side, rows, _width(max(map(len, side)), config)) for side in sides]
+        maps = jax.device_get(_maps(config, params, *filled))
         for row, (source, target) in enumerate(chosen):
             s, t = len(source), len(target)
             shapes = {"encoder": (s, s), "decoder": (t, t), "cross": (t, s)}
-            cut = {}
-            for kind, weights in maps.items():
-                r, c = shapes[kind]
-                cut[kind] = weights[:, row, :, :r, :c].copy()  # padding cut off
+            cut = {kind: maps[kind][:, row, :, :r, :c].copy() for kind, (r, c) in shapes.items() if kind in maps}
             yield Attention(read_tokens(tokenizer, source), read_tokens(tokenizer, target), **cut)
 
 
-def _fill(lines: Sequence[Sequence[int]], rows: int, config: ModelConfig) -> np.ndarray:
-    """Pads ids to int32 [rows, a multiple of WIDTH]."""
-    longest = max(map(len, lines))
-    width = -(-longest // WIDTH) * WIDTH
-    if (most := config.most_positions) is not None:
-        width = max(longest, min(width, most))
-    filled = np.full((rows, width), PAD_ID, np.int32)
-    for row, ids in enumerate(lines):
-        filled[row, : len(ids)] = ids
-    return filled
+def _width(longest: int, config: ModelConfig) -> int:
+    """A multiple of WIDTH, or as many positions as the model has."""
+    width, most = round_up(longest, WIDTH), config.most_positions
+    return width if most is None else max(longest, min(width, most))
 
 
 def read_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> Sentence:

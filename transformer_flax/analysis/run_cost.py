@@ -32,10 +32,6 @@ class Cost:
     tokens_per_second: float
     days: float
 
-    @property
-    def backward_flops(self) -> int:
-        return self.step_flops - sum(self.forward_flops.values())
-
 
 def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, utilisation: float, length: int) -> Cost:
     """Computes the cost of a run.

@@ -151,8 +151,12 @@ def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[
     return sources, targets
 
 
-def require_as_many(source: pathlib.Path, sources: Sized, target: pathlib.Path, targets: Sized) -> None:
-    """Checks that two files have the same number of lines.
+def require_as_many(source: object, sources: Sized, target: object, targets: Sized) -> None:
+    """Checks that two texts have the same number of lines.
+
+    Args:
+      source, target: their files or names, for the message.
+      sources, targets: their lines.
 
     Raises:
       UserError: one has more.
@@ -160,7 +164,7 @@ def require_as_many(source: pathlib.Path, sources: Sized, target: pathlib.Path, 
     if len(sources) != len(targets):
         raise UserError(
             f"{source} has {len(sources):,} lines and {target} has {len(targets):,}: "
-            "line N of one must translate line N of the other"
+            "line N of one must belong to line N of the other"
         )
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.data.normalisation import PLAIN, Normaliser
+from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.devices import OnDevices
 from transformer_flax.decoding.inputs import NARROWEST, Inputs, fill, require_at_least
@@ -149,8 +150,7 @@ class Translator(OnDevices):
         Raises:
           UserError: there are not as many targets as sources, or a line is too long and `refuse_long` is set.
         """
-        if len(sources) != len(targets):
-            raise UserError(f"there are {len(sources):,} sources and {len(targets):,} targets: each needs the other")
+        require_as_many("the source text", sources, "the target text", targets)
         source, target = self.normalise
         inputs, cut_inputs = self._inputs.encode([*map(source, sources)], self._inputs.max_input_length)
         outputs, cut_outputs = self._inputs.encode([*map(target, targets)], self._longest_output)

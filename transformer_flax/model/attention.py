@@ -16,7 +16,6 @@ from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.local_attention import attend_locally, local_mask
 from transformer_flax.model.positions import Distances, distances_between, rotate, sinusoids
 from transformer_flax.model.scores import Additive, Dot, ScoreFunction, product_of_few_rows
-from transformer_flax.model.start import attention_gain
 from transformer_flax.special_tokens import PAD_ID
 
 SCALED_DOT = Dot()  # the paper's score
@@ -127,7 +126,8 @@ class MultiHeadAttention(nn.Module):
     def setup(self):
         c = self.config
         project = functools.partial(Dense, use_bias=c.attention_bias, dtype=c.dtype)
-        gain = attention_gain(c)
+        # fairseq initialises W^Q, W^K and W^V as one matrix [d_model, 3 d_model].
+        gain = 0.5**0.5 if c.start == "fairseq" else 1.0
         self.query = project((c.num_heads, c.d_k), kernel_init=xavier(gain))
         self.key = project((c.num_heads, c.d_k), kernel_init=xavier(gain))
         self.value = project((c.num_heads, c.d_v), kernel_init=xavier(gain * c.branch_init))

@@ -24,7 +24,7 @@ LARGEST = 1 << 24
 
 
 def checked(is_valid: Callable[[Any], bool], requirement: str, **default: Any) -> Any:
-    """A dataclass field whose value `CheckedConfig` checks."""
+    """A dataclass field whose value must be valid; `CheckedConfig` and `training/fields` check it."""
     return dataclasses.field(metadata={"is_valid": is_valid, "requirement": requirement}, **default)
 
 

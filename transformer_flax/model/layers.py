@@ -3,6 +3,7 @@
 Letters of shapes: B batch, S source positions, T target positions, K hypotheses of a search, V vocabulary.
 """
 
+import dataclasses
 import functools
 from typing import Any, ClassVar
 
@@ -11,10 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention
-from transformer_flax.model.config import EncoderConfig, ModelConfig
+from transformer_flax.model.config import EncoderConfig, ModelConfig, TransformerConfig
 from transformer_flax.model.dense import Dense, wide_einsum, xavier
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.start import started
 
 LAYER_NORM_EPSILON = 1e-6
 
@@ -71,7 +71,7 @@ class AddAndNorm(nn.Module):
     """
 
     config: EncoderConfig
-    alpha: float = 1.0  # DeepNorm's, times x (`start`)
+    alpha: float = 1.0  # DeepNorm's, times x (`started`)
 
     @nn.compact
     def __call__(self, x: jax.Array, sublayer) -> jax.Array:
@@ -126,6 +126,24 @@ class DecoderLayer(nn.Module):
         y = self.after_self_attention(y, lambda y: self.self_attention.decode_step(y, position, mask))
         y = self.after_cross_attention(y, lambda y: self.cross_attention.attend_to_memory(y, memory_mask))
         return self.after_feed_forward(y, self.feed_forward)
+
+
+def started(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, float]:
+    """The config of a stack's layers, and the factor alpha of their residuals: LayerNorm(alpha x + Sublayer(x)).
+
+    DeepNorm (Wang et al., 2022, figure 2) multiplies the initial W^V, W^O, W_1 and W_2 by beta, as `branch_init` does.
+    Both depend on the stack, and on whether a decoder follows the encoder.
+    """
+    if config.start != "deepnorm":
+        return config, 1.0
+    n = config.num_layers  # of the encoder as of the decoder
+    if not isinstance(config, TransformerConfig):
+        alpha, beta = (2 * n) ** 0.25, (8 * n) ** -0.25
+    elif decoder:
+        alpha, beta = (3 * n) ** 0.25, (12 * n) ** -0.25
+    else:
+        alpha, beta = 0.81 * n ** (5 / 16), 0.87 * n ** (-5 / 16)  # (N^4 M)^(1/16) with M = N
+    return dataclasses.replace(config, branch_init=beta * config.branch_init), alpha
 
 
 class Stack(nn.Module):

@@ -4,7 +4,6 @@ Letters of shapes: B batch, Q queries, M keys, H heads, K hypotheses of a search
 """
 
 import dataclasses
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -29,27 +28,6 @@ def product_of_few_rows(x: jax.Array, y: jax.Array) -> jax.Array:
     return multiply(x, y) if x.shape[2] == 1 else jax.lax.platform_dependent(x, y, cpu=sum_products, default=multiply)
 
 
-class ScoreFunction(Protocol):
-    """A function of queries and keys, in the two layouts that attention has them in. Scores are float32."""
-
-    def full(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
-        """Scores for whole sentences.
-
-        Args:
-          query: [B, Q, H, d_k].
-          key: [B, M, H, d_k].
-          offsets: [Q, M, d_k], added to the keys as each query sees them (`positions.Distances`).
-
-        Returns:
-          [B, H, Q, M].
-        """
-        ...
-
-    def cached(self, query: jax.Array, key: jax.Array) -> jax.Array:
-        """Scores for a decoding step: [B, K, H, d_k] and [B, H, d_k, M] -> [B, H, K, M]."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Dot:
     """q . k / sqrt(d_k), the paper's; or not `scaled`, q . k.
@@ -61,12 +39,23 @@ class Dot:
     scaled: bool = True
 
     def full(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
+        """Scores for whole sentences, float32.
+
+        Args:
+          query: [B, Q, H, d_k].
+          key: [B, M, H, d_k].
+          offsets: [Q, M, d_k], added to the keys as each query sees them (`positions.Distances`).
+
+        Returns:
+          [B, H, Q, M].
+        """
         products = wide_einsum("bqhd,bmhd->bhqm", query, key)
         if offsets is not None:  # q . (k + a) = q . k + q . a avoids an array [B, Q, M, H, d_k]
             products += wide_einsum("bqhd,qmd->bhqm", query, offsets)
         return self._scale(products, query.shape[-1])
 
     def cached(self, query: jax.Array, key: jax.Array) -> jax.Array:
+        """Scores for a decoding step, float32: [B, K, H, d_k] and [B, H, d_k, M] -> [B, H, K, M]."""
         return self._scale(product_of_few_rows(query.swapaxes(1, 2), key), query.shape[-1])
 
     def _scale(self, products: jax.Array, d_k: int) -> jax.Array:
@@ -93,3 +82,6 @@ class Additive:
         query = query.swapaxes(1, 2)[..., None].astype(jnp.float32)  # [B, H, K, d_k, 1]
         hidden = jnp.tanh(query + key[:, :, None])  # with [B, H, 1, d_k, M]
         return jnp.sum(self.v[:, None, :, None] * hidden, axis=-2)
+
+
+ScoreFunction = Dot | Additive  # of queries and keys, in the two layouts that attention has them in

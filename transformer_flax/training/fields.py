@@ -11,15 +11,27 @@ from typing import Any, cast
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError, did_you_mean
+from transformer_flax.model.config import checked
 
+# Names, paths, and what belongs to the machine: none of them changes what is learned or measured, beyond chance.
+CHANGES_NOTHING = (
+    "name",
+    "max_skipped",
+    "on_write_failure",
+    "data.path",
+    "data.tokenizer_file",
+    "data.cache_dir",
+    "log.",
+    "parallel.",
+)
 AUTO = "auto"  # as config.model.dtype: the type of the run in the working directory, or what suits the device
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def at_least(least: float, *, below: float | None = None, default: Any = dataclasses.MISSING) -> Any:
     """A field with a smallest value, and perhaps a bound that it does not reach."""
-    within = (least, below, f"at least {least}" if below is None else f"from {least} to below {below}")
-    return dataclasses.field(default=default, metadata={"within": within})
+    requirement = f"at least {least}" if below is None else f"from {least} to below {below}"
+    return checked(lambda v: v >= least and (below is None or v < below), requirement, default=default)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -256,9 +268,8 @@ def _require_fields(section: ConfigDict, dataclass: type, where: str, may_have_m
         if not isinstance(value, ConfigDict) if is_section else not _is_of(wanted, value):
             must = "a section of fields, a ConfigDict" if is_section else TYPES[wanted]
             raise UserError(f"{where}.{name} is {value!r}; it must be {must}")
-        least, below, requirement = field.metadata.get("within", (None, None, ""))
-        if requirement and not (least <= value and (below is None or value < below)):
-            raise UserError(f"{where}.{name} is {value!r}; it must be {requirement}")
+        if "is_valid" in field.metadata and not field.metadata["is_valid"](value):
+            raise UserError(f"{where}.{name} is {value!r}; it must be {field.metadata['requirement']}")
         if is_section and wanted is not ConfigDict:
             _require_fields(value, wanted, f"{where}.{name}", may_have_more)
 

@@ -36,25 +36,12 @@ from transformer_flax.files import (
     write_whole,
 )
 from transformer_flax.training.checkpoint_files import saved_steps
-from transformer_flax.training.fields import added_fields, differences, flatten
+from transformer_flax.training.fields import CHANGES_NOTHING, added_fields, differences, flatten
 from transformer_flax.training.multihost import is_first
 
 CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # of a checkpoint, which Orbax makes
 # A resumed run may have other values here: none of them changes what is learned from the steps that were made.
-MAY_CHANGE = (
-    "steps",
-    "name",
-    "max_skipped",
-    "on_write_failure",
-    "data.path",
-    "data.tokenizer_file",
-    "data.cache_dir",
-    "eval.",
-    "checkpoint.",
-    "log.",
-    "parallel.",
-    "decode.",
-)
+MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
 OUTPUTS = ("translations", "labels")  # folders of what a model puts out
 RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # what config.json holds
 LOCK = ".lock"
