@@ -20,11 +20,15 @@ sys.path.insert(0, str(ROOT))  # for configs/, which is not part of the package
 QUICK = ("backend_optimization_level=0", "cpu_use_fusion_emitters=false", "cpu_parallel_codegen_split_count=1")
 PLATFORMS = os.environ.get("JAX_PLATFORMS", "cpu")  # empty: those there are, as benchmarks/accelerator.sh wants it
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *(f"--xla_{flag}" for flag in QUICK)])
-# To XLA, fake CPU devices are real ones: shardings, collectives and deadlocks come out.
-jax.config.update("jax_num_cpu_devices", 8)
-jax.config.update("jax_platforms", PLATFORMS)
-jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "jax"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+for name, value in {
+    "platforms": PLATFORMS,
+    "num_cpu_devices": 8,  # to XLA, fake CPU devices are real ones: shardings, collectives and deadlocks come out
+    # What one process has compiled, no other needs to compile again.
+    "compilation_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax")),
+    "persistent_cache_min_compile_time_secs": 0.1,
+}.items():
+    jax.config.update(f"jax_{name}", value)
+    os.environ[f"JAX_{name.upper()}"] = str(value)  # for processes that tests start
 # JAX keeps millions of objects, which Python would look through again and again: a fifth of the time of the tests.
 gc.set_threshold(200_000, 20, 100)
 os.environ["TOKENIZERS_PARALLELISM"] = "true"

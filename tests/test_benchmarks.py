@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.decode import begin_without_cache, make_search
+from tests import forked
 from tests.conftest import ROOT, TINY
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.registry import init_params
@@ -58,7 +59,6 @@ def test_the_search_without_a_cache_finds_the_same():
 
 def test_the_ways_to_follow_ancestors_agree_and_are_timed():
     options = ["--batch_size=2", "--beam_size=3", "--length=5", "--layers=2", "--heads=2", "--depth=4", "--repeats=1"]
-    command = [sys.executable, "benchmarks/ancestors.py", *options]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = forked.run("benchmarks/ancestors.py", *options)
     assert result.returncode == 0, result.stderr
     assert all(way in result.stdout for way in ("gather", "indices", "sums of products", "matrix products"))

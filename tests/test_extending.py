@@ -69,7 +69,7 @@ def extended(tmp_path_factory) -> pathlib.Path:
 
 
 def run(root: pathlib.Path, *command: str) -> None:
-    environment = os.environ | {"PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
+    environment = os.environ | {"PYTHONPATH": str(root)}
     result = subprocess.run(
         [sys.executable, *command], cwd=root, env=environment, capture_output=True, text=True, check=False
     )
@@ -81,9 +81,10 @@ def test_the_field_the_row_and_the_kind_are_known_everywhere(extended):
 
 
 def test_the_tests_of_the_page_pass(extended):
-    run(extended, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", "tests/model/test_swiglu.py")
-    laws = "tests/model/test_transformer.py", "-k", "swiglu and (before_them or stepwise or padding)"
-    run(extended, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *laws)
+    of_the_variant = "swiglu and (before_them or stepwise or padding)"
+    files = "tests/model/test_swiglu.py", "tests/model/test_transformer.py"
+    chosen = f"test_swiglu or ({of_the_variant})"  # all of the page's own file, and laws of the variant
+    run(extended, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *files, "-k", chosen)
 
 
 def test_the_code_of_the_page_is_in_the_style_of_the_project(extended):

@@ -26,7 +26,7 @@ def outputs_of(notebook) -> list:
 def test_a_notebook_runs_on_another_run(notebook, finished, tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     environment = ENVIRONMENT | {"WORKDIR": str(finished), "IPYTHONDIR": str(tmp_path)}
-    environment |= {"FOLDER": str(tmp_path / "train"), "STEPS": "2"}
+    environment |= {"FOLDER": str(tmp_path / "train"), "STEPS": "2", "JAX_NUM_CPU_DEVICES": "1"}
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(ROOT / "notebooks")}})
     client.execute(env=environment)
     outputs = outputs_of(notebook)

@@ -55,6 +55,7 @@ def test_a_run_of_version_0_1_is_restored_translates_and_is_trained_on(old, tmp_
     config.model.dtype = "auto"  # as configs/ have it now; resumed on a GPU, the run keeps its float32
     monkeypatch.setattr("transformer_flax.training.setup.device_dtype", lambda: "bfloat16")
     config.data.cache_dir = str(tmp_path)
+    config.eval.final_sentences = 8
     train(config, old)
     assert final_state(old, config.steps).step == config.steps
     said = " ".join(capsys.readouterr().out.split())

@@ -171,6 +171,15 @@ def test_an_ensemble_of_one_run_is_that_run(run, sources):
     assert run.ensemble().params is run.params
 
 
+@pytest.fixture
+def few_objects():
+    """Hides from the collector, for the length of a test, what was there before: JAX keeps millions of objects."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("few_objects")
 def test_restoring_a_run_again_and_again_takes_no_more_memory(finished):
     def objects() -> int:
         restore(finished)
@@ -361,6 +370,7 @@ def cut_short(path):
     ids=lambda value: getattr(value, "__name__", value),
 )
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("few_objects")
 def test_a_checkpoint_that_is_not_whole_is_named_with_the_others_and_nothing_else_complains(
     made, tmp_path, part, damage, caplog
 ):

@@ -1,17 +1,13 @@
 """The benchmark of section 3.2.1 runs, and measures what the section says of the softmax."""
 
 import json
-import subprocess
-import sys
 
-from tests.commands.process import ENVIRONMENT
-from tests.conftest import ROOT
+from tests import forked
 
 
 def test_without_its_scale_the_softmax_hardly_moves(tmp_path):
     options = ["--d_k=256", "--steps=10", "--seeds=1", f"--json={tmp_path / 'all.json'}"]
-    command = [sys.executable, "benchmarks/scaling.py", *options, f"--picture={tmp_path / 'all.png'}"]
-    result = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    result = forked.run("benchmarks/scaling.py", *options, f"--picture={tmp_path / 'all.png'}")
     assert result.returncode == 0, result.stderr
     figures = json.loads((tmp_path / "all.json").read_text())
     derivative, largest = (

@@ -1,15 +1,13 @@
 """Table 1: the layers that are timed are those of the table, and their paths as long as it says."""
 
 import math
-import subprocess
-import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks import table1_layers
-from tests.conftest import ROOT
+from tests import forked
 from transformer_flax.ablation.table1 import LAYERS
 
 N, D, H, K, R = 24, 8, 2, 3, 6
@@ -90,8 +88,7 @@ def test_a_position_that_is_never_reached_is_told():
 
 def test_the_benchmark_runs(tmp_path):
     sizes = ["--lengths=32,64", "--path_lengths=16", "--width=8", "--heads=2", "--neighbourhood=6", "--repeats=1"]
-    command = [sys.executable, "benchmarks/table1.py", *sizes, f"--picture={tmp_path / 'table1.png'}"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = forked.run("benchmarks/table1.py", *sizes, f"--picture={tmp_path / 'table1.png'}")
     assert result.returncode == 0, result.stderr
     assert all(name in result.stdout for name in LAYERS)
     assert (tmp_path / "table1.png").read_bytes().startswith(b"\x89PNG")

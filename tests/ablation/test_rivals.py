@@ -1,12 +1,8 @@
 """Rivals are swept as the Transformer is, and docs/rivals.py sets them side by side."""
 
-import subprocess
-import sys
-
 from configs import rivals_small
+from tests import forked
 from tests.ablation.sweeping import InProcess
-from tests.commands.process import ENVIRONMENT
-from tests.conftest import ROOT
 from tests.training.small import write_text
 from transformer_flax.ablation.jobs import Recipe
 from transformer_flax.ablation.results import make_head
@@ -20,20 +16,20 @@ def test_rivals_are_swept_and_set_side_by_side(tmp_path):
     base = complete(rivals_small.get_config("recurrent"))
     base.steps = 4
     base.model.update(d_model=16, num_layers=1)
-    base.data.update(vocab_size=300, max_length=40, cache_dir=str(tmp_path / "cache"))
+    base.data.update(vocab_size=300, max_length=40, cache_dir=str(tmp_path / "cache"), num_buckets=1)
     base.data.path = str(write_text(tmp_path / "text"))
     base.log.every = base.checkpoint.every = 2
     base.eval.update(every=2, sentences=4)
-    base.decode.update(max_input_length=40, max_extra_length=5, beam_size=1)
+    base.decode.update(max_input_length=40, max_extra_length=5, beam_size=1, batch_size=16)
+    base.parallel.num_devices = 1
     recipe = Recipe("configs/rivals_small.py:recurrent", base, {}, tmp_path / "sweep")
     trials = recipe.trials(make_variants(base, "base", axes=["model.attention=none"]), seeds=1)
     sweep(trials, recipe, make_head(base, "python", ""), InProcess())
     report = (tmp_path / "sweep/report/report.md").read_text()
     assert "model.d_model = 16" in report
     assert "paper" not in report
-    command = [sys.executable, "docs/rivals.py", "--speed", "--repeats=1", f"--output={tmp_path}", f"{tmp_path}/sweep"]
-    told = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, text=True).stdout
-    models, lengths = ([line.split(" | ") for line in table.splitlines()] for table in told.split("\n\n"))
+    told = forked.run("docs/rivals.py", "--speed", "--repeats=1", f"--output={tmp_path}", f"{tmp_path}/sweep")
+    models, lengths = ([line.split(" | ") for line in table.splitlines()] for table in told.stdout.split("\n\n"))
     assert [row[0] for row in models[2:]] == [row[0] for row in lengths[2:]] == ["| recurrent, no attention"]
     assert all(int(row[3].replace(",", "")) > 5_000 and row[6][0].isdigit() for row in models[2:])
     for picture in ("rivals_time.png", "rivals_length.png"):

@@ -1,9 +1,6 @@
-import subprocess
-import sys
-
 import pytest
 
-from tests.conftest import ROOT
+from tests import forked
 from tests.training.small import small_config, write_text
 from transformer_flax.analysis.length import Bucket, load_written, measure_by_length, plot_by_length
 from transformer_flax.data.sources import load_pairs
@@ -78,9 +75,8 @@ def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
     # As if the model had learned to copy, but six letters at most.
     place.save_outputs("translations", "valid", 1, pairs["valid"].lines)
     place.save_outputs("translations", "test", 1, [line[:11] for line in pairs["test"].lines])
-    command = [sys.executable, "docs/length.py", f"--output={tmp_path}/length.png", "--width=1", str(place.path)]
-    told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert told.splitlines() == [
+    told = forked.run("docs/length.py", f"--output={tmp_path}/length.png", "--width=1", place.path)
+    assert told.stdout.splitlines() == [
         "| tokens | sinusoidal (1) |",
         "|---|---|",
         "| 4 | 100.0 % / 100.0 % |",

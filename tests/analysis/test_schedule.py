@@ -1,11 +1,8 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from configs import base, numbers
-from tests.conftest import ROOT
+from tests import forked
 from transformer_flax.analysis.plots import plot_schedule
 
 
@@ -23,6 +20,5 @@ def test_the_learning_rate_of_every_step_and_its_peak(tmp_path):
 
 
 def test_the_pictures_of_the_docs_that_need_no_run_are_made_without_one(tmp_path):
-    command = [sys.executable, "docs/pictures.py", f"--output={tmp_path}"]
-    subprocess.run(command, cwd=ROOT, check=True)
+    forked.run("docs/pictures.py", f"--output={tmp_path}")
     assert {file.name for file in tmp_path.iterdir()} == {"positions.png", "schedule.png"}

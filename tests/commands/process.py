@@ -1,4 +1,4 @@
-"""Commands as processes of their own, as a shell starts them."""
+"""Commands as processes of their own."""
 
 import contextlib
 import os
@@ -7,25 +7,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from tests import forked
 from tests.conftest import ROOT
+from tests.forked import PATIENCE
 
-# The devices and the cache of the tests: what one process has compiled, no other needs to compile again.
-ENVIRONMENT = os.environ | {
-    "JAX_PLATFORMS": "cpu",
-    "JAX_NUM_CPU_DEVICES": "8",
-    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "jax"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
-    "TERM": "dumb",
-    "PYTHONUNBUFFERED": "",  # lines have to come out without its help
-}
-
-
-PATIENCE = 120  # seconds, after which a test fails
+ENVIRONMENT = os.environ | {"TERM": "dumb", "PYTHONUNBUFFERED": ""}  # lines have to come out without its help
 
 
 @contextlib.contextmanager
 def started(command: str, *arguments, **pipes) -> Iterator[subprocess.Popen]:
-    """python -m transformer_flax.<command> as it runs; it does not outlive the context."""
+    """python -m transformer_flax.<command> as it runs, started as a shell does; it does not outlive the context."""
     line = [sys.executable, "-m", f"transformer_flax.{command}", *map(str, arguments)]
     with subprocess.Popen(line, cwd=ROOT, env=ENVIRONMENT, bufsize=0, **pipes) as process:
         try:
@@ -39,12 +30,9 @@ def wait_for_output(output) -> None:
 
 
 def run(command: str, *arguments, given: str | bytes = "") -> subprocess.CompletedProcess:
-    """Runs it to its end, `given` on a pipe as its standard input; what it put out is text."""
+    """Runs transformer_flax.<command> to its end, `given` as its standard input; what it put out is text."""
     given = given.encode() if isinstance(given, str) else given
-    pipe = subprocess.PIPE
-    with started(command, *arguments, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        out, err = process.communicate(given, timeout=PATIENCE)
-    return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())
+    return forked.run(f"transformer_flax.{command}", *arguments, given=given)
 
 
 def succeeds(command: str, *arguments, given: str | bytes = "") -> subprocess.CompletedProcess:

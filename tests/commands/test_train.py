@@ -1,23 +1,18 @@
 """`python train.py` as a user meets it: real processes, their messages and exit codes."""
 
-import os
 import subprocess
 import sys
 
 import pytest
 
+from tests import forked
 from tests.commands import process
 from tests.conftest import ROOT
 
 
-def run(*arguments, **environment):
-    command = [sys.executable, "train.py", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
-
-
 def refused(*arguments) -> str:
     """The one message of a command that the user got wrong."""
-    result = run(*arguments)
+    result = forked.run("train.py", *arguments)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     assert result.stderr.startswith("error: ")
@@ -66,7 +61,7 @@ def test_a_model_that_cannot_be_is_refused_before_anything_is_written(tmp_path):
 )
 def test_wmt14_without_tensorflow_or_network_is_told_behind_the_size_of_its_model(tmp_path, config, parameters, name):
     nowhere = {"TFDS_DATA_DIR": str(tmp_path), "http_proxy": "http://127.0.0.1:9"}  # nothing listens there
-    result = run(f"--config=configs/{config}", f"--workdir={tmp_path / 'run'}", **nowhere)
+    result = forked.run("train.py", f"--config=configs/{config}", f"--workdir={tmp_path / 'run'}", **nowhere)
     assert result.returncode == 2
     assert f"{parameters} without" in result.stdout
     assert "error: " in result.stderr
@@ -77,7 +72,7 @@ def test_wmt14_without_tensorflow_or_network_is_told_behind_the_size_of_its_mode
 
 
 def test_help_tells_of_config_and_workdir():
-    result = run("--help")
+    result = subprocess.run([sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0
     assert "--config:" in result.stdout
     assert "(default: configs/numbers.py)" in result.stdout

@@ -8,7 +8,6 @@ import collections
 import contextlib
 import json
 import logging
-import multiprocessing
 import os
 import pathlib
 import random
@@ -26,6 +25,7 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))  # for configs/, which is not part of the package
 
+from tests.forked import PROCESSES
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax import cli
 from transformer_flax.errors import Interrupted
@@ -54,19 +54,15 @@ def start(workdir: pathlib.Path, log: pathlib.Path, overrides: dict) -> None:
     os.dup2(output, 2)
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
-    jax.config.update("jax_compilation_cache_dir", str(workdir.parent / "compiled"))
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        jax.config.update("jax_compilation_cache_dir", str(workdir.parent / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # as the command has it
     try:
-        train(small_config(**RUN, **overrides), workdir)
+        train(small_config(**RUN | overrides), workdir)
     except Interrupted as interruption:
         print(interruption)
         sys.exit(interruption.exit_status)
-
-
-# Each run is forked from a process that has imported everything and done nothing: that saves seconds for each.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.training.small"])
 
 
 class Campaign:

@@ -6,13 +6,12 @@ import pathlib
 import pickle
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from tests.commands.process import ENVIRONMENT, succeeds
-from tests.conftest import ROOT
+from tests import forked
+from tests.commands.process import succeeds
 from transformer_flax.run import restore
 
 CONFIG = """
@@ -58,9 +57,8 @@ def train(place: pathlib.Path, *, steps: int = 204) -> subprocess.CompletedProce
     """train.py going on with the run, with its own config from a file that the user trusts."""
     config = json.loads((place / "run/config.json").read_text())["config"]
     (place / "mine.py").write_text(CONFIG.format(config=json.dumps(config)))
-    command = [sys.executable, "train.py", f"--config={place / 'mine.py'}", f"--workdir={place / 'run'}"]
-    command.append(f"--config.steps={steps}")
-    return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    little = ["--config.eval.test=False", "--config.eval.final_sentences=2", f"--config.steps={steps}"]
+    return forked.run("train.py", f"--config={place / 'mine.py'}", f"--workdir={place / 'run'}", *little)
 
 
 def plant_code(run: pathlib.Path, marker: pathlib.Path) -> None:
