@@ -78,9 +78,7 @@ def synthetic(pairs: int) -> Corpus:
 def make_batches(corpus: Corpus, batching: str) -> Batches:
     config = base.get_config().data
     config.update(batching=batching, num_buckets=16)
-    return training_batches(
-        corpus, select_training_pairs(corpus, config.max_length).indices, config, seed=0, share=(0, 1)
-    )
+    return training_batches(corpus, select_training_pairs(corpus, config).indices, config, seed=0, share=(0, 1))
 
 
 def measure_batches(corpus: Corpus, batching: str) -> list[str]:

@@ -9,14 +9,8 @@ from transformer_flax.errors import UserError
 SPLITS = ("train", "valid", "test")
 
 
-def draw(split, num_pairs=2_000, longest_trained=6, longest_tested=9, seed=0):
-    return draw_lines(
-        split,
-        num_pairs=num_pairs,
-        longest_trained=longest_trained,
-        longest_tested=longest_tested,
-        seed=seed,
-    )
+def draw(split, num_pairs=2_000, **fields):
+    return draw_lines(split, data_config(num_pairs=num_pairs, **{"longest_trained": 6, "longest_tested": 9, **fields}))
 
 
 def load(split="valid", source="copy", **fields):

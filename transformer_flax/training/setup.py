@@ -208,12 +208,7 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
                 pairs[split], tokenizer, config.data.cache_dir, labels=classes, progress=update
             )
     del pairs["train"]  # whose text nobody reads again, and which takes memory and room on the disk
-    selection = select_training_pairs(
-        corpora["train"],
-        config.data.max_length,
-        max_length_ratio=config.data.max_length_ratio,
-        drop_duplicates=config.data.drop_duplicates,
-    )
+    selection = select_training_pairs(corpora["train"], config.data)
     if any(selection.dropped.values()):
         rows = [[reason, f"{count:,}"] for reason, count in selection.dropped.items()]
         rows.append(["trained on", f"{len(selection.indices):,} of {len(corpora['train']):,}"])
