@@ -65,25 +65,6 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kin
     return params
 
 
-def require_vocabulary(directory: pathlib.Path, step: int, vocab_size: int) -> None:
-    """Checks that a checkpoint is of a model with a vocabulary of that size; little of it is read.
-
-    Raises:
-      UserError: it is of another size.
-      UnreadableError: it cannot be read.
-    """
-    folder = directory.resolve() / str(step)
-    with reading(directory, step), own_context():
-        params = ocp.checkpointables_metadata(str(folder)).metadata["state"]["params"]
-        leaves = jax.tree_util.tree_leaves_with_path(params)
-        [size] = {leaf.shape[0] for path, leaf in leaves if path[-1].key == "embedding"}
-    if size != vocab_size:
-        raise UserError(
-            f"the checkpoint {directory / str(step)} has a vocabulary of {size:,}, and the tokenizer in "
-            f"{directory.parent} one of {vocab_size:,}: it is not the one that the run was trained with; put that back"
-        )
-
-
 @contextlib.contextmanager
 def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
     """A context in which a checkpoint is read; any failure becomes an UnreadableError."""

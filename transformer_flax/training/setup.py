@@ -28,7 +28,6 @@ from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.model.registry import find_kind, init_params
 from transformer_flax.relatives.embeddings import Vectors
-from transformer_flax.training.checkpoint_files import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
 from transformer_flax.training.fields import AUTO, complete, require_run
@@ -193,9 +192,6 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
 
     if workdir.tokenizer_file.exists():
         tokenizer = workdir.load_tokenizer()
-        for step in saved_steps(workdir.checkpoints):
-            with contextlib.suppress(UnreadableError):  # resuming from it will report that
-                require_vocabulary(workdir.checkpoints, step, tokenizer.vocab_size)
     elif given:
         tokenizer = given
     else:
