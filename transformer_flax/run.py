@@ -351,12 +351,4 @@ def restore(
     """
     saved = load_model(workdir, average=average, steps=steps)
     params = jax.device_put(saved.params)  # once: arrays of the host would be copied with every batch
-    return Run(
-        saved.config,
-        saved.tokenizer,
-        make_model(saved.model),
-        params,
-        saved.parameters,
-        saved.fingerprints,
-        saved.classes,
-    )
+    return Run(**saved._asdict() | {"model": make_model(saved.model), "params": params})

@@ -9,12 +9,14 @@ import logging
 import pathlib
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
+from transformer_flax.data.classes import Classes
 from transformer_flax.data.sources import Pairs, iterate_pairs
+from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_error, cache_root, read_json, require_plain, whole_folder
 from transformer_flax.special_tokens import END_ID
@@ -25,17 +27,9 @@ AHEAD = 3  # chunks that are being encoded at once
 CHECKSUMS = "checksums.json"
 BLOCK = 1 << 18  # pairs in a step of NumPy, so that temporary arrays stay small
 
+Vocabulary = Tokenizer | Classes  # encodes one side of the pairs
+
 logger = logging.getLogger(__name__)
-
-
-class Vocabulary(Protocol):
-    """Encodes one side of the pairs: a Tokenizer, or Classes for labels."""
-
-    vocab_size: int
-
-    def to_json(self) -> str: ...
-
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @dataclasses.dataclass(frozen=True)

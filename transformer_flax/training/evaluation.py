@@ -116,8 +116,8 @@ class Evaluator:
                 check(alone=True)
 
             outputs = from_first(lambda: self._task.write(params, sources, progress), lambda: check(alone=True))
-        scores = self._task.measure(outputs, references)
-        return Evaluation({**means, **scores.scalars}, scores.signatures, sources, references, outputs)
+        scores, signatures = self._task.measure(outputs, references)
+        return Evaluation({**means, **scores}, signatures, sources, references, outputs)
 
     def _measure(self, params: Any, batches: Batches, what: str, check: Callable[..., None]) -> Meter:
         """The sums over all tokens of some batches, for parameters on the devices."""
