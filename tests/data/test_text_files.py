@@ -96,7 +96,7 @@ def test_pairs_are_written_as_the_folder_that_they_are_read_from(tmp_path):
     config.update(source="folder", path=str(tmp_path / "new" / "text"), target_language="fr", num_pairs=0)
     for split, wanted in pairs.items():
         read = load_pairs(config, split)
-        assert [read[i] for i in range(len(read))] == wanted
+        assert read.read(range(len(read))) == wanted
     for sentence, why in (("a\nb", "has a line break"), ("\ud800", "not UTF-8")):
         with pytest.raises(UserError, match=why):
             write_pairs(tmp_path, {"train": [("a", sentence)]})
