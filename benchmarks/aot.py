@@ -48,7 +48,7 @@ from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
-from transformer_flax.training.sharding import Jit
+from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, make_train_step
 
 WHAT = flags.DEFINE_enum("what", "step", ["step", "search"], "of training, or a beam search")
@@ -92,7 +92,7 @@ def absent_devices(topology: str) -> tuple[Machine, list[jax.Device]]:
 
 def lower_step(config: TransformerConfig, devices: list[jax.Device], rows: int, length: int, chunks: int = 1):
     """Lowers the update of `config` for devices that need not be there, on `rows` pairs of two `length` tokens."""
-    defaults, parallel = base.get_config(), Jit(devices, shard_params=False)
+    defaults, parallel = base.get_config(), Parallel(devices)
     optimizer = make_optimizer(defaults.optimizer, config.d_model)
     loss_fn = translation_loss(Transformer(config), defaults.label_smoothing, chunks)
 

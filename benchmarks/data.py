@@ -48,13 +48,16 @@ class Lines(list):
 
     fingerprint = "of no use: every cache is a new one"
 
+    def read(self, indices):
+        return [self[i] for i in indices]
+
 
 def read_pairs() -> Lines:
     if SOURCE.value is not None:
         sides = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))
         return Lines(itertools.islice(zip(*sides, strict=True), LINES.value))
     pairs = load_pairs(numbers.get_config().data, "train")
-    return Lines(pairs[i] for i in range(min(len(pairs), LINES.value)))
+    return Lines(pairs.read(range(min(len(pairs), LINES.value))))
 
 
 def synthetic(pairs: int) -> Corpus:
@@ -75,9 +78,7 @@ def synthetic(pairs: int) -> Corpus:
 def make_batches(corpus: Corpus, batching: str) -> Batches:
     config = base.get_config().data
     config.update(batching=batching, num_buckets=16)
-    return training_batches(
-        corpus, select_training_pairs(corpus, config.max_length).indices, config, seed=0, share=(0, 1)
-    )
+    return training_batches(corpus, select_training_pairs(corpus, config).indices, config, seed=0, share=(0, 1))
 
 
 def measure_batches(corpus: Corpus, batching: str) -> list[str]:

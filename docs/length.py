@@ -61,7 +61,7 @@ def measure(path: str):
     sources, references, translations = map(list, zip(*written, strict=True))
     lengths = [len(ids) for ids in tokenizer.encode(sources)]
     train = load_pairs(config.data, "train")
-    trained = max(len(ids) for ids in tokenizer.encode([train[i][0] for i in range(len(train))]))
+    trained = max(len(ids) for ids in tokenizer.encode([source for source, _ in train.read(range(len(train)))]))
     return config.model.positions, trained, measure_by_length(lengths, translations, references, width=WIDTH.value)
 
 

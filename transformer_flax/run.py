@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
-from transformer_flax.data.sources import NormalisedPairs, load_pairs
+from transformer_flax.data.sources import NormalisedPairs, iterate_pairs, load_pairs
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding import ctranslate2
@@ -211,7 +211,7 @@ class Run:
             raise UserError(f"the {name} split of {self.config.name} has changed since the run was made")
         if isinstance(pairs, NormalisedPairs):
             pairs = pairs.raw
-        examples = [pairs[i] for i in range(len(pairs))]
+        examples = [pair for block in iterate_pairs(pairs, range(len(pairs)), 4096) for pair in block]
         return [source for source, _ in examples], [target for _, target in examples]
 
     def attention(self, source: str, target: str | None = None, **settings) -> Attention:
@@ -347,12 +347,4 @@ def restore(
     """
     saved = load_model(workdir, average=average, steps=steps)
     params = jax.device_put(saved.params)  # once: arrays of the host would be copied with every batch
-    return Run(
-        saved.config,
-        saved.tokenizer,
-        make_model(saved.model),
-        params,
-        saved.parameters,
-        saved.fingerprints,
-        saved.classes,
-    )
+    return Run(**saved._asdict() | {"model": make_model(saved.model), "params": params})

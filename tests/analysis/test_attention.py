@@ -68,7 +68,7 @@ def test_the_arrays_are_those_of_the_training_pass(run):
     )
     kinds = {("encoder", "self_attention"), ("decoder", "self_attention"), ("decoder", "cross_attention")}
     compared = 0
-    for row, attention in enumerate(run.attentions(*zip(*(text[i] for i in rows), strict=True))):
+    for row, attention in enumerate(run.attentions(*zip(*text.read(rows), strict=True))):
         for side, name in kinds:
             ours = attention.cross if name == "cross_attention" else getattr(attention, side)
             for layer, weights in enumerate(ours):

@@ -56,7 +56,7 @@ def read(folder, split="train", name="made_translate", **fields):
 
 
 def as_list(pairs):
-    return [pairs[i] for i in range(len(pairs))]
+    return pairs.read(range(len(pairs)))
 
 
 def files_of(folder) -> pathlib.Path:

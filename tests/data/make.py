@@ -23,6 +23,9 @@ class ListPairs(list):
     def fingerprint(self) -> str:
         return hashlib.sha256(repr(list(self)).encode()).hexdigest()
 
+    def read(self, indices):
+        return [self[i] for i in indices]
+
 
 def sentences_of(lengths) -> Sentences:
     """Sentence i is (NUM_SPECIAL + i) over and over, closed by the end symbol, `lengths[i]` tokens with it."""

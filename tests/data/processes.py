@@ -30,7 +30,7 @@ from transformer_flax.data.sources import load_pairs
 _, name, target_language = sys.argv
 config = data_config(source="tfds", name=name, target_language=target_language)
 pairs = {split: load_pairs(config, split) for split in ("train", "valid", "test")}
-json.dump({split: [list(pairs[split]), pairs[split].fingerprint] for split in pairs}, sys.stdout)
+json.dump({split: [read.read(range(len(read))), read.fingerprint] for split, read in pairs.items()}, sys.stdout)
 """
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.make import corpus_of
+from tests.data.make import corpus_of, data_config
 from transformer_flax.data.batches import Batches, BucketedBatches, PackedBatches, bucket_edges, round_up
 from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.errors import UserError
@@ -343,7 +343,7 @@ def test_max_length_cuts_and_drops_nothing(max_length):
 
 def test_pairs_that_are_not_selected_are_never_shown():
     corpus = make().corpus_of(0)
-    selection = select_training_pairs(corpus, max_length=20)
+    selection = select_training_pairs(corpus, data_config(max_length=20))
     batches = make(corpus=corpus, indices=selection.indices)
     shown = {pair for number in range(2) for batch in epoch(batches, number) for pair in pairs_in(batch)}
     assert shown == set(selection.indices.tolist())

@@ -12,6 +12,10 @@ def numbers_config(**fields):
     return data_config(**{"source": "numbers", "num_pairs": 2_000, **fields})
 
 
+def draw(split, num_pairs, seed=0, **fields):
+    return split_numbers(split, numbers_config(num_pairs=num_pairs, seed=seed, **fields))
+
+
 def digit_shares(numbers: np.ndarray) -> np.ndarray:
     """The share of numbers of 1, 2 .. 6 digits."""
     return np.bincount([len(str(n)) for n in numbers.tolist()], minlength=7)[1:] / len(numbers)
@@ -19,12 +23,12 @@ def digit_shares(numbers: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_all_small_numbers_are_trained_on(seed):
-    assert set(range(ALWAYS_TRAINED)) <= set(split_numbers("train", ALWAYS_TRAINED, seed).tolist())
+    assert set(range(ALWAYS_TRAINED)) <= set(draw("train", ALWAYS_TRAINED, seed).tolist())
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_no_number_is_in_two_splits(seed):
-    train, valid, test = (set(split_numbers(split, 20_000, seed).tolist()) for split in SPLITS)
+    train, valid, test = (set(draw(split, 20_000, seed).tolist()) for split in SPLITS)
     assert len(valid) == len(test) == HELD_OUT
     assert not train & valid
     assert not train & test
@@ -33,7 +37,7 @@ def test_no_number_is_in_two_splits(seed):
 
 @pytest.mark.parametrize("num_pairs", [1_000, 1_001, 100_000])
 def test_train_has_the_number_of_pairs_asked_for(num_pairs):
-    numbers = split_numbers("train", num_pairs, seed=0)
+    numbers = draw("train", num_pairs, seed=0)
     assert len(numbers) == num_pairs
     assert numbers.min() == 0
     assert numbers.max() < 10**6
@@ -41,11 +45,11 @@ def test_train_has_the_number_of_pairs_asked_for(num_pairs):
 
 @pytest.mark.parametrize("split", SPLITS[1:])
 def test_held_out_numbers_do_not_depend_on_how_many_are_trained_on(split):
-    np.testing.assert_array_equal(split_numbers(split, 1_000, 0), split_numbers(split, 5_000, 0))
+    np.testing.assert_array_equal(draw(split, 1_000, 0), draw(split, 5_000, 0))
 
 
 def test_every_number_of_digits_is_equally_likely_in_train():
-    draws = split_numbers("train", 20_000, seed=0)[ALWAYS_TRAINED:]
+    draws = draw("train", 20_000, seed=0)[ALWAYS_TRAINED:]
     # 4 digits lose one in fourteen to the other splits; the standard deviation of a share is 0.003.
     np.testing.assert_allclose(digit_shares(draws), 1 / 6, atol=0.025)
     assert set(range(10)) <= set(draws.tolist())
@@ -53,28 +57,28 @@ def test_every_number_of_digits_is_equally_likely_in_train():
 
 @pytest.mark.parametrize("split", SPLITS[1:])
 def test_every_number_of_digits_from_four_up_is_equally_likely_when_held_out(split):
-    shares = digit_shares(split_numbers(split, 2_000, seed=0))
+    shares = digit_shares(draw(split, 2_000, seed=0))
     np.testing.assert_allclose(shares, [0, 0, 0, 1 / 3, 1 / 3, 1 / 3], atol=0.08)
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_seed_rules_the_numbers(split):
-    first, again, other = (split_numbers(split, 2_000, seed) for seed in (0, 0, 1))
+    first, again, other = (draw(split, 2_000, seed) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(np.unique(first), np.unique(other))
 
 
 def test_all_of_test_may_be_longer_than_what_is_trained_on():
     digits = {
-        split: {len(str(n)) for n in split_numbers(split, 5_000, 0, longest_trained=4, longest_tested=7).tolist()}
+        split: {len(str(n)) for n in draw(split, 5_000, 0, longest_trained=4, longest_tested=7).tolist()}
         for split in SPLITS
     }
     assert digits == {"train": {1, 2, 3, 4}, "valid": {4}, "test": {5, 6, 7}}
-    test = split_numbers("test", 5_000, 0, longest_trained=4, longest_tested=7)
+    test = draw("test", 5_000, 0, longest_trained=4, longest_tested=7)
     assert len(set(test.tolist())) == HELD_OUT
     longest = NumberPairs(numbers_config(longest_trained=4, longest_tested=18), "test")
     assert max(longest.numbers) >= 10**17
-    assert "Billiarden" in longest[int(np.argmax(longest.numbers))][1]
+    assert "Billiarden" in longest.read([int(np.argmax(longest.numbers))])[0][1]
 
 
 @pytest.mark.parametrize(("trained", "tested"), [(3, 6), (6, 5), (6, 19)])
@@ -96,15 +100,15 @@ def test_numbers_of_too_few_or_too_many_digits_are_refused(trained, tested):
 def test_numbers_are_spelt_in_their_language(number, language, words):
     as_source = NumberPairs(numbers_config(source_language=language), "train")
     as_target = NumberPairs(numbers_config(target_language=language), "train")
-    assert as_source[number][0] == words
-    assert as_target[number][1] == words
+    [(source, _)], [(_, target)] = as_source.read([number]), as_target.read([number])
+    assert source == target == words
 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_both_sides_spell_the_same_number(split):
     pairs = NumberPairs(numbers_config(target_language="en"), split)
     assert len(pairs) == len(pairs.numbers)
-    assert all(source == target for source, target in (pairs[i] for i in range(0, len(pairs), 50)))
+    assert all(source == target for source, target in pairs.read(range(0, len(pairs), 50)))
 
 
 @pytest.mark.parametrize("num_pairs", [-1, 0, 999, 100_001])

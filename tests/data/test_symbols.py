@@ -9,14 +9,8 @@ from transformer_flax.errors import UserError
 SPLITS = ("train", "valid", "test")
 
 
-def draw(split, num_pairs=2_000, longest_trained=6, longest_tested=9, seed=0):
-    return draw_lines(
-        split,
-        num_pairs=num_pairs,
-        longest_trained=longest_trained,
-        longest_tested=longest_tested,
-        seed=seed,
-    )
+def draw(split, num_pairs=2_000, **fields):
+    return draw_lines(split, data_config(num_pairs=num_pairs, **{"longest_trained": 6, "longest_tested": 9, **fields}))
 
 
 def load(split="valid", source="copy", **fields):
@@ -72,10 +66,10 @@ def test_held_out_lines_do_not_depend_on_how_many_are_trained_on(split):
 def test_a_line_is_copied_or_reversed_symbol_by_symbol():
     copied, reversed_ = (load(source=source) for source in ("copy", "reverse"))
     assert len(copied) == len(reversed_) == HELD_OUT
-    for i in range(HELD_OUT):
-        line = copied.lines[i]
-        assert copied[i] == (line, line)
-        assert reversed_[i] == (line, " ".join(reversed(line.split(" "))))
+    every = range(HELD_OUT)
+    for line, same, backwards in zip(copied.lines, copied.read(every), reversed_.read(every), strict=True):
+        assert same == (line, line)
+        assert backwards == (line, " ".join(reversed(line.split(" "))))
 
 
 def test_the_fingerprint_changes_with_whatever_changes_a_pair():

@@ -23,39 +23,30 @@ TEXTS = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categori
 
 @settings(deadline=None)
 @given(texts=TEXTS, block=st.integers(1, 50), data=st.data())
-def test_lines_come_back_one_by_one_and_in_bulk(tmp_path_factory, texts, block, data):
+def test_lines_come_back_in_any_order(tmp_path_factory, texts, block, data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", block)
         lines = Lines(texts, tmp_path_factory.getbasetemp())
-    assert list(lines) == texts
+    assert lines.read(range(len(texts))) == texts
     assert len(lines) == len(texts)
     assert bytes(lines.text).decode() == "".join(f"{text}\n" for text in texts)
     chosen = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=30)) if texts else []
-    assert lines.__getitems__(chosen) == [texts[i] for i in chosen]
+    assert lines.read(chosen) == [texts[i] for i in chosen]
 
 
 def test_a_text_larger_than_a_block_is_as_it_was(tmp_path):
     lines = Lines(iter(LONG), tmp_path)
-    assert list(lines) == LONG
-    assert lines.__getitems__(range(len(LONG) - 1, -1, -1)) == LONG[::-1]
-
-
-def test_places_count_from_the_end_too_and_end_there(tmp_path):
-    lines = Lines(["a", "b"], tmp_path)
-    assert lines[-1] == "b"
-    for beyond in (2, -3):
-        with pytest.raises(IndexError):
-            lines[beyond]
+    assert lines.read(range(len(LONG) - 1, -1, -1)) == LONG[::-1]
 
 
 def test_a_long_text_has_no_name_in_its_folder(tmp_path):
     lines = Lines(LONG, tmp_path / "cache" / "deeper")
     assert not list((tmp_path / "cache" / "deeper").iterdir())
-    assert lines[2] == LONG[2]
+    assert lines.read([2]) == [LONG[2]]
 
 
 def test_a_short_text_needs_no_folder():
-    assert list(Lines(LONG[:2], NOWHERE)) == LONG[:2]
+    assert Lines(LONG[:2], NOWHERE).read([0, 1]) == LONG[:2]
 
 
 def test_a_folder_that_cannot_be_is_refused_with_what_it_is_for():
@@ -73,7 +64,7 @@ def test_a_full_disk_is_reported_with_all_that_is_needed_and_leaves_nothing_behi
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())
-    assert list(Lines(LONG, tmp_path)) == LONG
+    assert Lines(LONG, tmp_path).read(range(len(LONG))) == LONG
 
 
 def test_a_disk_that_says_at_the_end_only_that_it_is_full_is_heard(tmp_path, monkeypatch):
@@ -105,7 +96,7 @@ def test_pairs_are_written_as_the_folder_that_they_are_read_from(tmp_path):
     config.update(source="folder", path=str(tmp_path / "new" / "text"), target_language="fr", num_pairs=0)
     for split, wanted in pairs.items():
         read = load_pairs(config, split)
-        assert [read[i] for i in range(len(read))] == wanted
+        assert read.read(range(len(read))) == wanted
     for sentence, why in (("a\nb", "has a line break"), ("\ud800", "not UTF-8")):
         with pytest.raises(UserError, match=why):
             write_pairs(tmp_path, {"train": [("a", sentence)]})

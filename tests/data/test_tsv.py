@@ -9,7 +9,7 @@ import pytest
 from tests.data.make import data_config
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.corpus import load_corpus
-from transformer_flax.data.sources import load_pairs, read_pairs
+from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer, find_tokenizer, keep_tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
@@ -26,7 +26,7 @@ def read(folder, split="train", **fields):
 
 
 def as_list(pairs):
-    return [pairs[i] for i in range(len(pairs))]
+    return pairs.read(range(len(pairs)))
 
 
 def test_the_columns_that_are_named_are_the_label_and_the_text(tmp_path):
@@ -34,7 +34,7 @@ def test_the_columns_that_are_named_are_the_label_and_the_text(tmp_path):
     write(tmp_path, "train", rows)
     pairs = read(tmp_path, text_column=2)
     assert as_list(pairs) == [("Who was Galileo ?", "HUM"), (" Where ? ", "LOC"), ("", "NUM")]
-    assert read_pairs(pairs, [2, 0]) == [pairs[2], pairs[0]]
+    assert pairs.read([2, 0]) == [("", "NUM"), ("Who was Galileo ?", "HUM")]
     fine = read(tmp_path, label_column=1, text_column=2)
     assert [label for _, label in as_list(fine)] == ["desc", "city", "dist"]
     assert fine.fingerprint != pairs.fingerprint == read(tmp_path, text_column=2).fingerprint

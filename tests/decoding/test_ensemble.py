@@ -7,12 +7,12 @@ import pytest
 
 from tests.decoding.compiled import FULL, GNMT, LONG_RULES, RULES, SENTENCES, TOYS, assert_same, beam, greedy, ranked
 from tests.decoding.toy import VOCAB_SIZE, A, begin, everything, hashed, plain_beam, plain_greedy, step
-from transformer_flax.decoding.search import ensemble, log_mean_probability
+from transformer_flax.decoding.search import combine, ensemble
 
 
 def test_the_probabilities_of_an_ensemble_are_averaged():
     one, other = np.log(np.array([[0.5, 0.5], [0.2, 0.8]], np.float32))
-    mean = jax.jit(lambda one, other: jnp.exp(log_mean_probability([one, other, other])))
+    mean = jax.jit(lambda one, other: jnp.exp(combine([one, other, other])))
     np.testing.assert_allclose(mean(one, other), [0.3, 0.7], rtol=1e-5)
     # Logits say no more than their differences.
     np.testing.assert_allclose(mean(one + 30, other - 5), [0.3, 0.7], rtol=1e-5)
@@ -20,7 +20,7 @@ def test_the_probabilities_of_an_ensemble_are_averaged():
 
 def test_an_ensemble_of_low_precision_is_averaged_in_high():
     logits = jax.ShapeDtypeStruct((2, VOCAB_SIZE), jnp.bfloat16)
-    assert jax.eval_shape(lambda x: log_mean_probability([x, x]), logits).dtype == jnp.float32
+    assert jax.eval_shape(lambda x: combine([x, x]), logits).dtype == jnp.float32
 
 
 def test_an_ensemble_of_one_is_the_model_itself():

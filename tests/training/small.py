@@ -40,7 +40,7 @@ def write_text(folder: pathlib.Path) -> pathlib.Path:
     """Number words as a folder of text files, with few sentences to evaluate on."""
     config = small_config(data__source="numbers", data__num_pairs=1_000).data
     pairs = {split: load_pairs(config, split) for split in PAIRS}
-    write_pairs(folder, {split: [pairs[split][i] for i in range(count)] for split, count in PAIRS.items()})
+    write_pairs(folder, {split: pairs[split].read(range(count)) for split, count in PAIRS.items()})
     return folder
 
 

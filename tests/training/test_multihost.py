@@ -179,8 +179,7 @@ def work():
 
 def main():
     if args.doing == "prepare":
-        with multihost.first_ahead():
-            work()
+        multihost.first_ahead(work)
     elif args.doing == "evaluate":
         multihost.from_first(work)
     elif args.doing == "fetch":
@@ -192,8 +191,7 @@ def main():
         work()
     elif args.doing.startswith("stop"):
         for step in range(1, 20):
-            with multihost.first_ahead():  # as steps do that all make together
-                pass
+            multihost.first_ahead(lambda: None)  # as steps do that all make together
             if multihost.agreed_stop(asked=args.process_id == 1 and step >= 5):
                 break
             if args.doing == "stop, but fail before" and args.process_id == 1 and multihost._group.stop_at:

@@ -263,7 +263,7 @@ def test_a_run_with_word_pieces_is_a_run(folder, tmp_path):
 
 
 @pytest.mark.parametrize("size", [260, 290])
-def test_a_tokenizer_put_in_place_of_the_run_s_is_refused_and_without_checksums_by_its_size(folder, tmp_path, size):
+def test_a_tokenizer_put_in_place_of_the_run_s_is_refused_with_and_without_checksums(folder, tmp_path, size):
     config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), steps=1)
     run = tmp_path / "run"
     train(config, run)
@@ -280,7 +280,7 @@ def test_a_tokenizer_put_in_place_of_the_run_s_is_refused_and_without_checksums_
     del noted["tokenizer_crc32"], noted["crc32"]
     (run / "config.json").write_text(json.dumps(noted))
     for attempt in (lambda: restore(run), lambda: train(config, run)):
-        with pytest.raises(UserError, match=rf"run/checkpoints/1 has a vocabulary of {theirs}, .* one of {size}:"):
+        with pytest.raises(UserError, match=r"run/checkpoints/1 cannot be read: it is damaged, .* or of another model"):
             attempt()
 
 

@@ -36,7 +36,8 @@ def load_written(workdir: RunDirectory, split: str) -> list[tuple[str, str, str]
         raise UserError(
             f"{workdir.path} was not measured with this {split} split: it has changed, or eval.test was off"
         )
-    return [(*pairs[i], ours) for i, ours in enumerate(workdir.load_translations(split, config.steps))]
+    translations = workdir.load_translations(split, config.steps)
+    return [(*pair, ours) for pair, ours in zip(pairs.read(range(len(translations))), translations, strict=True)]
 
 
 def measure_by_length(

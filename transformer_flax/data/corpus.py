@@ -9,12 +9,14 @@ import logging
 import pathlib
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
+from transformer_flax.data.classes import Classes
 from transformer_flax.data.sources import Pairs, iterate_pairs
+from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_error, cache_root, read_json, require_plain, whole_folder
 from transformer_flax.special_tokens import END_ID
@@ -25,17 +27,9 @@ AHEAD = 3  # chunks that are being encoded at once
 CHECKSUMS = "checksums.json"
 BLOCK = 1 << 18  # pairs in a step of NumPy, so that temporary arrays stay small
 
+Vocabulary = Tokenizer | Classes  # encodes one side of the pairs
+
 logger = logging.getLogger(__name__)
-
-
-class Vocabulary(Protocol):
-    """Encodes one side of the pairs: a Tokenizer, or Classes for labels."""
-
-    vocab_size: int
-
-    def to_json(self) -> str: ...
-
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +120,7 @@ def load_corpus(
     folder = cache_root(cache_dir) / "corpora" / key
     if folder.is_dir():
         try:
-            return _open(folder, len(pairs), vocabularies)
+            return _open(folder, vocabularies)
         except Exception as error:  # a damaged header makes NumPy raise errors of many types
             logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
             if folder.is_symlink():  # not what it leads to
@@ -142,7 +136,7 @@ def load_corpus(
         needed = f"about {written / done * len(pairs) / 1e6:,.1f} MB" if done else "room"
         raise cache_error("the tokenised text", needed, folder.parent, error) from error
     try:
-        return _open(folder, len(pairs), vocabularies)
+        return _open(folder, vocabularies)
     except Exception as error:
         raise UserError(
             f"the tokenised text in {folder} is damaged ({error}) and could not be replaced; remove it, or name "
@@ -212,7 +206,7 @@ def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: path
     (folder / CHECKSUMS).write_text(json.dumps(checksums))
 
 
-def _open(folder: pathlib.Path, pairs: int, vocabularies: Mapping[str, Vocabulary]) -> Corpus:
+def _open(folder: pathlib.Path, vocabularies: Mapping[str, Vocabulary]) -> Corpus:
     """Memory-maps a cache entry.
 
     Raises:
@@ -228,10 +222,7 @@ def _open(folder: pathlib.Path, pairs: int, vocabularies: Mapping[str, Vocabular
         return array
 
     def load_side(side: str, vocabulary: Vocabulary) -> Sentences:
-        ids, offsets = load(f"{side}.ids", _dtype(vocabulary)), load(f"{side}.offsets", np.int64)
-        if len(offsets) != pairs + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
-            raise ValueError(f"{side}.offsets.npy does not divide the ids into {pairs:,} sentences")
-        return Sentences(ids, offsets)
+        return Sentences(load(f"{side}.ids", _dtype(vocabulary)), load(f"{side}.offsets", np.int64))
 
     return Corpus(**{side: load_side(side, vocabulary) for side, vocabulary in vocabularies.items()})
 

@@ -17,18 +17,15 @@ class Selection:
     dropped: dict[str, int]  # pairs, by the first reason that applies
 
 
-def select_training_pairs(
-    corpus: Corpus, max_length: int, *, max_length_ratio: float = 0.0, drop_duplicates: bool = False
-) -> Selection:
+def select_training_pairs(corpus: Corpus, config) -> Selection:
     """Leaves out pairs with an empty, long or unlikely side, and duplicates on request.
 
     Args:
       corpus: the training split.
-      max_length: tokens of the longer side, the end symbol included.
-      max_length_ratio: of the longer side to the shorter; 0 for any.
-      drop_duplicates: of equal pairs, keep the first.
+      config: `config.data`, of which `max_length`, `max_length_ratio` and `drop_duplicates` say what is left out.
     """
-    duplicate = _is_duplicate(corpus) if drop_duplicates else None
+    max_length, max_length_ratio = config.max_length, config.max_length_ratio
+    duplicate = _is_duplicate(corpus) if config.drop_duplicates else None
     dropped: collections.Counter[str] = collections.Counter()
     kept = []
     for block in blocks(len(corpus)):

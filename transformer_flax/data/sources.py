@@ -1,4 +1,4 @@
-"""Sources of text: random-access sequences of (source, target) sentences, one for each split."""
+"""Sources of text: (source, target) sentences, read at any places, for each split."""
 
 import hashlib
 import pathlib
@@ -26,28 +26,21 @@ SPLITS = ("train", "valid", "test")
 
 
 class Pairs(Protocol):
-    """Sentence pairs.
-
-    A class with `__getitems__(indices) -> list of pairs` is read many pairs at a time.
-    """
+    """Sentence pairs, numbered from 0."""
 
     fingerprint: str  # changes whenever a pair does
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> tuple[str, str]: ...
-
-
-def read_pairs(pairs: Pairs, indices: Sequence[int]) -> list[tuple[str, str]]:
-    """The pairs at `indices`, read all at once if the class can do that."""
-    at_once = getattr(pairs, "__getitems__", None)
-    return at_once(indices) if at_once else [pairs[i] for i in indices]
+    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        """The pairs at `indices`. Many at once are faster than one by one."""
+        ...
 
 
 def iterate_pairs(pairs: Pairs, indices: range | np.ndarray, size: int) -> Iterator[list[tuple[str, str]]]:
     """Yields the pairs at `indices` in lists of at most `size`."""
     for start in range(0, len(indices), size):
-        yield read_pairs(pairs, np.asarray(indices[start : start + size]).tolist())
+        yield pairs.read(np.asarray(indices[start : start + size]).tolist())
 
 
 def load_pairs(config, split: str) -> Pairs:
@@ -90,11 +83,8 @@ class FirstPairs:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> tuple[str, str]:
-        return self._pairs[self._places[index]]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        return read_pairs(self._pairs, [self._places[i] for i in indices])
+    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        return self._pairs.read([self._places[i] for i in indices])
 
 
 class NormalisedPairs:
@@ -107,15 +97,9 @@ class NormalisedPairs:
     def __len__(self) -> int:
         return len(self.raw)
 
-    def __getitem__(self, index: int) -> tuple[str, str]:
-        return self._normalise(self.raw[index])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        return [self._normalise(pair) for pair in read_pairs(self.raw, indices)]
-
-    def _normalise(self, pair: tuple[str, str]) -> tuple[str, str]:
-        source, target = self._normalisers
-        return source(pair[0]), target(pair[1])
+    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        normalise_source, normalise_target = self._normalisers
+        return [(normalise_source(source), normalise_target(target)) for source, target in self.raw.read(indices)]
 
 
 class FolderPairs:
@@ -144,11 +128,8 @@ class FolderPairs:
     def __len__(self) -> int:
         return len(self._source)
 
-    def __getitem__(self, index: int) -> tuple[str, str]:
-        return self._source[index], self._target[index]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        return list(zip(self._source.__getitems__(indices), self._target.__getitems__(indices), strict=True))
+    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        return list(zip(self._source.read(indices), self._target.read(indices), strict=True))
 
 
 def _read_lines(file: pathlib.Path, cache: pathlib.Path) -> Lines:
@@ -194,12 +175,8 @@ class TsvPairs:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def __getitem__(self, index: int) -> tuple[str, str]:
-        [pair] = self.__getitems__([range(len(self))[index]])
-        return pair
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        rows = (line.split("\t") for line in self._lines.__getitems__(indices))
+    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        rows = (line.split("\t") for line in self._lines.read(indices))
         return [(text, label) for label, text in rows]
 
 

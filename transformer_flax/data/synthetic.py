@@ -7,7 +7,7 @@ copying word by word fails. Lines of letters need no knowledge, so they show wha
 import hashlib
 import importlib.metadata
 import string
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -26,16 +26,15 @@ SYMBOLS = np.array(list(string.ascii_lowercase))
 Item = TypeVar("Item")
 
 
-def split_numbers(
-    split: str, num_pairs: int, seed: int, *, longest_trained: int = 6, longest_tested: int = 6
-) -> np.ndarray:
+def split_numbers(split: str, config) -> np.ndarray:
     """Draws the numbers of a split. All numbers of digits are equally likely, and no number is in two splits.
 
-    train has all numbers below ALWAYS_TRAINED, then draws until there are `num_pairs`. valid and test have HELD_OUT
-    numbers each, of SHORTEST_HELD_OUT digits or more. None has more digits than `longest_trained`. If `longest_tested`
-    is larger, all of test have more.
+    train has all numbers below ALWAYS_TRAINED, then draws until there are `config.num_pairs`. valid and test have
+    HELD_OUT numbers each, of SHORTEST_HELD_OUT digits or more. None has more digits than `config.longest_trained`. If
+    `config.longest_tested` is larger, all of test have more.
     """
-    rng = np.random.default_rng(seed)
+    longest_trained, longest_tested = config.longest_trained, config.longest_tested
+    rng = np.random.default_rng(config.seed)
 
     def held_out(count: int, shortest: int, longest: int) -> np.ndarray:
         return np.array(_draw_distinct(lambda: _draw_numbers(rng, HELD_OUT, shortest, longest).tolist(), count))
@@ -45,19 +44,20 @@ def split_numbers(
         return valid
     if split == "test":
         return held_out(HELD_OUT, longest_trained + 1, longest_tested) if longest_tested > longest_trained else test
-    draws = _draw_numbers(rng, 2 * num_pairs, 1, longest_trained)
+    draws = _draw_numbers(rng, 2 * config.num_pairs, 1, longest_trained)
     draws = draws[~np.isin(draws, [valid, test])]
-    return np.concatenate([np.arange(ALWAYS_TRAINED), draws])[:num_pairs]
+    return np.concatenate([np.arange(ALWAYS_TRAINED), draws])[: config.num_pairs]
 
 
-def draw_lines(split: str, *, num_pairs: int, longest_trained: int, longest_tested: int, seed: int) -> list[str]:
+def draw_lines(split: str, config) -> list[str]:
     """Draws the sources of a split, such as "q e h". All lengths are equally likely, and no line is in two splits.
 
-    train has `num_pairs` lines of at most `longest_trained` symbols; a line may come twice. valid and test have
-    HELD_OUT lines each, of SHORTEST_HELD_OUT symbols or more, and no more than train. If `longest_tested` is larger,
-    all of test have more than train, up to that; train and valid stay the same.
+    train has `config.num_pairs` lines of at most `config.longest_trained` symbols; a line may come twice. valid and
+    test have HELD_OUT lines each, of SHORTEST_HELD_OUT symbols or more, and no more than train. If
+    `config.longest_tested` is larger, all of test have more than train, up to that; train and valid stay the same.
     """
-    for_valid, for_test, for_train = (np.random.default_rng((seed, part)) for part in range(3))
+    num_pairs, longest_trained, longest_tested = config.num_pairs, config.longest_trained, config.longest_tested
+    for_valid, for_test, for_train = (np.random.default_rng((config.seed, part)) for part in range(3))
     shortest = longest_trained + 1 if longest_tested > longest_trained else SHORTEST_HELD_OUT
     valid = _draw_distinct(lambda: _draw_lines(for_valid, HELD_OUT, SHORTEST_HELD_OUT, longest_trained), HELD_OUT)
     test = _draw_distinct(lambda: _draw_lines(for_test, HELD_OUT, shortest, longest_tested), HELD_OUT, {*valid})
@@ -106,13 +106,7 @@ class NumberPairs:
         self.languages = (config.source_language, config.target_language)
         for language in self.languages:
             _spell(0, language)
-        self.numbers = split_numbers(
-            split,
-            config.num_pairs,
-            config.seed,
-            longest_trained=config.longest_trained,
-            longest_tested=config.longest_tested,
-        )
+        self.numbers = split_numbers(split, config)
         version = importlib.metadata.version("num2words")
         described = f"numbers {split} {self.languages} {version}".encode() + self.numbers.astype("<i8").tobytes()
         self.fingerprint = hashlib.sha256(described).hexdigest()
@@ -120,10 +114,10 @@ class NumberPairs:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, index: int) -> tuple[str, str]:
+    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
         source_language, target_language = self.languages
-        number = int(self.numbers[index])
-        return _spell(number, source_language), _spell(number, target_language)
+        numbers = (int(self.numbers[i]) for i in indices)
+        return [(_spell(number, source_language), _spell(number, target_language)) for number in numbers]
 
 
 def _spell(number: int, language: str) -> str:
@@ -151,21 +145,15 @@ class SymbolPairs:
             )
         _require_lengths(config, MOST_SYMBOLS, "symbols")
         self._backwards = config.source == "reverse"
-        self.lines = draw_lines(
-            split,
-            num_pairs=config.num_pairs,
-            longest_trained=config.longest_trained,
-            longest_tested=config.longest_tested,
-            seed=config.seed,
-        )
+        self.lines = draw_lines(split, config)
         self.fingerprint = hashlib.sha256("\n".join([config.source, split, *self.lines]).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self.lines)
 
-    def __getitem__(self, index: int) -> tuple[str, str]:
-        line = self.lines[index]
-        return line, line[::-1] if self._backwards else line
+    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+        lines = (self.lines[i] for i in indices)
+        return [(line, line[::-1] if self._backwards else line) for line in lines]
 
 
 def _require_lengths(config, longest: int, unit: str) -> None:

@@ -16,7 +16,6 @@ from transformer_flax.files import cache_root, whole_folder
 SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our names, and those of TFDS
 ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
 CLEANING = 1  # raise it when `clean` changes
-BLOCK = 512  # pairs read ahead: reading them one by one takes 30 times as long
 SAMPLE = 256  # pairs that go into the fingerprint
 RETRIES = 5  # of a download, 6 s in all; TFDS's own 10 take more than 3 minutes without a network
 REMOTE = "://"  # marks a place such as gs://bucket, which is not a local directory
@@ -43,8 +42,7 @@ def _character(entity: re.Match) -> str:
 class TfdsPairs:
     """A split of a translation set. Prepares the whole set first if it is not there yet.
 
-    Reading in order or with `__getitems__` is fast, single pairs in random order are slow. Instances can be pickled and
-    forked.
+    Reading pairs one by one takes 30 times as long as many at once. Instances can be pickled and forked.
 
     Raises:
       UserError: the set, split or language does not exist, the set cannot be prepared, or a package is missing.
@@ -68,24 +66,15 @@ class TfdsPairs:
                 f"{self._folder} holds {config.name} as {info.file_format.value}, which cannot be read at random; "
                 "remove it, or name another place with --config.data.path=DIRECTORY, and it is prepared as array_record"
             ) from error
-        self._block: tuple[int, list[tuple[str, str]]] = (-1, [])
         about = info.splits[SPLITS[split]]
         identity = [info.full_name, about.name, about.shard_lengths, about.num_bytes, self._languages, CLEANING]
-        sample = self.__getitems__(range(0, len(self), max(1, len(self) // SAMPLE)))
+        sample = self.read(range(0, len(self), max(1, len(self) // SAMPLE)))
         self.fingerprint = hashlib.sha256(json.dumps([identity, sample]).encode()).hexdigest()
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def __getitem__(self, index: int) -> tuple[str, str]:
-        number, place = divmod(range(len(self))[index], BLOCK)
-        block = self._block
-        if block[0] != number:
-            stop = min((number + 1) * BLOCK, len(self))
-            block = self._block = (number, self.__getitems__(range(number * BLOCK, stop)))
-        return block[1][place]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[tuple[str, str]]:
+    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
         # Decoding by TFDS takes twice the time of reading, and this a quarter of it.
         from google.protobuf.message import DecodeError
         from tensorflow_datasets.proto import tf_example_pb2

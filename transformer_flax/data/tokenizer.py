@@ -90,21 +90,9 @@ class Tokenizer:
 
         Args:
           texts: sentences of both languages.
-          vocab_size: pieces and special tokens, at most; fewer if there are few texts.
+          vocab_size: pieces and special tokens, at most; fewer if there are few texts. At least `smallest_vocabulary`.
           kind: one of TOKENIZERS.
-
-        Raises:
-          UserError: there is no such kind, or the vocabulary has no room for every byte, or for a word.
         """
-        if kind not in TOKENIZERS:
-            raise UserError(f"config.data.tokenizer is {kind!r}; it must be one of {', '.join(TOKENIZERS)}")
-        least = smallest_vocabulary(kind)
-        if vocab_size < least:
-            needed = "256 bytes" if kind in LOSSLESS else f"{UNKNOWN}, a word"
-            raise UserError(
-                f"config.data.vocab_size is {vocab_size}; a vocabulary of {kind} needs at least {least}: {needed} and "
-                f"{NUM_SPECIAL} special tokens"
-            )
         if kind == "words":
             return cls(_whole_words(texts, vocab_size))
         byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "bpe")

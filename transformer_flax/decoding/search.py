@@ -116,12 +116,9 @@ def ensemble(steps: Sequence[Step]) -> Step:
 
 
 def combine(logits: Sequence[Any]) -> jax.Array:
-    """The logits of an ensemble [..., V]: those of a single model, or the log of the mean probability of several."""
-    return logits[0] if len(logits) == 1 else log_mean_probability(logits)
-
-
-def log_mean_probability(logits: Sequence[jax.Array]) -> jax.Array:
-    """The log of the mean of softmax(logits) [..., V] over several models, in float32."""
+    """The logits of an ensemble [..., V]: of a single model its own, of several the log of their mean probability."""
+    if len(logits) == 1:
+        return logits[0]
     log_probs = jnp.stack([jax.nn.log_softmax(x.astype(jnp.float32)) for x in logits])
     return jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(logits))
 

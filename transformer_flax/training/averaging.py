@@ -111,11 +111,6 @@ def to_average(steps: Sequence[int], newest: int, every: int, count: int) -> Cho
     return Choice([*(step for step in before if step in steps), newest], missing=missing)
 
 
-def regular(steps: Iterable[int], every: int) -> list[int]:
-    """The steps at the interval. Checkpoints made for an evaluation or at the end may lie in between."""
-    return [step for step in steps if step % every == 0]
-
-
 def mean(trees: Iterable[Any]) -> Any:
     """The mean of trees of parameters, in float32, on the host; they are taken one at a time."""
     total, count = None, 0

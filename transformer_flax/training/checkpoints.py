@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.averaging import Choice, mean, regular, to_average
+from transformer_flax.training.averaging import Choice, mean, to_average
 from transformer_flax.training.checkpoint_files import (
     UnreadableError,
     load_params,
@@ -87,9 +87,10 @@ class Checkpoints:
 
     def _delete_old(self, newest: int, scores: Mapping[int, float]) -> None:
         steps = [step for step in self._whole() if step <= newest]
-        if not regular(steps[-1:], self._every):
+        regular = [step for step in steps if step % self._every == 0]  # others are of evaluations, or of the end
+        if not regular or regular[-1] != steps[-1]:
             return
-        kept = set(regular(steps, self._every)[-self._keep :])
+        kept = set(regular[-self._keep :])
         scored = [step for step in steps if step in scores]
         if scored:
             kept.add(max(scored, key=lambda step: (scores[step], step)))

@@ -106,7 +106,7 @@ class Evaluator:
         if self._gain_batches:
             own, others = (self._measure(placed, batches, "source gain", check) for batches in self._gain_batches)
             means["source_gain"] = others.log_perplexity - own.log_perplexity
-        examples = [self._pairs[i] for i in range(min(max_sentences or len(self._pairs), len(self._pairs)))]
+        examples = self._pairs.read(range(min(max_sentences or len(self._pairs), len(self._pairs))))
         sources, references = ([example[side] for example in examples] for side in (0, 1))
         params = self._parallel.local(placed)
         with self._progress.bar(f"{self._name} {self._task.outputs}") as update:
@@ -116,8 +116,8 @@ class Evaluator:
                 check(alone=True)
 
             outputs = from_first(lambda: self._task.write(params, sources, progress), lambda: check(alone=True))
-        scores = self._task.measure(outputs, references)
-        return Evaluation({**means, **scores.scalars}, scores.signatures, sources, references, outputs)
+        scores, signatures = self._task.measure(outputs, references)
+        return Evaluation({**means, **scores}, signatures, sources, references, outputs)
 
     def _measure(self, params: Any, batches: Batches, what: str, check: Callable[..., None]) -> Meter:
         """The sums over all tokens of some batches, for parameters on the devices."""

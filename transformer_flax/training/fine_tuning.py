@@ -2,32 +2,20 @@
 
 import fnmatch
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from transformer_flax.data.classes import Classes
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
-from transformer_flax.training.params_file import checksum
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import load_model, load_setup, parse_name
+from transformer_flax.training.saved_model import SavedModel, load_model, load_setup, parse_name
 
 # Fields of a model that may differ: its parameters mean the same.
 SAME_PARAMETERS = ("dropout", "attention_dropout", "ffn_dropout", "dtype", "remat", "scan_layers", "branch_init")
-
-
-class Start(NamedTuple):
-    """The trained model that a run starts from."""
-
-    params: Any  # on the host
-    parameters: str  # which checkpoints they are from
-    languages: tuple[str, str]
-    fingerprint: str
-    classes: Classes | None
 
 
 def initial_tokenizer(config: ConfigDict) -> Tokenizer:
@@ -81,7 +69,7 @@ def _load_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]
     return load_setup(RunDirectory(directory))
 
 
-def load_start(config: ConfigDict) -> Start | None:
+def load_start(config: ConfigDict) -> SavedModel | None:
     """Loads the model that `config.init_from` names, `DIRECTORY` or `DIRECTORY@STEP,...`; None if it names none.
 
     Raises:
@@ -90,14 +78,7 @@ def load_start(config: ConfigDict) -> Start | None:
     if not config.init_from:
         return None
     directory, steps = parse_name(config.init_from)
-    saved = load_model(directory, steps=steps)
-    return Start(
-        saved.params,
-        f"{saved.parameters} of {directory}",
-        (saved.config.data.source_language, saved.config.data.target_language),
-        f"{checksum(saved.params):08x}",
-        saved.classes,
-    )
+    return load_model(directory, steps=steps)
 
 
 def train_only(patterns: str, params: Any) -> Callable[[Any], Any]:

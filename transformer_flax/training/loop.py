@@ -92,10 +92,12 @@ def fit(
     with (
         progress.bar("training", step) as update,
         contextlib.closing(prefetch(trainer.batch, steps)) as batches,
-        _Profile(profile, steps[PROFILED], progress) as profiled,
+        contextlib.ExitStack() as trace,
     ):
+        profiled = steps[PROFILED] if profile else range(0)
         for step in steps:
-            profiled.begin(step)
+            if step in profiled[:1]:
+                trace.enter_context(jax.profiler.trace(str(profile)))
             started, compilations = time.perf_counter(), trainer.compilations
             state, metrics = trainer.train_step(state, next(batches))
             if on_cpu:
@@ -113,7 +115,10 @@ def fit(
                 unread = None
             if trainer.compilations == compilations:  # compiling is no part of a step's time
                 trainer.add_time(step, time.perf_counter() - started)
-            profiled.end(step, state)
+            if step in profiled[-1:]:
+                jax.block_until_ready(state)
+                trace.close()
+                progress.say(f"profile of steps {profiled[0]:,} to {step:,}: {profile}")
 
             if log:
                 trainer.log(metrics, step)
@@ -155,27 +160,3 @@ def _evaluates_after(step: int, config: ConfigDict) -> bool:
     """Whether an evaluation on the way follows a step; the last step has its own."""
     every = config.eval.every
     return every > 0 and step > 0 and step % every == 0 and step != config.steps
-
-
-class _Profile:
-    """A context that records some steps of training in a folder, if there is one."""
-
-    def __init__(self, folder: pathlib.Path | None, steps: range, progress: Progress):
-        self._folder, self._steps, self._progress = folder, steps if folder else range(0), progress
-        self._trace = contextlib.ExitStack()
-
-    def __enter__(self) -> "_Profile":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._trace.close()
-
-    def begin(self, step: int) -> None:
-        if step == self._steps.start:
-            self._trace.enter_context(jax.profiler.trace(str(self._folder)))
-
-    def end(self, step: int, state: TrainState) -> None:
-        if step in self._steps and step + 1 not in self._steps:
-            jax.block_until_ready(state)
-            self._trace.close()
-            self._progress.say(f"profile of steps {self._steps.start:,} to {step:,}: {self._folder}")

@@ -186,24 +186,15 @@ def read_lines(file: pathlib.Path) -> list[dict[str, Any]]:
 
     def parse(values: dict[str, Any]) -> dict[str, Any]:
         nonlocal last
-        last = _require_measured(values, last)
+        if type(step := values.get("step")) is not int or step < last:
+            raise ValueError(f"its step is {step!r} and must be a whole number of at least {last}")
+        scalars = [name for name in values if "/" in name]  # "train/loss", of which curves are drawn
+        for name in (*scalars, *(["seconds"] if scalars or "seconds" in values else [])):
+            if type(values.get(name)) not in (int, float):
+                raise ValueError(f"its {name} is {values.get(name)!r}, which is no number")
+        if not 0 <= values.get("seconds", 0) < math.inf:
+            raise ValueError(f"its seconds are {values['seconds']!r}")
+        last = step
         return values
 
     return read_json_lines(file, parse)
-
-
-def _require_measured(values: dict[str, Any], least: int) -> int:
-    """The step of a line.
-
-    Raises:
-      ValueError: the step is below `least`, or a value is not a number.
-    """
-    if type(step := values.get("step")) is not int or step < least:
-        raise ValueError(f"its step is {step!r} and must be a whole number of at least {least}")
-    scalars = [name for name in values if "/" in name]  # "train/loss", of which curves are drawn
-    for name in (*scalars, *(["seconds"] if scalars or "seconds" in values else [])):
-        if type(values.get(name)) not in (int, float):
-            raise ValueError(f"its {name} is {values.get(name)!r}, which is no number")
-    if not 0 <= values.get("seconds", 0) < math.inf:
-        raise ValueError(f"its seconds are {values['seconds']!r}")
-    return step

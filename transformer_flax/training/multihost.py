@@ -44,13 +44,13 @@ class _Group:
         self._watch(coordinator.rpartition(":")[0].strip("[]"))
 
     def set(self, key: str, value: Any) -> None:
-        self._client.key_value_set(_value_of(key), json.dumps(value), allow_overwrite=True)
+        self._client.key_value_set(f"{key}/value", json.dumps(value), allow_overwrite=True)
         self._client.key_value_set(key, "", allow_overwrite=True)  # it is there, however long it takes to fetch
 
     def get(self, key: str) -> Any:
         """The value of a key, None if there is none."""
         try:
-            return json.loads(self._client.key_value_try_get(_value_of(key)))
+            return json.loads(self._client.key_value_try_get(f"{key}/value"))
         except jax.errors.JaxRuntimeError as error:
             if "NOT_FOUND" in str(error):
                 return None
@@ -144,10 +144,6 @@ class _Group:
                 "last message; the same command in all processes resumes from the last checkpoint\n".encode(),
             )
             os._exit(LOST)
-
-
-def _value_of(key: str) -> str:
-    return f"{key}/value"
 
 
 _group: _Group | None = None
@@ -280,29 +276,18 @@ def from_first(make: Callable[[], Any], check: Callable[[], None] = lambda: None
     return published["value"]
 
 
-@contextlib.contextmanager
-def first_ahead() -> Iterator[None]:
-    """A context that the first process goes through before the others, who find what it left; they come out together.
+def first_ahead(make: Callable[[], Any]) -> Any:
+    """Calls `make` in the first process and then in the others, who find what it left; all return together.
 
     Raises:
-      UserError: in all processes, if the first one raises it.
+      UserError, Interrupted: in all processes, if `make` raises it in the first.
     """
-    if _group is None:
-        yield
-        return
-    key = _group.next_key()
-    if is_first():
-        try:
-            yield
-        except UserError as error:
-            _group.set(key, str(error))
-            raise
-        _group.set(key, "")
-    else:
-        if message := _group.wait_for(key):
-            raise UserError(message)
-        yield
-    _group.meet(key)
+    made = []
+    from_first(lambda: made.append(make()))
+    result = made[0] if made else make()
+    if _group is not None:
+        _group.meet(_group.next_key())
+    return result
 
 
 def agreed_stop(asked: bool) -> bool:

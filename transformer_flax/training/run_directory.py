@@ -12,7 +12,6 @@ checkpoints.
 
 import contextlib
 import json
-import logging
 import os
 import pathlib
 import socket
@@ -36,7 +35,7 @@ from transformer_flax.files import (
     write_whole,
 )
 from transformer_flax.training.checkpoint_files import saved_steps
-from transformer_flax.training.fields import CHANGES_NOTHING, added_fields, differences, flatten
+from transformer_flax.training.fields import CHANGES_NOTHING, added_fields, complete, differences, flatten
 from transformer_flax.training.multihost import is_first
 
 CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # of a checkpoint, which Orbax makes
@@ -45,8 +44,6 @@ MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
 OUTPUTS = ("translations", "labels")  # folders of what a model puts out
 RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # what config.json holds
 LOCK = ".lock"
-
-logger = logging.getLogger(__name__)
 
 
 class RunDirectory:
@@ -134,11 +131,8 @@ class RunDirectory:
     def load_config(self) -> ConfigDict:
         """The config of the run that lies here; fields that are younger than the run have their defaults."""
         config = self._load_run()["config"]
-        for name, value in self.added_fields().items():
-            section, _, field = name.rpartition(".")
-            (config[section] if section else config)[field] = value
         try:
-            return ConfigDict(config)
+            return complete(ConfigDict(config))
         except (ValueError, AttributeError) as error:  # a name with a dot, or of a method
             raise self._unreadable(error) from error
 

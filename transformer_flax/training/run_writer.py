@@ -158,16 +158,12 @@ class RunWriter:
             except UnreadableError as error:
                 if share()[1] > 1 or not self.checkpoints.can_read_another(error.step, params):
                     raise
-                self.put_aside(error)
+                aside = self.checkpoints.put_aside(error.step, "damaged")
+                self.say(f"WARNING: {error}; it is put aside as {aside.name}")
                 continue
             if choice.missing:
                 self.say(f"WARNING: {choice.warning(self._directory.path)}")
             return averaged, choice
-
-    def put_aside(self, error: UnreadableError) -> None:
-        """Renames a damaged checkpoint, and says so."""
-        aside = self.checkpoints.put_aside(error.step, "damaged")
-        self.say(f"WARNING: {error}; it is put aside as {aside.name}")
 
     def keep(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
         """Writes an evaluation, unless it was made before: then perhaps with another config.decode.

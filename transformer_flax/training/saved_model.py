@@ -14,7 +14,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import init_params, make_config
 from transformer_flax.training.averaging import choose, mean
-from transformer_flax.training.checkpoint_files import UnreadableError, load_params, require_vocabulary
+from transformer_flax.training.checkpoint_files import load_params
 from transformer_flax.training.fields import require_fields, require_run
 from transformer_flax.training.params_file import load_params_file
 from transformer_flax.training.run_directory import RunDirectory
@@ -71,12 +71,7 @@ def load_model(
         loaded = (
             load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps
         )
-        try:
-            params, parameters = mean(loaded), str(choice)
-        except UnreadableError:
-            for step in choice.steps:
-                require_vocabulary(place.checkpoints, step, tokenizer.vocab_size)
-            raise
+        params, parameters = mean(loaded), str(choice)
     return SavedModel(config, tokenizer, model, params, parameters, place.load_fingerprints(), classes)
 
 

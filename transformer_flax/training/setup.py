@@ -28,14 +28,15 @@ from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.model.registry import find_kind, init_params
 from transformer_flax.relatives.embeddings import Vectors
-from transformer_flax.training.checkpoint_files import UnreadableError, require_vocabulary, saved_steps
 from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
 from transformer_flax.training.fields import AUTO, complete, require_run
-from transformer_flax.training.fine_tuning import Start, are_trained, initial_tokenizer, load_start
+from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_start
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
+from transformer_flax.training.params_file import checksum
 from transformer_flax.training.pretrained_embeddings import load_embeddings
 from transformer_flax.training.run_directory import RunDirectory
+from transformer_flax.training.saved_model import SavedModel, parse_name
 from transformer_flax.training.sharding import Parallel, make_parallel
 
 
@@ -49,7 +50,7 @@ class Data:
     train: Batches
     classes: Classes | None = None  # that the targets name, where they are labels
     embeddings: Vectors | None = None  # that its embeddings start from
-    start: Start | None = None  # the trained model that it starts from
+    start: SavedModel | None = None  # the trained model that it starts from
 
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend starts
@@ -154,13 +155,16 @@ def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) 
     index, size = share()
     if from_first(config.to_json) != config.to_json():
         raise UserError(f"process {index} of {size} has another config than process 0; give all the same flags")
-    with first_ahead():
+
+    def prepare() -> Data:
         if not (is_first() or workdir.config_file.exists()):
             raise UserError(
                 f"process {index} of {size}, on {socket.gethostname()}, does not see {workdir.config_file}, which "
                 "process 0 has written; --workdir must lie in a file system that all processes share"
             )
         return _prepare_data(config, workdir, progress)
+
+    return first_ahead(prepare)
 
 
 def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:
@@ -177,11 +181,10 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         fingerprints["embedding_init"] = embeddings.fingerprint
     start = load_start(config)
     if start:
-        fingerprints["init_from"] = start.fingerprint
-        progress.say(f"starting from {start.parameters}")
-        languages = config.data.source_language, config.data.target_language
-        if start.languages != languages and not find_kind(config.model.kind).classifies:
-            there, here = "-".join(start.languages), "-".join(languages)
+        fingerprints["init_from"] = f"{checksum(start.params):08x}"
+        progress.say(f"starting from {start.parameters} of {parse_name(config.init_from)[0]}")
+        there, here = (f"{data.source_language}-{data.target_language}" for data in (start.config.data, config.data))
+        if there != here and not find_kind(config.model.kind).classifies:
             progress.say(f"WARNING: that model translates {there}, and this run is {here}")
     workdir.check(config, fingerprints, given)
     if added := workdir.added_fields():
@@ -193,9 +196,6 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
 
     if workdir.tokenizer_file.exists():
         tokenizer = workdir.load_tokenizer()
-        for step in saved_steps(workdir.checkpoints):
-            with contextlib.suppress(UnreadableError):  # resuming from it will report that
-                require_vocabulary(workdir.checkpoints, step, tokenizer.vocab_size)
     elif given:
         tokenizer = given
     else:
@@ -208,12 +208,7 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
                 pairs[split], tokenizer, config.data.cache_dir, labels=classes, progress=update
             )
     del pairs["train"]  # whose text nobody reads again, and which takes memory and room on the disk
-    selection = select_training_pairs(
-        corpora["train"],
-        config.data.max_length,
-        max_length_ratio=config.data.max_length_ratio,
-        drop_duplicates=config.data.drop_duplicates,
-    )
+    selection = select_training_pairs(corpora["train"], config.data)
     if any(selection.dropped.values()):
         rows = [[reason, f"{count:,}"] for reason, count in selection.dropped.items()]
         rows.append(["trained on", f"{len(selection.indices):,} of {len(corpora['train']):,}"])

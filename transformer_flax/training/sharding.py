@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,49 +20,11 @@ MODES = ("jit", "pmap")
 SMALL = 2**12  # elements; an array with fewer is not worth the gathering, and stays whole on each device
 
 
-class Parallel(Protocol):
-    """Places a train state and batches on devices and compiles a step for them. Equal ones can share its programs."""
-
-    @property
-    def num_devices(self) -> int: ...
-
-    @property
-    def axis_name(self) -> str | None:
-        """The mapped axis over which the step must sum; None if XLA inserts the sums."""
-        ...
-
-    def place(self, tree: Any) -> Any:
-        """Puts a state, or parameters, of host or device arrays on the devices: a copy on each, or on each a shard."""
-        ...
-
-    def unreplicate(self, tree: Any) -> Any:
-        """Each array of what was placed, or computed from it, once, in the shape that it has on a single device."""
-        ...
-
-    def local(self, tree: Any) -> Any:
-        """Copies what was placed to one device of this process, for programs that run there alone."""
-        ...
-
-    def gathering(self, loss_fn: LossFn) -> LossFn:
-        """Wraps a loss so that it takes parameters as they are placed, and places its gradient likewise."""
-        ...
-
-    def shard(self, batch: Any) -> Any:
-        """Spreads the rows of a batch over the devices; with several hosts, each gives the rows of its own devices."""
-        ...
-
-    def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
-        """Compiles `function(state, batch)` of what was placed and spread; its results are placed as a state is."""
-        ...
-
-    def behind_seeds(self) -> "Parallel":
-        """Makes a `Parallel` for states and batches with a leading axis of seeds."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
-class Jit:
-    """One program over a mesh of all devices; it sees global batches, and XLA inserts the sums.
+class Parallel:
+    """Places a train state and batches on devices and compiles a step for them. Equal ones can share its programs.
+
+    A step is one program over a mesh of all devices, which sees global batches; XLA inserts the sums.
 
     With `shard_params`, each device keeps its share of the parameters, and of all that has their shapes: moments and
     moving average (Rajbhandari et al., 2020, ZeRO, stage 3). A step gathers the parameters for its loss, scatters the
@@ -75,12 +37,9 @@ class Jit:
     """
 
     devices: tuple[jax.Device, ...]
-    shard_params: bool
+    shard_params: bool = False
     row_axis: int = 0
-
-    @property
-    def axis_name(self) -> None:
-        return None
+    axis_name: ClassVar[str | None] = None  # the mapped axis over which the step must sum; None if XLA inserts the sums
 
     @property
     def num_devices(self) -> int:
@@ -112,6 +71,7 @@ class Jit:
         return jax.tree.map(sharding, tree)
 
     def place(self, tree: Any) -> Any:
+        """Puts a state, or parameters, of host or device arrays on the devices: a copy on each, or on each a shard."""
         if self._replicated.is_fully_addressable:
             return jax.device_put(tree, self._placement(tree))
 
@@ -124,15 +84,19 @@ class Jit:
         return jax.tree.map(put, tree, self._placement(tree))
 
     def unreplicate(self, tree: Any) -> Any:
+        """Each array of what was placed, or computed from it, once, in the shape that it has on a single device."""
         return tree
 
     def local(self, tree: Any) -> Any:
+        """Copies what was placed to one device of this process, for programs that run there alone."""
+
         def gather(x):  # and wait, so that the other devices never hold more than one array whole
             return jax.block_until_ready(jax.device_put(x, self._replicated)).addressable_data(0)
 
         return jax.tree.map(gather, tree)
 
     def gathering(self, loss_fn: LossFn) -> LossFn:
+        """Wraps a loss so that it takes parameters as they are placed, and places its gradient likewise."""
         if not self.shard_params:
             return loss_fn
 
@@ -148,32 +112,28 @@ class Jit:
         return lambda params, batch, key: loss_fn(gather(params), batch, key)
 
     def shard(self, batch: Any) -> Any:
+        """Spreads the rows of a batch over the devices; with several hosts, each gives the rows of its own devices."""
         return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, self._by_rows), batch)
 
     def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
+        """Compiles `function(state, batch)` of what was placed and spread; its results are placed as a state is."""
+
         def placed(state, batch):
             result = function(state, batch)
             return jax.lax.with_sharding_constraint(result, self._placement(result))
 
         return jax.jit(placed, in_shardings=(None, self._by_rows), donate_argnums=(0,) if donate_state else ())
 
-    def behind_seeds(self) -> "Jit":
+    def behind_seeds(self) -> "Parallel":
+        """Makes one for states and batches with a leading axis of seeds."""
         return dataclasses.replace(self, row_axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Pmap:
-    """Runs one program on each device, over its own rows; the step sums over AXIS."""
+class Pmap(Parallel):
+    """A step is one program on each device, over its own rows, which sums over AXIS."""
 
-    devices: tuple[jax.Device, ...]
-
-    @property
-    def axis_name(self) -> str:
-        return AXIS
-
-    @property
-    def num_devices(self) -> int:
-        return len(self.devices)
+    axis_name: ClassVar[str | None] = AXIS
 
     @functools.cached_property
     def _by_device(self) -> NamedSharding:
@@ -192,9 +152,6 @@ class Pmap:
     def local(self, tree: Any) -> Any:
         return jax.tree.map(lambda x: x.addressable_data(0)[0], tree)
 
-    def gathering(self, loss_fn: LossFn) -> LossFn:
-        return loss_fn
-
     def shard(self, batch: Any) -> Any:
         return jax.device_put(
             jax.tree.map(lambda x: x.reshape(self.num_devices, -1, *x.shape[1:]), batch), self._by_device
@@ -204,9 +161,6 @@ class Pmap:
         return jax.pmap(
             function, axis_name=AXIS, devices=list(self.devices), donate_argnums=(0,) if donate_state else ()
         )
-
-    def behind_seeds(self) -> "Pmap":
-        raise NotImplementedError("seeds are mapped under jit")
 
 
 def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_chunks: int = 1) -> Parallel:
@@ -241,7 +195,7 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
             f"{accumulation_steps} accumulation steps{chunks}; set it to a multiple of {parts}, or use fewer "
             "devices (config.parallel.num_devices), steps (config.accumulation_steps) or chunks (config.loss_chunks)"
         )
-    return Pmap(devices) if config.mode == "pmap" else Jit(devices, shard_params=config.shard_params)
+    return Pmap(devices) if config.mode == "pmap" else Parallel(devices, shard_params=config.shard_params)
 
 
 def _check_processes(config, devices: list[jax.Device]) -> None:

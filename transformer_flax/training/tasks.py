@@ -1,7 +1,7 @@
 """The tasks that a model can learn: each has a loss, outputs for a text, and scores for these."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import flax.linen as nn
 from ml_collections import ConfigDict
@@ -15,35 +15,39 @@ from transformer_flax.training.loss import LossFn, classification_loss, translat
 from transformer_flax.training.setup import Data
 
 
-class Scores(NamedTuple):
-    """Scores of outputs against their references."""
+class Task:
+    """A task, as the training loop sees it.
 
-    scalars: dict[str, float]
-    signatures: dict[str, str]  # by the score: how exactly it was made, where there are several ways
-
-
-class Task(Protocol):
-    """A task, as the training loop sees it."""
+    Args:
+      decoder: of the run's model, without parameters.
+      decode: its method that makes outputs of texts.
+    """
 
     outputs: str  # the name of its outputs, and of the folder that keeps them
     score: str  # the validation score that says which checkpoint is best
     reads_target: bool  # teacher-forced: the model may ignore the source
 
+    def __init__(self, decoder: Translator | Predictor, decode: Callable[..., list[str]]):
+        self._decoder, self._decode = decoder, decode
+
     @property
     def compilations(self) -> int:
         """The number of programs compiled for `write`."""
-        ...
+        return self._decoder.compilations
 
     def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
         """Translates or classifies each text, with parameters that are on the device."""
-        ...
+        self._decoder.params = [params]
+        outputs = self._decode(sources, progress=progress)
+        self._decoder.params = None  # training has use for the memory
+        return outputs
 
-    def measure(self, outputs: Sequence[str], references: Sequence[str]) -> Scores:
-        """Scores outputs against their references."""
-        ...
+    def measure(self, outputs: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+        """Scores outputs against their references, and how each was made where there are several ways."""
+        raise NotImplementedError
 
 
-class Translation:
+class Translation(Task):
     """Sentences in one language, from sentences in another."""
 
     outputs, score, reads_target = "translations", "bleu", True
@@ -51,47 +55,28 @@ class Translation:
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         _, self._text = normalisers(config.data)
         # Without normalisers: the pairs of `data` are normalised already.
-        self._translator = Translator(
-            [model], None, data.tokenizer, num_devices=config.parallel.num_devices, **config.decode
-        )
+        translator = Translator([model], None, data.tokenizer, num_devices=config.parallel.num_devices, **config.decode)
+        super().__init__(translator, translator.translate)
 
-    @property
-    def compilations(self) -> int:
-        return self._translator.compilations
-
-    def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
-        self._translator.params = [params]
-        translations = self._translator.translate(sources, progress=progress)
-        self._translator.params = None  # training has use for the memory
-        return translations
-
-    def measure(self, outputs: Sequence[str], references: Sequence[str]) -> Scores:
+    def measure(self, outputs: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
         found = score(outputs, references, self._text)
-        return Scores({"bleu": found.bleu, "exact_match": found.exact_match}, {"BLEU": found.signature})
+        return {"bleu": found.bleu, "exact_match": found.exact_match}, {"BLEU": found.signature}
 
 
-class Classification:
+class Classification(Task):
     """The class of each text."""
 
     outputs, score, reads_target = "labels", "accuracy", False
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         assert data.classes
+        self._classes = data.classes.names
         settings = {name: config.decode[name] for name in SETTINGS} | {"num_devices": config.parallel.num_devices}
-        self._predictor = Predictor([model], None, data.tokenizer, data.classes.names, **settings)
+        predictor = Predictor([model], None, data.tokenizer, self._classes, **settings)
+        super().__init__(predictor, predictor.predict)
 
-    @property
-    def compilations(self) -> int:
-        return self._predictor.compilations
-
-    def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
-        self._predictor.params = [params]
-        labels = self._predictor.predict(sources, progress=progress)
-        self._predictor.params = None
-        return labels
-
-    def measure(self, outputs: Sequence[str], references: Sequence[str]) -> Scores:
-        return Scores({"macro_f1": score_labels(outputs, references, self._predictor.classes).macro_f1}, {})
+    def measure(self, outputs: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+        return {"macro_f1": score_labels(outputs, references, self._classes).macro_f1}, {}
 
 
 def make_loss(config: ConfigDict, model: nn.Module) -> LossFn:
