@@ -57,16 +57,17 @@ TINY = TransformerConfig(  # a new field has its default here
     remat="none",
     dtype="float32",
 )
-VARIANTS = {
+ONE_LAYER = dataclasses.replace(TINY, num_layers=1)
+VARIANTS = {  # a choice is the same in every layer, and the paper's model has two
     "paper": TINY,
-    "learned": dataclasses.replace(TINY, positions="learned"),
-    "concatenated": dataclasses.replace(TINY, positions="sinusoidal_concatenated"),
-    "relative, dot": dataclasses.replace(TINY, positions="relative", compatibility="dot"),
-    "relative, additive": dataclasses.replace(TINY, positions="relative", compatibility="additive"),
-    "rotary": dataclasses.replace(TINY, positions="rotary", d_k=6),
-    "pre_norm": dataclasses.replace(TINY, pre_norm=True),
-    "untied": dataclasses.replace(TINY, tie_embeddings=False),
-    "attention_bias": dataclasses.replace(TINY, attention_bias=True),
+    "learned": dataclasses.replace(ONE_LAYER, positions="learned"),
+    "concatenated": dataclasses.replace(ONE_LAYER, positions="sinusoidal_concatenated"),
+    "relative, dot": dataclasses.replace(ONE_LAYER, positions="relative", compatibility="dot"),
+    "relative, additive": dataclasses.replace(ONE_LAYER, positions="relative", compatibility="additive"),
+    "rotary": dataclasses.replace(ONE_LAYER, positions="rotary", d_k=6),
+    "pre_norm": dataclasses.replace(ONE_LAYER, pre_norm=True),
+    "untied": dataclasses.replace(ONE_LAYER, tie_embeddings=False),
+    "attention_bias": dataclasses.replace(ONE_LAYER, attention_bias=True),
 }
 
 

@@ -3,6 +3,9 @@
 Letters of shapes: B batch, S source, T target, K hypotheses.
 """
 
+import functools
+
+import jax
 import numpy as np
 
 from tests.model.parameters import random_params
@@ -24,7 +27,12 @@ TARGET = np.array(
 )
 
 
+@functools.cache
+def compiled(config):
+    """The model as a program, of which all tests that give it the same shapes share one."""
+    return jax.jit(make_model(config).apply)
+
+
 def logits_of(config, source=SOURCE, target=TARGET, dropout_key=None):
-    # Not jitted: op by op, all variants share their compilations; as a whole, each would take a second or more.
     rngs = None if dropout_key is None else {"dropout": dropout_key}
-    return np.asarray(make_model(config).apply({"params": random_params(config)}, source, target, rngs=rngs))
+    return np.asarray(compiled(config)({"params": random_params(config)}, source, target, rngs=rngs))

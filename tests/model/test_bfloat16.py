@@ -1,6 +1,7 @@
 """Types change rounding only: gradients in bfloat16 are near those in float32, for every kind of model."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -19,11 +20,10 @@ SIZES = {"vocab_size": VOCAB_SIZE, "num_layers": 1, "d_model": 16}
 PAPER = dataclasses.replace(TINY, **SIZES, d_ff=64, num_heads=2, d_k=16, d_v=16)
 ENCODER = {name: value for name, value in dataclasses.asdict(PAPER).items() if name != "tie_embeddings"}
 CONFIGS = {
-    "paper": PAPER,
-    "more parameters": dataclasses.replace(
-        PAPER, positions="learned", tie_embeddings=False, attention_bias=True, pre_norm=True
+    "learned, biased": dataclasses.replace(PAPER, positions="learned", attention_bias=True),
+    "additive, distances, pre_norm, untied": dataclasses.replace(
+        PAPER, positions="relative", compatibility="additive", pre_norm=True, tie_embeddings=False
     ),
-    "additive, distances": dataclasses.replace(PAPER, positions="relative", compatibility="additive"),
     "classifier": ClassifierConfig(**ENCODER, pooling="attention", num_classes=3, embedding_deviation=0.2),
     "recurrent": dataclasses.replace(RECURRENT, **SIZES),
     "convolutional": dataclasses.replace(CONVOLUTIONAL, **SIZES),
@@ -39,6 +39,7 @@ def batch() -> dict[str, np.ndarray]:
     return dict(zip(("source", "target"), sides, strict=True))
 
 
+@functools.cache
 def make_gradient(config, dtype: str):
     model = make_model(dataclasses.replace(config, dtype=dtype))
     inputs = batch()

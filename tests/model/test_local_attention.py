@@ -1,6 +1,7 @@
 """Restricted self-attention: in blocks it is what it is under a mask, and no farther away is anything seen."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -40,9 +41,14 @@ def test_blocks_give_what_the_mask_gives(length, r, causal):
     value = rng.normal(size=(2, length, 3, 5)).astype(np.float32)
     mask = np.ones((2, 1, 1, length), bool)
     mask[1, ..., -3:] = False  # padding, so that some rows see nothing
-    mask = mask & causal_mask(length) if causal else jnp.array(mask)
-    ours = attend_locally(attend, query, key, value, mask, r)
-    np.testing.assert_allclose(ours, attend(query, key, value, mask & local_mask(length, r)), atol=1e-5)
+
+    @jax.jit
+    def both(query, key, value, mask):
+        mask = mask & causal_mask(length) if causal else mask
+        in_blocks = attend_locally(attend, query, key, value, mask, r)
+        return in_blocks, attend(query, key, value, mask & local_mask(length, r))
+
+    np.testing.assert_allclose(*both(query, key, value, mask), atol=1e-5)
 
 
 def test_blocks_are_all_that_is_computed():
@@ -56,11 +62,11 @@ def test_blocks_are_all_that_is_computed():
 
 
 def test_whoever_looks_sees_the_same_model_with_its_weights_in_one_piece():
-    params = random_params(NEAR)
-    logits = Transformer(NEAR).apply({"params": params}, SOURCE, TARGET)
-    looked_at, _ = Transformer(NEAR).apply({"params": params}, SOURCE, TARGET, mutable=["intermediates"])
+    params, logits = random_params(NEAR), logits_of(NEAR)
+    look = jax.jit(functools.partial(Transformer(NEAR).apply, mutable=["intermediates"]))
+    looked_at, _ = look({"params": params}, SOURCE, TARGET)
     np.testing.assert_allclose(logits, looked_at, atol=1e-4)
-    assert np.abs(logits - Transformer(FAR).apply({"params": params}, SOURCE, TARGET)).max() > 0.1
+    assert np.abs(logits - logits_of(FAR)).max() > 0.1
     maps = attention_maps(NEAR, params, SOURCE, TARGET)
     for kind, length in (("encoder", SOURCE.shape[1]), ("decoder", TARGET.shape[1])):
         seen = np.asarray(maps[kind]).max(axis=(0, 1, 2)) > 0

@@ -1,5 +1,8 @@
 """Several pairs in a row are to the model as if each had a row of its own."""
 
+import functools
+
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import TINY
 from tests.model.parameters import random_params
+from tests.model.sentences import compiled
 from transformer_flax.model.attention import segment_mask
 from transformer_flax.model.positions import positions_in_segments
 from transformer_flax.model.transformer import Transformer, shift_right
@@ -44,15 +48,20 @@ def test_every_segment_of_the_decoder_s_input_begins_with_the_begin_symbol():
 
 
 def test_a_pair_has_the_same_logits_in_a_row_of_its_own(variant):
-    model, params = Transformer(variant), random_params(variant)
-    packed = np.asarray(model.apply({"params": params}, *PACKED))
-    for (source, target), place in zip(PAIRS, [(0, slice(0, 3)), (0, slice(3, 8)), (1, slice(0, 5))], strict=True):
-        alone = model.apply({"params": params}, np.array([source]), np.array([target]))[0]
-        np.testing.assert_allclose(packed[place], alone, rtol=2e-5, atol=2e-5)
+    apply, params = compiled(variant), {"params": random_params(variant)}
+    packed = np.asarray(apply(params, *PACKED))
+    source, target = np.zeros((3, 10), int), np.zeros((3, 9), int)
+    for row, (words, translation) in enumerate(PAIRS):
+        source[row, : len(words)], target[row, : len(translation)] = words, translation
+    alone = np.asarray(apply(params, source, target))
+    for row, place in enumerate([(0, slice(0, 3)), (0, slice(3, 8)), (1, slice(0, 5))]):
+        own = alone[row, : len(PAIRS[row][1])]
+        np.testing.assert_allclose(packed[place], own, rtol=2e-5, atol=2e-5)
 
 
 def test_no_attention_crosses_from_one_pair_to_another():
-    _, sown = Transformer(TINY).apply({"params": random_params(TINY)}, *PACKED, mutable=["intermediates"])
+    apply = jax.jit(functools.partial(Transformer(TINY).apply, mutable=["intermediates"]))
+    _, sown = apply({"params": random_params(TINY)}, *PACKED)
     sides = {
         ("encoder", "self_attention"): (SOURCE_SEGMENTS, SOURCE_SEGMENTS),
         ("decoder", "self_attention"): (TARGET_SEGMENTS, TARGET_SEGMENTS),
@@ -71,10 +80,10 @@ def test_no_attention_crosses_from_one_pair_to_another():
 @pytest.mark.parametrize("changed", ["source", "target"])
 def test_a_pair_does_not_change_its_neighbour(changed):
     """To the bit; the neighbour stands behind it, where causality alone would let it look."""
-    model, params = Transformer(TINY), random_params(TINY)
-    before = np.asarray(model.apply({"params": params}, *PACKED))
+    apply, params = compiled(TINY), {"params": random_params(TINY)}
+    before = np.asarray(apply(params, *PACKED))
     source, target = SOURCE.copy(), TARGET.copy()
     {"source": source, "target": target}[changed][0, 1] = 20
-    after = np.asarray(model.apply({"params": params}, source, target, SOURCE_SEGMENTS, TARGET_SEGMENTS))
+    after = np.asarray(apply(params, source, target, SOURCE_SEGMENTS, TARGET_SEGMENTS))
     assert np.abs(after[0, 2] - before[0, 2]).max() > 1e-3
     np.testing.assert_array_equal(after[0, 3:8], before[0, 3:8])

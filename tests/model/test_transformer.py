@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import TINY
 from tests.model.parameters import random_params
-from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, logits_of
+from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, compiled, logits_of
 from transformer_flax.model.layers import layer_norm, to_logits
 from transformer_flax.model.registry import attention_maps, init_params
 from transformer_flax.model.transformer import Transformer, shift_right
@@ -60,15 +60,16 @@ def test_gradients_reach_the_target_before_them_and_nothing_later(variant):
     memory = np.random.default_rng(0).normal(size=(T, S, config.d_model)).astype(np.float32)
     params = random_params(config)
 
+    @jax.jit
     @jax.grad
-    def gradient(embedding):
+    def gradient(embedding, params):
         variables = {"params": params | {"target_embedding": {"embedding": embedding}}}
         mask = np.ones((T, 1, 1, S), bool)
         y = Transformer(config).apply(variables, target, memory, mask, method="decode")
         logits = to_logits(y, params["output_embedding"]["embedding"])
         return jnp.einsum("ttv->", logits)  # row t has the gradients of the logits at t
 
-    of_tokens = gradient(params["target_embedding"]["embedding"])[target]
+    of_tokens = np.asarray(gradient(params["target_embedding"]["embedding"], params))[target]
     reached = np.abs(of_tokens).max(axis=-1)  # by the logits at t, of the token at u: [t, u]
     before = np.tril(np.ones((T, T), bool), -1)
     np.testing.assert_array_equal(reached[~before], 0)
@@ -125,18 +126,30 @@ def test_sentence_of_only_padding_has_finite_outputs_and_gradients():
 # ----- decoding one position at a time
 
 
+@functools.cache
+def decoder(config):
+    """Programs that fill a cache for SOURCES, and that decode a position."""
+    model = Transformer(config)
+    room = T + 2  # more than is used, so that what is empty must be masked
+
+    def begin(params):
+        return model.apply(params, SOURCES, K, room, method="init_cache", mutable=["memory", "cache"])[1]
+
+    def step(variables, tokens, parents, position):
+        return model.apply(variables, tokens, parents, position, method="decode_step", mutable=["cache"])
+
+    return jax.jit(begin), jax.jit(step)
+
+
 def decode_stepwise(config, tokens, parents=None):
     """Logits [B, K, T, V] after each of tokens [B, K, T]. parents [T, B, K]: which each goes on from, or itself."""
-    model, params = Transformer(config), {"params": random_params(config)}
+    (begin, step), params = decoder(config), {"params": random_params(config)}
     if parents is None:
         parents = np.broadcast_to(np.arange(K, dtype=np.int32), (T, B, K))
-    room = T + 2  # more than is used, so that what is empty must be masked
-    _, state = model.apply(params, SOURCES, K, room, method="init_cache", mutable=["memory", "cache"])
+    state = begin(params)
     outputs = []
-    for position in jnp.arange(T):
-        variables = params | state
-        step = tokens[:, :, position], parents[position], position
-        logits, updated = model.apply(variables, *step, method="decode_step", mutable=["cache"])
+    for position in range(T):
+        logits, updated = step(params | state, tokens[:, :, position], parents[position], np.int32(position))
         state = state | updated
         outputs.append(logits)
     return np.stack(outputs, axis=2)
@@ -163,9 +176,12 @@ def test_a_hypothesis_sees_its_own_history_whoever_wrote_it(variant):
         if position:
             history[:, :, position - 1] = tokens[:, :, position]
         histories.append(history.copy())
-    whole = logits_of(variant, np.repeat(SOURCES, K * T, axis=0), np.stack(histories, axis=2).reshape(B * K * T, T))
-    expected = whole.reshape(B, K, T, T, -1)[:, :, np.arange(T), np.arange(T)]
-    np.testing.assert_allclose(decode_stepwise(variant, tokens, parents), expected, atol=1e-5)
+    expected = [
+        logits_of(variant, SOURCE, history.reshape(B * K, T)).reshape(B, K, T, -1)[:, :, position]
+        for position, history in enumerate(histories)
+    ]
+    decoded = decode_stepwise(variant, tokens, parents)
+    np.testing.assert_allclose(decoded, np.stack(expected, axis=2), atol=1e-5)
 
 
 def test_what_is_not_in_its_history_changes_nothing_of_a_hypothesis():
@@ -219,7 +235,7 @@ OTHERWISE = {  # the same model, computed in another way
 
 
 @functools.cache
-def loss_and_gradient(config, key=None):
+def loss_and_gradient(config, key):
     def loss(params):
         rngs = None if key is None else {"dropout": jax.random.key(key)}
         logits = Transformer(config).apply({"params": params}, SOURCE, TARGET, rngs=rngs)
@@ -240,9 +256,8 @@ def test_a_model_computed_otherwise_is_the_same(fields):
     def assert_same(ours, theirs):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
 
-    assert_same(loss_and_gradient(config), loss_and_gradient(plain))
-    if not config.scan_layers:  # whose layers have other keys
-        assert_same(loss_and_gradient(config, key=1), loss_and_gradient(plain, key=1))
+    key = None if config.scan_layers else 1  # scanned layers have other keys
+    assert_same(loss_and_gradient(config, key), loss_and_gradient(plain, key))
 
 
 def test_scanned_layers_have_masks_of_their_own():
@@ -259,14 +274,15 @@ def test_scanned_layers_have_masks_of_their_own():
     assert (scale == 1).all()
     assert (bias == 0).all()
 
-    memory = Transformer(config).apply({"params": params}, SOURCE, rngs={"dropout": jax.random.key(3)}, method="encode")
+    encode = jax.jit(functools.partial(Transformer(config).apply, method="encode"))
+    memory = encode({"params": params}, SOURCE, rngs={"dropout": jax.random.key(3)})
     kinds = {round(float(value), 3) for value in np.ravel(memory[0, 0])}
     assert len(kinds) > 2  # the sum of three masks has four values, that of one mask three times only two
 
 
 def test_bfloat16_stays_near_float32_and_gives_float32_logits():
     config = dataclasses.replace(TINY, dtype="bfloat16")
-    rounded = jax.jit(Transformer(config).apply)({"params": random_params(config)}, SOURCE, TARGET)
+    rounded = logits_of(config)
     assert rounded.dtype == np.float32
     difference = np.abs(rounded - logits_of(TINY))
     # A bfloat16 keeps 8 bits, 0.4 %; logits here spread by about one. Were it all float32, they would be equal.
@@ -346,7 +362,7 @@ def test_a_start_scales_the_initial_values_of_its_matrices_and_nothing_else(tiny
             gain *= 0.5 * (DEEPNORM[stack][1] if start == "deepnorm" else 1)
         if start == "fairseq" and name.endswith(("query.kernel", "key.kernel", "value.kernel")):
             gain *= 2**-0.5
-        np.testing.assert_allclose(gain * value, other, rtol=1e-6)
+        np.testing.assert_allclose(gain * np.asarray(value), other, rtol=1e-6)
 
 
 def test_deepnorm_multiplies_residuals_which_is_as_if_sub_layers_were_divided(tiny):
@@ -359,7 +375,7 @@ def test_deepnorm_multiplies_residuals_which_is_as_if_sub_layers_were_divided(ti
 
     divided = jax.tree_util.tree_map_with_path(divide, params)
     deep = dataclasses.replace(tiny, start="deepnorm")
-    ours = Transformer(deep).apply({"params": params}, SOURCE, TARGET)
-    theirs = Transformer(tiny).apply({"params": divided}, SOURCE, TARGET)
+    ours = logits_of(deep)
+    theirs = compiled(tiny)({"params": divided}, SOURCE, TARGET, rngs=None)
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
-    assert not np.allclose(ours, Transformer(tiny).apply({"params": params}, SOURCE, TARGET), atol=0.01)
+    assert not np.allclose(ours, logits_of(tiny), atol=0.01)

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import TINY
 from tests.model.formulas import flops_by_hand, parameters_by_hand
 from tests.model.parameters import random_params
-from tests.model.sentences import SOURCES
+from tests.model.sentences import SOURCES, compiled
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import EncoderConfig
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops
@@ -30,9 +30,8 @@ def tiny(pooling: str, **changes) -> ClassifierConfig:
 
 
 def logits_of(config, source=SOURCES, dropout_key=None):
-    # Not jitted: op by op, all choices share their compilations; as a whole, each would take a second or more.
     rngs = None if dropout_key is None else {"dropout": dropout_key}
-    return np.asarray(Classifier(config).apply({"params": random_params(config)}, source, rngs=rngs))
+    return np.asarray(compiled(config)({"params": random_params(config)}, source, rngs=rngs))
 
 
 @pytest.mark.parametrize("pooling", POOLING)
@@ -149,8 +148,8 @@ def test_what_no_classifier_can_have_is_refused(changes, message):
 
 def test_bfloat16_gives_float32_logits_near_those_of_float32():
     config = tiny("max", dtype="bfloat16")
-    logits = jnp.asarray(Classifier(config).apply({"params": random_params(config)}, SOURCES))
-    assert logits.dtype == jnp.float32
+    logits = logits_of(config)
+    assert logits.dtype == np.float32
     np.testing.assert_allclose(logits, logits_of(tiny("max")), atol=0.15)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.decoding.translators import SETTINGS, WORDS, assert_scored, new, scores_of, texts
 from tests.model.parameters import random_params
-from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T
+from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, logits_of
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT, RIVALS
 from transformer_flax.model.flops import count_parameters, forward_flops, training_flops
 from transformer_flax.model.registry import attention_maps, init_params, make_model
@@ -28,18 +28,6 @@ def rival(request):
 def one_of_each(request):
     """Fewer of them, where there is much to compile."""
     return RIVALS[request.param]
-
-
-@functools.cache
-def compiled(config):
-    return jax.jit(make_model(config).apply)
-
-
-def logits_of(config, source=SOURCE, target=TARGET, dropout_key=None):
-    # As a whole, unlike the Transformer's: outside of a program, each scan would be compiled again with every call. The
-    # tests keep to few shapes.
-    rngs = None if dropout_key is None else {"dropout": dropout_key}
-    return np.asarray(compiled(config)({"params": random_params(config)}, source, target, rngs=rngs))
 
 
 def pad(tokens, amount):
@@ -154,7 +142,9 @@ def test_step_leaves_the_cache_in_the_shapes_and_types_it_began_with(rival, dtyp
     assert updated["cache"] == state["cache"]
 
 
-@pytest.mark.parametrize("config", [RECURRENT, CONVOLUTIONAL], ids=["recurrent", "convolutional"])
+@pytest.mark.parametrize(
+    "config", [dataclasses.replace(RECURRENT, num_layers=1), CONVOLUTIONAL], ids=["recurrent", "convolutional"]
+)
 def test_translations_do_not_depend_on_the_batch_and_have_the_log_probabilities_of_one_pass(config):
     translator = new((config,))
     together = list(translator.search(WORDS))

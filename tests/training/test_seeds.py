@@ -15,7 +15,7 @@ from transformer_flax.training.loop import train
 from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.seeds import stack_trees, train_seeds
 
-SETTINGS = {"log__every": 3, "data__tokens_per_batch": 4096, "data__num_buckets": 2, "parallel__num_devices": 2}
+SETTINGS = {"log__every": 3, "data__tokens_per_batch": 4096, "parallel__num_devices": 2}
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +35,13 @@ def together(config, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def alone(config, tmp_path_factory):
+    """The directories of the same runs, each trained alone, and what they evaluated; not to be changed."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {seed: (folder / str(seed), train(config(seed=seed), folder / str(seed))["valid"]) for seed in (1, 3)}
+
+
 def copy(folder, to, *, without=()):
     shutil.copytree(folder, to)
     for checkpoint in without:
@@ -50,20 +57,25 @@ def assert_same(ours, theirs):
         assert lines[0] == lines[1]
 
 
-def test_each_is_within_float_tolerance_what_it_is_alone(config, together, tmp_path):
-    for seed in (1, 3):
-        alone = train(config(seed=seed), tmp_path / str(seed))["valid"]
-        states = [jax.device_get(final_state(path, 6)) for path in (tmp_path / str(seed), together / f"seed{seed}")]
+def test_each_is_within_float_tolerance_what_it_is_alone(together, alone):
+    for seed, (folder, evaluation) in alone.items():
+        states = [jax.device_get(final_state(path, 6)) for path in (folder, together / f"seed{seed}")]
         assert states[0].seed == states[1].seed == seed
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), *states)
         restored = transformer_flax.restore(together / f"seed{seed}")  # an ordinary run
         assert restored.config.seed == seed
-        assert restored.translate(alone.sources) == alone.outputs
-        ours, theirs = (read_lines(path / "metrics.jsonl") for path in (together / f"seed{seed}", tmp_path / str(seed)))
+        assert restored.translate(evaluation.sources) == evaluation.outputs
+        ours, theirs = (read_lines(path / "metrics.jsonl") for path in (together / f"seed{seed}", folder))
         assert [line["step"] for line in ours] == [line["step"] for line in theirs]
         assert ours[-1]["valid/perplexity"] == pytest.approx(theirs[-1]["valid/perplexity"], rel=1e-4)
     between = [final_state(together / f"seed{seed}", 6).params for seed in (1, 3)]
     assert max(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), *between))) > 0.1
+
+
+def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(alone):
+    vocabularies = {(folder / "tokenizer.json").read_text() for folder, _ in alone.values()}
+    losses = {read_lines(folder / "metrics.jsonl")[0]["train/loss"] for folder, _ in alone.values()}
+    assert (len(vocabularies), len(losses)) == (1, 2)
 
 
 def test_what_one_has_evaluated_is_not_evaluated_again(config, together, tmp_path, capsys):
@@ -128,7 +140,8 @@ def small_disk(tmp_path):
 
 def test_no_checkpoint_is_deleted_before_all_seeds_have_its_successor(config, tmp_path, small_disk):
     settings = {"checkpoint__every": 6, "checkpoint__keep": 1, "eval__every": 2, "model__d_ff": 640}
-    settings |= {"parallel__num_devices": 1, "decode__max_extra_length": 1}
+    settings |= {"parallel__num_devices": 1, "data__tokens_per_batch": 512, "decode__max_extra_length": 1}
+    settings |= {"eval__sentences": 1, "eval__final_sentences": 1, "decode__beam_size": 1}
     with pytest.raises(UserError, match=r"a checkpoint (needs|could not be written).*seed1"):
         train_seeds(config(**settings), [0, 1], tmp_path)  # seed 0 has written that of step 6 by then
     assert [saved_steps(tmp_path / f"seed{seed}/checkpoints") for seed in (0, 1)] == [[2, 4, 6], [2, 4]]

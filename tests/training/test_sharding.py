@@ -27,9 +27,7 @@ ROWS = 32
 ONE_LAYER = dataclasses.replace(TINY, num_layers=1, dropout=0.0)  # there are many programs to compile
 
 
-@pytest.fixture(scope="module")
-def batch():
-    """Rows of very different length, some empty, so that means of means would differ from the mean."""
+def make_batch():
     rng = np.random.default_rng(0)
     batch = {}
     for side in ("source", "target"):
@@ -38,6 +36,9 @@ def batch():
         lengths[:4] = 0
         batch[side] = np.where(np.arange(7) < lengths[:, None], rows, 0)
     return batch
+
+
+BATCH = make_batch()  # rows of very different length, some empty, so that means of means would differ from the mean
 
 
 @functools.cache
@@ -50,7 +51,7 @@ def on_devices(num_devices, *, mode="jit", shard_params=False, accumulation_step
     return make_parallel(config, ROWS, accumulation_steps, loss_chunks)
 
 
-def update(batch, *, mode="jit", num_devices=1, accumulation_steps=1, loss_chunks=1, dropout=0.0, r_drop=0.0):
+def update(batch=BATCH, *, mode="jit", num_devices=1, accumulation_steps=1, loss_chunks=1, dropout=0.0, r_drop=0.0):
     """(gradient, metrics) of one step."""
     config = dataclasses.replace(ONE_LAYER, dropout=dropout)
     parallel = on_devices(num_devices, mode=mode, accumulation_steps=accumulation_steps, loss_chunks=loss_chunks)
@@ -72,59 +73,55 @@ def assert_close(ours, theirs):
 
 
 @pytest.fixture(scope="module")
-def plain(batch):
+def plain():
     """The gradient of the mean over all target tokens, from nothing but jax.grad."""
     loss_fn = translation_loss(Transformer(ONE_LAYER), 0.1)
 
     def mean(params):
-        sums, counts = loss_fn(params, batch, None)
+        sums, counts = loss_fn(params, BATCH, None)
         return sums["loss"] / counts["loss"]
 
     return jax.device_get(jax.jit(jax.grad(mean))(initial_params()))
 
 
-@pytest.mark.parametrize("mode", ["jit", "pmap"])
 @pytest.mark.parametrize(
-    ("num_devices", "accumulation_steps"), [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (2, 4), (8, 1), (8, 2), (8, 4)]
+    ("mode", "num_devices", "accumulation_steps"),
+    [("jit", 1, 4), ("jit", 8, 1), ("jit", 8, 4), ("pmap", 1, 1), ("pmap", 8, 1), ("pmap", 2, 4)],
 )
-def test_devices_and_micro_batches_do_not_change_the_gradient(plain, batch, mode, num_devices, accumulation_steps):
-    gradient, metrics = update(batch, mode=mode, num_devices=num_devices, accumulation_steps=accumulation_steps)
+def test_devices_and_micro_batches_do_not_change_the_gradient(plain, mode, num_devices, accumulation_steps):
+    gradient, metrics = update(mode=mode, num_devices=num_devices, accumulation_steps=accumulation_steps)
     assert_close(gradient, plain)
-    assert metrics.counts["loss"] == (batch["target"] != 0).sum()
+    assert metrics.counts["loss"] == (BATCH["target"] != 0).sum()
     assert float(metrics.grad_norm) == pytest.approx(float(optax.tree.norm(plain)), rel=1e-4)
 
 
 @pytest.mark.parametrize("mode", ["jit", "pmap"])
-@pytest.mark.parametrize(("num_devices", "accumulation_steps"), [(1, 2), (8, 1), (2, 2)])
-def test_chunks_of_the_loss_do_not_change_the_gradient(plain, batch, mode, num_devices, accumulation_steps):
-    parts = {"num_devices": num_devices, "accumulation_steps": accumulation_steps, "loss_chunks": 4}
-    gradient, metrics = update(batch, mode=mode, **parts)
+def test_chunks_of_the_loss_do_not_change_the_gradient(plain, mode):
+    gradient, metrics = update(mode=mode, num_devices=2, accumulation_steps=2, loss_chunks=4)
     assert_close(gradient, plain)
-    assert metrics.counts["loss"] == (batch["target"] != 0).sum()
+    assert metrics.counts["loss"] == (BATCH["target"] != 0).sum()
 
 
 @pytest.mark.parametrize("mode", ["jit", "pmap"])
-def test_r_drop_divides_once_by_the_tokens_of_all_parts(plain, batch, mode):
+def test_r_drop_divides_once_by_the_tokens_of_all_parts(plain, mode):
     parts = {"num_devices": 2, "accumulation_steps": 2, "loss_chunks": 2, "mode": mode}
-    gradient, metrics = update(batch, r_drop=5.0, **parts)  # without dropout both passes agree
+    gradient, metrics = update(r_drop=5.0, **parts)  # without dropout both passes agree
     assert_close(gradient, plain)
-    assert metrics.counts["loss"] == metrics.counts["divergence"] == (batch["target"] != 0).sum()
+    assert metrics.counts["loss"] == metrics.counts["divergence"] == (BATCH["target"] != 0).sum()
 
 
 @pytest.mark.parametrize("r_drop", [0.0, 5.0])
-def test_with_dropout_jit_does_not_depend_on_the_number_of_devices(plain, batch, r_drop):
-    alone, _ = update(batch, dropout=0.3, r_drop=r_drop)
-    for num_devices in (2, 8):
-        together, _ = update(batch, dropout=0.3, r_drop=r_drop, num_devices=num_devices)
-        assert_close(together, alone)
+def test_with_dropout_jit_does_not_depend_on_the_number_of_devices(plain, r_drop):
+    alone, together = (update(dropout=0.3, r_drop=r_drop, num_devices=num_devices)[0] for num_devices in (1, 8))
+    assert_close(together, alone)
     difference = jax.tree.map(lambda a, b: np.abs(a - b).max(), alone, plain)
     assert max(jax.tree.leaves(difference)) > 1e-3  # there was dropout
 
 
 @pytest.mark.parametrize("parts", [{"mode": "pmap", "num_devices": 2}, {"accumulation_steps": 2}], ids=str)
-def test_with_dropout_devices_of_pmap_and_micro_batches_draw_anew(batch, parts):
+def test_with_dropout_devices_of_pmap_and_micro_batches_draw_anew(parts):
     # Two parts with the same rows: had they the same masks, their mean would be the gradient of either one alone.
-    half = {side: rows[ROWS // 2 :] for side, rows in batch.items()}
+    half = {side: rows[ROWS // 2 :] for side, rows in BATCH.items()}
     if "mode" in parts:
         twice = {side: np.concatenate([rows, rows]) for side, rows in half.items()}
         alone, _ = update(half, mode="pmap", dropout=0.3)
@@ -144,14 +141,14 @@ def test_every_part_of_a_batch_has_rows_of_every_device_which_stay_there():
         assert after.data.tolist() == [[row] for row in before.data.tolist()]  # [part, row]
 
 
-@pytest.mark.parametrize("mode", ["jit", "pmap"])
-def test_evaluation_sums_over_devices(batch, mode):
-    parallel = on_devices(8, mode=mode)
-    loss_fn = translation_loss(Transformer(ONE_LAYER), 0.1)
-    params = initial_params()
-    step = parallel.compile(make_eval_step(loss_fn, axis_name=parallel.axis_name))
-    result = parallel.unreplicate(step(parallel.place(params), parallel.shard(batch)))
-    assert_close(jax.device_get(result), jax.device_get(loss_fn(params, batch, None)))
+def test_evaluation_sums_over_devices():
+    loss_fn, params = translation_loss(Transformer(ONE_LAYER), 0.1), initial_params()
+    expected = jax.device_get(jax.jit(loss_fn)(params, BATCH, None))
+    for mode in ("jit", "pmap"):
+        parallel = on_devices(8, mode=mode)
+        step = parallel.compile(make_eval_step(loss_fn, axis_name=parallel.axis_name))
+        result = parallel.unreplicate(step(parallel.place(params), parallel.shard(BATCH)))
+        assert_close(jax.device_get(result), expected)
 
 
 WIDE = dataclasses.replace(ONE_LAYER, d_model=64, d_ff=512, dropout=0.3)  # feed-forward layers worth sharding
@@ -159,7 +156,8 @@ STEPS = 4
 EMA = exponential(0.9)
 
 
-def learn(batch, num_devices, *, shard_params, accumulation_steps=1, optimizer="adam", average=EMA):
+@functools.cache
+def learn(num_devices, *, shard_params, accumulation_steps=1, optimizer="adam", average=EMA):
     """(parallel, state, (sums, counts) of an evaluation) after steps with dropout and a moving average."""
     parallel = on_devices(num_devices, shard_params=shard_params, accumulation_steps=accumulation_steps)
     loss_fn = parallel.gathering(translation_loss(Transformer(WIDE), 0.1))
@@ -169,7 +167,7 @@ def learn(batch, num_devices, *, shard_params, accumulation_steps=1, optimizer="
     step = make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, average=average)
     step = parallel.compile(step, donate_state=True)
     state = TrainState.create(7, init_params(WIDE, jax.random.key(1)), optimizer, keep_ema=True)
-    state, rows = parallel.place(state), parallel.shard(batch)
+    state, rows = parallel.place(state), parallel.shard(BATCH)
     for _ in range(STEPS):
         before = state
         state, _ = jax.block_until_ready(step(before, rows))
@@ -179,16 +177,9 @@ def learn(batch, num_devices, *, shard_params, accumulation_steps=1, optimizer="
     return parallel, state, measured
 
 
-@pytest.fixture(scope="module")
-def replicated(batch):
-    _, state, measured = learn(batch, 1, shard_params=False)
-    return state, measured
-
-
-@pytest.mark.parametrize("num_devices", [2, 8])
-def test_sharded_parameters_learn_the_same_and_are_sealed_the_same(replicated, batch, num_devices):
-    alone, measured_alone = replicated
-    parallel, state, measured = learn(batch, num_devices, shard_params=True)
+def test_sharded_parameters_learn_the_same_and_are_sealed_the_same():
+    _, alone, measured_alone = learn(1, shard_params=False)
+    parallel, state, measured = learn(8, shard_params=True)
     assert_close(jax.device_get(state), jax.device_get(alone))
     assert_close(measured, measured_alone)
 
@@ -198,13 +189,10 @@ def test_sharded_parameters_learn_the_same_and_are_sealed_the_same(replicated, b
     assert seal(vars(state), {}) == seal(vars(whole), {})
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "average"), [("muon", EMA), ("schedule_free", schedule_free(2, 0.9))], ids=["muon", "sf"]
-)
-def test_sharded_parameters_learn_the_same_with_other_optimizers(batch, optimizer, average):
-    settings = {"optimizer": optimizer, "average": average}
-    _, alone, _ = learn(batch, 1, shard_params=False, **settings)
-    _, state, _ = learn(batch, 2, shard_params=True, **settings)
+def test_sharded_parameters_learn_the_same_with_other_optimizers_and_averages():
+    settings = {"optimizer": "muon", "average": schedule_free(2, 0.9)}  # that of schedule_free is Adam, as above
+    _, alone, _ = learn(1, shard_params=False, **settings)
+    _, state, _ = learn(2, shard_params=True, **settings)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), *map(jax.device_get, (state, alone))
     )
@@ -213,13 +201,13 @@ def test_sharded_parameters_learn_the_same_with_other_optimizers(batch, optimize
             assert leaf.sharding.is_fully_replicated == (leaf.size < SMALL)
 
 
-def test_sharded_parameters_learn_the_same_from_micro_batches(batch):
-    states = [learn(batch, 2, shard_params=sharded, accumulation_steps=2)[1] for sharded in (False, True)]
+def test_sharded_parameters_learn_the_same_from_micro_batches():
+    states = [learn(2, shard_params=sharded, accumulation_steps=2)[1] for sharded in (False, True)]
     assert_close(*map(jax.device_get, states))
 
 
-def test_of_sharded_parameters_each_device_holds_its_share(batch):
-    _, state, _ = learn(batch, 8, shard_params=True)
+def test_of_sharded_parameters_each_device_holds_its_share():
+    _, state, _ = learn(8, shard_params=True)
     for tree in (state.params, state.opt_state.mu, state.opt_state.nu, state.ema):
         for leaf in jax.tree.leaves(tree):
             shards = 8 if leaf.size >= SMALL else 1
@@ -240,8 +228,8 @@ def test_arrays_are_sharded_along_the_largest_axis_that_the_devices_divide():
     assert shards == [(64, 9), (100, 8), (8, 4, 16), (99, 99), (8, 8)]
 
 
-def test_sharded_parameters_are_gathered_and_not_the_batch(batch):
-    few = {side: rows[-8:] for side, rows in batch.items()}  # a row a device, less than any array of parameters
+def test_sharded_parameters_are_gathered_and_not_the_batch():
+    few = {side: rows[-8:] for side, rows in BATCH.items()}  # a row a device, less than any array of parameters
     parallel = on_devices(8, shard_params=True)
     loss_fn = parallel.gathering(translation_loss(Transformer(WIDE), 0.1))
     state = parallel.place(TrainState.create(7, init_params(WIDE, jax.random.key(1)), OPTIMIZER))
@@ -251,15 +239,15 @@ def test_sharded_parameters_are_gathered_and_not_the_batch(batch):
     assert gathered == {leaf.shape for leaf in jax.tree.leaves(state.params) if leaf.size >= SMALL}
 
 
-def test_steps_differ_in_their_dropout_and_seeds_too(batch):
+def test_steps_differ_in_their_dropout_and_seeds_too():
     config = dataclasses.replace(ONE_LAYER, dropout=0.3)
     step = jax.jit(make_train_step(translation_loss(Transformer(config), 0.1), optax.sgd(0.0)))
     params = initial_params()
     state = TrainState.create(0, params, optax.sgd(0.0))
-    after, first = step(state, batch)
-    _, second = step(after, batch)
-    _, again = step(state, batch)
-    _, other = step(TrainState.create(1, params, optax.sgd(0.0)), batch)
+    after, first = step(state, BATCH)
+    _, second = step(after, BATCH)
+    _, again = step(state, BATCH)
+    _, other = step(TrainState.create(1, params, optax.sgd(0.0)), BATCH)
     losses = [float(metrics.sums["loss"]) for metrics in (first, second, again, other)]
     assert losses[0] == losses[2]
     assert len(set(losses)) == 3

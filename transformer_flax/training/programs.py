@@ -54,7 +54,7 @@ class Steps:
     """
 
     def __init__(self, config: ConfigDict, model: nn.Module, parallel: Parallel):
-        self.model = model
+        self.model, self._parallel = model, parallel
         self.optimizer = make_optimizer(config.optimizer, config.model.d_model)
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by its name
         loss_fn = parallel.gathering(make_loss(config, self.model))
@@ -69,6 +69,12 @@ class Steps:
         self.train_step = parallel.compile(self.counted("training", self.update), donate_state=True)
         eval_step = make_eval_step(loss_fn, axis_name=parallel.axis_name)
         self.eval_step = parallel.compile(self.counted("evaluation", eval_step))
+
+    @functools.cached_property
+    def seeds_step(self) -> Callable:
+        """The training step of several seeds, whose states and batches have a leading axis of them."""
+        step = self.counted("training", jax.vmap(self.update))
+        return self._parallel.behind_seeds().compile(step, donate_state=True)
 
     def counted(self, name: str, function: Callable) -> Callable:
         """Wraps a function, to count in `traced` how often it is traced."""

@@ -82,8 +82,7 @@ class SeedsTrainer:
     def __init__(self, trainers: Sequence[Trainer], programs: Programs):
         self._trainers, self._programs = trainers, programs
         self._parallel = programs.parallel.behind_seeds()
-        step = programs.steps.counted("training", jax.vmap(programs.steps.update))
-        self.train_step = self._parallel.compile(step, donate_state=True)
+        self.train_step = programs.steps.seeds_step
         self.start = trainers[0].start
 
     @property
