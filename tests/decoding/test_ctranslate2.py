@@ -31,15 +31,19 @@ def test_it_finds_the_same_hypotheses(name, tmp_path):
     tokens = np.array([[list(map(int, hypothesis)) for hypothesis in result.hypotheses] for result in theirs])
 
     # CTranslate2's P is over words alone, and no end symbol follows them: here, it surely follows.
-    step_of_all, cache = as_step(make_model(config), params, source, HYPOTHESES, WORDS + 1)
-    ids = jnp.arange(config.vocab_size)
+    @jax.jit
+    def search(params, source):
+        step_of_all, cache = as_step(make_model(config), params, source, HYPOTHESES, WORDS + 1)
+        ids = jnp.arange(config.vocab_size)
 
-    def step(tokens, parents, position, cache):
-        logits, cache = step_of_all(tokens, parents, position, cache)
-        return jnp.where(jnp.where(position < WORDS, ids >= NUM_SPECIAL, ids == END_ID), logits, -jnp.inf), cache
+        def step(tokens, parents, position, cache):
+            logits, cache = step_of_all(tokens, parents, position, cache)
+            return jnp.where(jnp.where(position < WORDS, ids >= NUM_SPECIAL, ids == END_ID), logits, -jnp.inf), cache
 
-    bounds = Bounds.of(jnp.full(len(source), WORDS + 1), WORDS + 1)
-    ours = beam_search(step, cache, bounds, LengthPenalty("none", 0), beam_size=HYPOTHESES, nbest=HYPOTHESES)
+        bounds = Bounds.of(jnp.full(len(source), WORDS + 1), WORDS + 1)
+        return beam_search(step, cache, bounds, LengthPenalty("none", 0), beam_size=HYPOTHESES, nbest=HYPOTHESES)
+
+    ours = search(params, source)
     np.testing.assert_array_equal(ours.tokens[:, :, :WORDS], tokens)
     np.testing.assert_allclose(ours.log_probs, [result.scores for result in theirs], atol=1e-4)
 

@@ -38,7 +38,9 @@ def fine_tuned(finished, text, **overrides):
             "data.path": str(text),
             "optimizer.factor": 0.5,
             "eval.final_average": 1,
-            "checkpoint.every": 2,
+            "eval.final_sentences": 4,
+            "eval.test": False,
+            "checkpoint.every": STEPS,
             **{name.replace("__", "."): value for name, value in overrides.items()},
         }
     )

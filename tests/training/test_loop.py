@@ -40,10 +40,16 @@ def text(tmp_path_factory):
     return write_text(tmp_path_factory.mktemp("text"))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
-def run(text, tmp_path, monkeypatch):
+def run(text, tmp_path):
     """Trains in a directory of that name."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(name, **overrides):
         return train(small_config(data__path=str(text), **overrides), tmp_path / name)
@@ -51,13 +57,30 @@ def run(text, tmp_path, monkeypatch):
     return run
 
 
+DONE = {"eval__every": 0, "checkpoint__every": 2, "checkpoint__keep": 3, "log__every": 1}
+
+
+@pytest.fixture(scope="module")
+def trained(text, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("done") / "run"
+    return folder, train(small_config(data__path=str(text), **DONE), folder)
+
+
+@pytest.fixture
+def done(trained, tmp_path):
+    """The evaluations of a finished run with the settings DONE, which lies in the directory "run"."""
+    folder, evaluations = trained
+    shutil.copytree(folder, tmp_path / "run")
+    return evaluations
+
+
 @pytest.mark.parametrize(
     "mode",
     [
         {"parallel__num_devices": 2, "accumulation_steps": 2},
         {"parallel__mode": "pmap", "parallel__num_devices": 2, "ema_decay": 0.9, "data__batching": "packed"},
-        {"optimizer__name": "muon"},
-        {"optimizer__name": "schedule_free", "r_drop": 5.0, "data__bpe_dropout": 0.1},
+        {"optimizer__name": "muon", "data__num_buckets": 1},
+        {"optimizer__name": "schedule_free", "r_drop": 5.0, "data__bpe_dropout": 0.1, "data__num_buckets": 1},
     ],
     ids=["jit", "pmap, packed", "muon", "schedule-free, r-drop, bpe-dropout"],
 )
@@ -101,9 +124,9 @@ def test_runs_of_a_process_that_compute_the_same_compile_once(run, capsys, monke
     assert compilations("another class").startswith("1 training, 1 evaluation")
 
 
-@pytest.mark.parametrize("mode", ["jit", "pmap"])
-def test_on_an_accelerator_all_shapes_are_compiled_before_the_first_step(run, tmp_path, monkeypatch, mode):
-    settings = {"data__tokens_per_batch": 4096, "data__num_buckets": 2, "parallel__mode": mode, "eval__every": 0}
+@pytest.mark.parametrize(("mode", "buckets"), [("jit", 2), ("pmap", 1)])
+def test_on_an_accelerator_all_shapes_are_compiled_before_the_first_step(run, tmp_path, monkeypatch, mode, buckets):
+    settings = {"data__tokens_per_batch": 4096, "data__num_buckets": buckets, "parallel__mode": mode, "eval__every": 0}
     settings["label_smoothing"] = 0.03  # no other test's, whose programs it would share
     timed, add_time = [], Trainer.add_time  # which leaves out steps that compile
     with monkeypatch.context() as patch:
@@ -135,7 +158,7 @@ def test_the_first_step_learns_from_the_first_batch(run, tmp_path):
 
 
 def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_without(run, tmp_path):
-    whole = {"model__d_ff": 512, "eval__final_average": 2, "parallel__num_devices": 2}
+    whole = {"model__d_ff": 512, "eval__every": 0, "eval__final_average": 2, "parallel__num_devices": 2}
     sharded = whole | {"parallel__shard_params": True, "parallel__num_devices": 4}
     expected = run("whole", **whole)
     measured = {"sharded": run("sharded", **sharded)}
@@ -169,42 +192,31 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
     assert {"valid/loss", "valid/perplexity", "valid/bleu", "valid/exact_match"} <= lines[1].keys()
 
 
-def test_a_finished_run_is_evaluated_again_and_not_trained(run, tmp_path):
-    first = run("run")
-    assert len(first["valid"].outputs) == PAIRS["valid"]  # at the end, all of them
+def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path):
+    assert len(done["valid"].outputs) == PAIRS["valid"]  # at the end, all of them
     before = final_state(tmp_path / "run", 6)
     (tmp_path / "run/tokenizer.json").unlink()  # as after a kill just behind config.json; it is made again
-    again = run("run")
-    assert again["valid"].scalars == first["valid"].scalars
+    again = run("run", **DONE)
+    assert again["valid"].scalars == done["valid"].scalars
     jax.tree.map(np.testing.assert_array_equal, before, final_state(tmp_path / "run", 6))
     with pytest.raises(UserError, match=r"at step 6 already, past config\.steps=4"):
-        run("run", steps=4)
+        run("run", steps=4, **DONE)
 
 
-def test_a_finished_run_that_is_started_again_deletes_no_checkpoint(run, tmp_path):
-    run("run", eval__every=0, checkpoint__every=2, checkpoint__keep=3)
+def test_a_finished_run_that_is_started_again_deletes_no_checkpoint(run, done, tmp_path):
     before = saved_steps(tmp_path / "run/checkpoints")
     assert before == [2, 4, 6]
-    run("run", eval__every=0, checkpoint__every=2, checkpoint__keep=1)
+    run("run", **DONE | {"checkpoint__keep": 1})
     assert saved_steps(tmp_path / "run/checkpoints") == before
 
 
-def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(run, tmp_path):
-    run("zero", eval__every=0)
-    run("one", eval__every=0, seed=1)
-    vocabularies = [(tmp_path / name / "tokenizer.json").read_text() for name in ("zero", "one")]
-    assert vocabularies[0] == vocabularies[1]
-    losses = [read_lines(tmp_path / name / "metrics.jsonl")[0]["train/loss"] for name in ("zero", "one")]
-    assert losses[0] != losses[1]
-
-
-def test_averages_are_of_the_last_regular_checkpoints_and_name_those_that_are_missing(run, tmp_path, capsys):
-    run("run", eval__final_average=2, checkpoint__every=2, eval__every=0)
+def test_averages_are_of_the_last_regular_checkpoints_and_name_those_that_are_missing(run, done, tmp_path, capsys):
+    run("run", **DONE, eval__final_average=2)
     said = capsys.readouterr().out
     assert "the mean of the parameters at steps 4, 6" in said
     assert "WARNING" not in said
-    (tmp_path / "run/checkpoints/4").rename(tmp_path / "run/checkpoints/2")
-    run("run", eval__final_average=2, checkpoint__every=2, eval__every=0)
+    shutil.rmtree(tmp_path / "run/checkpoints/4")
+    run("run", **DONE, eval__final_average=2)
     said = capsys.readouterr().out
     assert "WARNING: " in said
     assert "run has no checkpoint of step 4, so the average is of 1 in place of 2" in said
@@ -293,32 +305,29 @@ def test_updates_that_are_not_finite_are_left_out_and_end_the_run_after_so_many_
     assert metrics[0]["train/learning_rate"] < metrics[1]["train/learning_rate"] == metrics[2]["train/learning_rate"]
 
 
-def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_from_the_one_before(run, tmp_path, capsys):
-    run("run", eval__every=0, checkpoint__every=2, log__every=1)
+def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_from_the_one_before(run, done, tmp_path, capsys):
     expected = final_state(tmp_path / "run", 6)
     lines = read_lines(tmp_path / "run/metrics.jsonl")
     checkpoints = tmp_path / "run/checkpoints"
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["4", "6"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["2", "4", "6"]
     cut_short(checkpoints / "6")
     capsys.readouterr()
-    run("run", eval__every=0, checkpoint__every=2, log__every=1)
+    run("run", **DONE)
     said = capsys.readouterr().out
     assert "6 cannot be read: it is damaged" in said
     assert "put aside as 6.damaged.1" in said
     assert "resuming from step 4" in said
     jax.tree.map(np.testing.assert_array_equal, expected, final_state(tmp_path / "run", 6))
     assert timeless(read_lines(tmp_path / "run/metrics.jsonl")) == timeless(lines)
-    assert sorted(path.name for path in checkpoints.iterdir()) == ["4", "6", "6.damaged.1"]
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["2", "4", "6", "6.damaged.1"]
 
 
-def test_a_checkpoint_copied_over_another_one_is_put_aside_too(run, tmp_path, capsys):
-    settings = {"eval__every": 0, "checkpoint__every": 2, "log__every": 1}
-    run("run", **settings)
+def test_a_checkpoint_copied_over_another_one_is_put_aside_too(run, done, tmp_path, capsys):
     expected = final_state(tmp_path / "run", 6)
     shutil.rmtree(tmp_path / "run/checkpoints/6")
     shutil.copytree(tmp_path / "run/checkpoints/4", tmp_path / "run/checkpoints/6")
     capsys.readouterr()
-    run("run", **settings)
+    run("run", **DONE)
     said = capsys.readouterr().out
     assert "run/checkpoints/6 is another one: its state is of step 4, not 6; " in said
     assert "resuming from step 4" in said
@@ -332,14 +341,12 @@ def cut_short(folder):
 
 
 def test_a_damaged_checkpoint_that_an_average_takes_is_put_aside_and_those_that_are_left_are_averaged(
-    run, tmp_path, capsys
+    run, done, tmp_path, capsys
 ):
-    settings = {"eval__every": 0, "checkpoint__every": 2, "eval__final_average": 3, "checkpoint__keep": 3}
-    run("run", **settings)
     checkpoints = tmp_path / "run/checkpoints"
     cut_short(checkpoints / "4")
     capsys.readouterr()
-    run("run", **settings)
+    run("run", **DONE, eval__final_average=3)
     said = capsys.readouterr().out
     assert "checkpoints/4 cannot be read: it is damaged" in said
     assert "it is put aside as 4.damaged.1" in said
@@ -358,8 +365,7 @@ def opened(workdir, step):
             yield writer
 
 
-def test_a_run_whose_directory_is_gone_saves_nothing_more(run, tmp_path):
-    run("run", eval__every=0)
+def test_a_run_whose_directory_is_gone_saves_nothing_more(done, tmp_path):
     state, workdir = final_state(tmp_path / "run", 6), RunDirectory(tmp_path / "run")
     with opened(workdir, 6) as writer:
         workdir.path.rename(tmp_path / "moved")
@@ -369,18 +375,16 @@ def test_a_run_whose_directory_is_gone_saves_nothing_more(run, tmp_path):
     assert not list(workdir.checkpoints.iterdir())
 
 
-def test_where_an_average_can_read_no_checkpoint_nothing_is_put_aside(run, tmp_path):
-    run("run", eval__every=0)
+def test_where_an_average_can_read_no_checkpoint_nothing_is_put_aside(done, tmp_path):
     state, workdir = final_state(tmp_path / "run", 6), RunDirectory(tmp_path / "run")
-    for step in (3, 6):  # while the run is at step 6
+    for step in (2, 4, 6):  # while the run is at step 6
         cut_short(workdir.checkpoints / str(step))
-    with opened(workdir, 6) as writer, pytest.raises(UserError, match="checkpoints/3 cannot be read"):
+    with opened(workdir, 6) as writer, pytest.raises(UserError, match="checkpoints/4 cannot be read"):
         writer.average(state.params, 6, 2)
-    assert saved_steps(workdir.checkpoints) == [3, 6]
+    assert saved_steps(workdir.checkpoints) == [2, 4, 6]
 
 
-def test_where_no_checkpoint_can_be_read_nothing_is_changed(run, tmp_path, monkeypatch):
-    run("run", eval__every=0, checkpoint__every=2)
+def test_where_no_checkpoint_can_be_read_nothing_is_changed(run, done, tmp_path, monkeypatch):
     before = sorted(path for path in (tmp_path / "run").rglob("*") if path.name != ".lock")
 
     def full(*args, **kwargs):
@@ -389,28 +393,26 @@ def test_where_no_checkpoint_can_be_read_nothing_is_changed(run, tmp_path, monke
     with monkeypatch.context() as context:
         context.setattr(ocp, "load_checkpointables", full)
         with pytest.raises(UserError, match=r"6 cannot be read.*nothing was changed.*out of memory"):
-            run("run", eval__every=0, checkpoint__every=2, steps=8)
+            run("run", steps=8, **DONE)
     assert sorted(path for path in (tmp_path / "run").rglob("*") if path.name != ".lock") == before
-    assert saved_steps(tmp_path / "run/checkpoints") == [4, 6]
+    assert saved_steps(tmp_path / "run/checkpoints") == [2, 4, 6]
 
 
-def test_a_finished_run_that_is_decoded_otherwise_keeps_what_its_metrics_speak_of(run, tmp_path):
-    run("run")
+def test_a_finished_run_that_is_decoded_otherwise_keeps_what_its_metrics_speak_of(run, done, tmp_path):
     file = tmp_path / "run/translations/6.txt"
     before = file.read_text()
-    shown = run("run", decode__min_length=5, decode__beam_size=1)["valid"].outputs
+    shown = run("run", **DONE, decode__min_length=5, decode__beam_size=1)["valid"].outputs
     assert shown != before.splitlines()
     assert file.read_text() == before
 
 
-def test_two_do_not_train_in_one_directory(run, tmp_path):
-    run("run")
+def test_two_do_not_train_in_one_directory(run, done, tmp_path):
     refusal = pytest.raises(UserError, match=r"another process trains in .* already \(process \d+ on ")
     config = (tmp_path / "run/config.json").read_text()
     with RunDirectory(tmp_path / "run").lock(), refusal:
-        run("run", steps=50)
+        run("run", steps=50, **DONE)
     assert (tmp_path / "run/config.json").read_text() == config
-    assert run("run")
+    assert run("run", **DONE)
 
 
 def test_a_refused_run_leaves_its_directory_free_for_the_mended_one(run):
@@ -442,7 +444,7 @@ def test_a_run_without_a_better_validation_loss_ends_when_patience_does(run, tmp
 
 
 def test_a_run_that_learns_keeps_its_patience(run, tmp_path):
-    run("run", steps=12, eval__patience=1, model__dropout=0.0)
+    run("run", steps=12, eval__patience=1)
     assert read_lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == 12
 
 

@@ -55,6 +55,13 @@ def train_alone(settings, workdir):
     train(small_config(**settings, parallel__num_devices=2), workdir)
 
 
+def begun(finished, folder):
+    """A copy of a finished run as if it had been killed behind its first checkpoint."""
+    shutil.copytree(finished, folder)
+    shutil.rmtree(folder / "checkpoints/6")
+    return folder
+
+
 def assert_same(path, other):
     jax.tree.map(np.testing.assert_array_equal, final_state(path, 6), final_state(other, 6))
     assert timeless(read_lines(path / "metrics.jsonl")) == timeless(read_lines(other / "metrics.jsonl"))
@@ -75,28 +82,20 @@ def test_two_processes_are_as_one_with_their_devices_also_where_the_other_has_be
     assert [line["step"] for line in read_lines(tmp_path / "two/metrics.jsonl")] == [3, 3, 6, 6]
     assert len(list((tmp_path / "two").glob("events*"))) == 1
 
-    for begun, by_other in (("two", "one_after_two"), ("one", "two_after_one")):
-        shutil.copytree(tmp_path / begun, tmp_path / by_other)
-        shutil.rmtree(tmp_path / by_other / "checkpoints/6")
-    train_alone(settings, tmp_path / "one_after_two")
-    with start("two_after_one") as processes:
-        (status, out, _), (quiet_status, *_) = ended(processes)
-    assert (status, quiet_status) == (0, 0)
-    assert "resuming from step 3" in out
-    for resumed in ("one_after_two", "two_after_one"):
-        assert_same(tmp_path / resumed, tmp_path / "one")
+    resumed = begun(tmp_path / "two", tmp_path / "one_after_two")
+    train_alone(settings, resumed)
+    assert_same(resumed, tmp_path / "one")
 
 
-def test_two_processes_that_each_hold_a_share_of_the_parameters_are_as_one(start, settings, tmp_path):
+def test_two_processes_that_each_hold_a_share_of_the_parameters_go_on_as_one_does(start, settings, tmp_path):
     sharded = {"parallel__shard_params": True, "model__d_ff": 512}
     train_alone(settings | sharded, tmp_path / "one")
-    shutil.copytree(tmp_path / "one", tmp_path / "resumed")
-    shutil.rmtree(tmp_path / "resumed/checkpoints/6")
-    for name in ("two", "resumed"):
-        with start(name, **sharded) as processes:
-            (status, _, err), (other_status, *_) = ended(processes)
-        assert (status, other_status) == (0, 0), err
-        assert_same(tmp_path / name, tmp_path / "one")
+    resumed = begun(tmp_path / "one", tmp_path / "two_after_one")
+    with start("two_after_one", **sharded) as processes:
+        (status, out, err), (other_status, *_) = ended(processes)
+    assert (status, other_status) == (0, 0), err
+    assert "resuming from step 3" in out
+    assert_same(resumed, tmp_path / "one")
 
 
 def assert_told(killed, status, err):

@@ -68,24 +68,24 @@ def test_muon_makes_the_update_of_every_matrix_orthogonal_and_adam_trains_the_re
     rng = np.random.default_rng(0)
     params, grads = (jax.tree.map(lambda x: jnp.array(rng.normal(size=x.shape), x.dtype), shapes) for _ in range(2))
     optimizer = muon(lambda count: 0.5, b1=0.95, b2=0.98, eps=1e-9)
-    state = optimizer.init(params)
-    updates, after = jax.jit(optimizer.update)(grads, state, params)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    updates, after = update(grads, state, params)
     matrices = 0
-    for path, update in jax.tree_util.tree_leaves_with_path(updates):
+    for path, change in jax.tree_util.tree_leaves_with_path(updates):
         if path[-1].key != "kernel":
             # The first of Adam with Nesterov's momentum.
-            np.testing.assert_allclose(jnp.abs(update), jnp.abs(update).mean(), rtol=1e-3)
+            np.testing.assert_allclose(np.abs(change), np.abs(change).mean(), rtol=1e-3)
             continue
-        outputs = update.shape[1:] if path[-2].key in ("query", "key", "value") else update.shape[-1:]
-        matrix = np.reshape(update, (-1, np.prod(outputs)))
+        outputs = change.shape[1:] if path[-2].key in ("query", "key", "value") else change.shape[-1:]
+        matrix = np.reshape(change, (-1, np.prod(outputs)))
         values = np.linalg.svd(matrix, compute_uv=False) / (0.5 * 0.2 * max(matrix.shape) ** 0.5)
         assert 0.5 < values.min() <= values.max() < 1.3, (path, values)
         matrices += 1
     assert matrices >= 4
 
-    stood_still = optimizer.update(jax.tree.map(lambda g: g * jnp.nan, grads), after, params, finite=jnp.array(False))
+    stood_still = update(jax.tree.map(lambda g: g * jnp.nan, grads), after, params, finite=jnp.array(False))
     jax.tree.map(np.testing.assert_array_equal, stood_still, (jax.tree.map(jnp.zeros_like, params), after))
-    zeros, _ = optimizer.update(jax.tree.map(jnp.zeros_like, grads), state, params)
+    zeros, _ = update(jax.tree.map(jnp.zeros_like, grads), state, params)
     assert not any(leaf.any() for leaf in jax.tree.leaves(zeros))  # config.train_only leaves parameters as they are
 
 

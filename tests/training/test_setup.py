@@ -253,13 +253,17 @@ def test_bars_of_the_tokenizer_are_shown_on_a_terminal_only(folder, tmp_path, mo
         assert told.startswith("training the tokenizer\ntraining pairs left out\n")
 
 
-def test_a_run_with_word_pieces_is_a_run(folder, tmp_path):
+def test_word_pieces_are_trained_and_kept_for_a_run_as_any_tokenizer(folder, tmp_path):
     config = small_config(
         data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), data__tokenizer="wordpiece", steps=1
     )
-    train(config, tmp_path / "run")
+    run = RunDirectory(tmp_path / "run")
+    data = prepare_data(config, run, Progress(quiet=True))
     saved = json.loads((tmp_path / "run/tokenizer.json").read_text())
     assert saved["model"]["type"] == "WordPiece"
+    [ids] = run.load_tokenizer().encode(["a b"])
+    assert ids == data.tokenizer.encode(["a b"])[0]
+    assert run.load_tokenizer().decode(ids) == "a b"
 
 
 @pytest.mark.parametrize("size", [260, 290])

@@ -71,10 +71,10 @@ def test_an_update_that_is_not_finite_is_as_if_it_had_not_been(axis_name, bad):
 
     optimizer = adam(lambda count: 0.1 / (1 + count), b1=0.9, b2=0.98, eps=1e-9)
     train_step = make_train_step(loss_fn, optimizer, average=exponential(0.5), axis_name=axis_name)
+    step = jax.pmap(train_step, axis_name=axis_name) if axis_name else jax.jit(train_step)
     batches = np.random.default_rng(0).normal(size=(6, 2, 3)).astype(np.float32)
 
     def run(batches, start):
-        step = jax.pmap(train_step, axis_name=axis_name) if axis_name else jax.jit(train_step)
         state, seen = start, []
         for batch in batches:
             state, metrics = step(state, jnp.array(batch))
