@@ -46,7 +46,7 @@ class Together:
         parallel = make_parallel(config.parallel, multiple, *parts)
         together = parallel if count == 1 else parallel.behind_seeds()
         steps = Steps(config, make_model(model), parallel)
-        self._step = steps.train_step if count == 1 else together.compile(jax.vmap(steps.update), donate_state=True)
+        self._step = steps.train_step if count == 1 else steps.seeds_step
         keep_ema = keeps_average(config)
         states = [
             TrainState.create(seed, init_params(model, init_key(seed)), steps.optimizer, keep_ema=keep_ema)

@@ -1,5 +1,6 @@
 """Flags, configs and errors of all commands."""
 
+import difflib
 import inspect
 import logging
 import os
@@ -17,7 +18,7 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 
 from transformer_flax.arguments import parse, require_known
-from transformer_flax.errors import Interrupted, UserError, did_you_mean
+from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.training.fields import TYPES, require_fields
 from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle
 
@@ -46,7 +47,7 @@ def define_config(default: str) -> Callable[[], ConfigDict]:
     holder = config_flags.DEFINE_config_file(
         "config",
         help_string="a config file; configs/NAME.py is found from any directory. Set any field as in "
-        f"--config.model.num_heads=16; {os.path.relpath(ROOT / 'configs/base.py')} explains the fields",
+        f"--config.model.num_heads=16; {ROOT / 'configs/base.py'} explains the fields",
         flag_values=flags.FLAGS,
     )
     flag = flags.FLAGS["config"]
@@ -88,7 +89,9 @@ def load_config(argument: str) -> ConfigDict:
     file = next((str(path) for path in (pathlib.Path(name), ROOT / name) if path.is_file()), None)
     if file is None:
         present = sorted(path.name for path in (ROOT / "configs").glob("[a-z]*.py"))
-        hint = did_you_mean(pathlib.Path(name).name, present) or f"configs/ has {', '.join(present)}"
+        near = difflib.get_close_matches(pathlib.Path(name).name, present, n=1)
+        there = ", ".join(f"configs/{file}" for file in present)
+        hint = f"did you mean 'configs/{near[0]}'?" if near else f"there are {there}"
         raise UserError(f"--config={argument} cannot be loaded: there is no such file; {hint}")
     try:
         get_config = runpy.run_path(file, run_name="config_file").get("get_config")

@@ -131,3 +131,16 @@ def test_a_closed_terminal_ends_a_command_which_clears_away_what_is_half_done():
     assert (result.returncode, result.stdout) == (129, "cleared away\n")
     result = subprocess.run(["nohup", *command], cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert (result.returncode, result.stdout) == (0, "going on\ncleared away\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["evaluate --workdir=no", "classify --workdir=no", "align --workdir=no", "export --workdir=no x", "fetch no"],
+)
+def test_a_command_starts_from_nothing(line):
+    command, *arguments = line.split()
+    started = [sys.executable, "-m", f"transformer_flax.{command}", *arguments]
+    result = subprocess.run(started, cwd=ROOT, input="", capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1

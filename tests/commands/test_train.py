@@ -1,4 +1,4 @@
-"""`python train.py` as a user meets it: real processes, their messages and exit codes."""
+"""`python train.py` as a user meets it: its messages and exit codes."""
 
 import subprocess
 import sys

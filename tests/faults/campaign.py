@@ -165,7 +165,7 @@ def campaign(folder: pathlib.Path, kills: int, *, number: signal.Signals, seed: 
     """Counts by mode, of `kills` in all; a progress bar where somebody watches."""
     (folder / "text").mkdir()
     text = write_text(folder / "text")
-    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    places = {"data__path": str(text), "data__cache_dir": str(folder / "cache")}
     console = rich.console.Console(stderr=True)
     counts = {}
     with rich.progress.Progress(console=console, disable=not console.is_terminal) as progress:
@@ -173,7 +173,7 @@ def campaign(folder: pathlib.Path, kills: int, *, number: signal.Signals, seed: 
         for index, (mode, overrides) in enumerate(modes.items()):
             place = folder / re.sub(r"\W+", "_", mode)
             place.mkdir()
-            one = Campaign(place, {"data__path": str(text), **overrides}, random.Random(f"{seed} {mode}"), number)
+            one = Campaign(place, places | overrides, random.Random(f"{seed} {mode}"), number)
             wanted = (index + 1) * kills // len(modes) - index * kills // len(modes)
             run = 0
             while one.counts["kills"] < wanted:

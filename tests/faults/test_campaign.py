@@ -7,8 +7,7 @@ from tests.faults.campaign import MODES, campaign
 SHORT = {"steps": 16, "checkpoint__every": 3, "eval__every": 6}
 
 
-def test_killed_runs_end_as_if_nobody_had_touched_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # for the campaign to change
+def test_killed_runs_end_as_if_nobody_had_touched_them(tmp_path):
     counts = campaign(tmp_path, 2, number=signal.SIGKILL, seed=0, modes={"packed": MODES["packed"] | SHORT})
     assert counts["packed"]["kills"] == 2
     assert counts["packed"]["runs"] >= 1

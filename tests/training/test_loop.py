@@ -260,9 +260,9 @@ def test_the_time_left_counts_the_evaluations_to_come(run, tmp_path, monkeypatch
         for line in read_lines(tmp_path / "run/metrics.jsonl")
         if "train/steps_per_second" in line
     }
-    # 4 sentences after step 8 and all 20 after the last, at the rate of those after step 4.
-    assert shown["training"][5] == pytest.approx(7 / rates[4] + (4 + 20) * took[0] / 4, rel=0.01)
-    assert shown["training"][11] == pytest.approx(1 / rates[10] + 20 * took[1] / 4, rel=0.01)
+    # One evaluation after step 8 and one after the last, each as long as the one before.
+    assert shown["training"][5] == pytest.approx(7 / rates[4] + 2 * took[0], rel=0.01)
+    assert shown["training"][11] == pytest.approx(1 / rates[10] + took[1], rel=0.01)
 
 
 def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, capsys):

@@ -16,7 +16,7 @@ from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.run import restore
-from transformer_flax.training.config_checks import check, device_dtype, model_config
+from transformer_flax.training.config_checks import check, check_text, device_dtype, model_config
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_data
@@ -70,12 +70,6 @@ def test_a_batching_that_is_none_of_ours_is_refused():
 def test_a_length_penalty_that_is_none_of_ours_is_refused():
     with pytest.raises(UserError, match="the length penalty is 'google'; it must be one of gnmt, length, none"):
         check(small_config(decode__length_penalty="google"))
-
-
-def test_r_drop_without_dropout_is_refused():
-    check(small_config(r_drop=5.0, model__dropout=0.0, model__ffn_dropout=0.1))
-    with pytest.raises(UserError, match=r"config\.r_drop is 5\.0; it must be 0 without dropout"):
-        check(small_config(r_drop=5.0, model__dropout=0.0))
 
 
 def test_packed_rows_must_fit_into_a_batch():
@@ -144,6 +138,8 @@ def test_an_unknown_kind_of_tokenizer_is_refused_with_the_known_ones():
 def test_a_vocabulary_that_is_to_be_trained_has_room_for_every_byte():
     with pytest.raises(UserError, match=r"config\.data\.vocab_size is 258; it must be at least 259"):
         check(small_config(data__vocab_size=258))
+    with pytest.raises(UserError, match=r"config\.data\.vocab_size is 4; it must be at least 5"):
+        check_text(small_config(data__tokenizer="words", data__vocab_size=4))
 
 
 @pytest.fixture

@@ -96,8 +96,6 @@ def check(config: ConfigDict) -> None:
             given.merges()
         elif config.data.bpe_dropout:
             require("data.tokenizer", lambda value: value == "bpe", "bpe with config.data.bpe_dropout")
-    if not any(value for name, value in config.model.items() if name.endswith("dropout")):
-        require("r_drop", lambda value: value == 0, "0 without dropout: the two passes would be the same")
     if config.data.batching == "packed":
         least = config.data.rows_multiple_of * config.data.max_length
         require(

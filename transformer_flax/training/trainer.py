@@ -106,7 +106,7 @@ class Trainer:
         self._programs, self._parallel, self._interruption = programs, programs.parallel, interruption
         self._runs_at_once = runs_at_once
         self._steps_per_second: float | None = None  # up to the last log
-        self._seconds_per_sentence = 0.0  # of the last evaluation
+        self._evaluation_seconds = 0.0  # of the last split that was evaluated
         self.train_step = programs.steps.train_step
 
     @property
@@ -140,21 +140,13 @@ class Trainer:
         self.writer.meter.add_time(seconds, tokens, flops)
 
     def seconds_left(self, step: int) -> float | None:
-        """The time that the steps after `step` and their evaluations take at the rate of the last ones."""
+        """The time that the steps after `step` and their evaluations take, each as long as the last ones."""
         if not self._steps_per_second:
             return None
         steps, every = self.config.steps, self.config.eval.every
         on_the_way = (steps - 1) // every - step // every if every else 0
-        sentences = on_the_way * self._sentences("valid", last=False)
-        sentences += sum(self._sentences(split, last=True) for split in self._programs.evaluators)
-        evaluations = sentences * self._seconds_per_sentence * self._runs_at_once
-        return (steps - step) / self._steps_per_second + evaluations
-
-    def _sentences(self, split: str, *, last: bool) -> int:
-        """How many sentences of a split an evaluation puts out."""
-        there = len(self.data.corpora[split])
-        most = self.config.eval.final_sentences if last else self.config.eval.sentences
-        return min(most or there, there)
+        evaluations = (on_the_way + len(self._programs.evaluators)) * self._runs_at_once
+        return (steps - step) / self._steps_per_second + evaluations * self._evaluation_seconds
 
     def log(self, metrics: Metrics, step: int) -> None:
         """Writes what was measured since the last time, and the gradient of this step; prints it in short."""
@@ -258,7 +250,7 @@ class Trainer:
         for split in splits:
             started = time.perf_counter()
             evaluations[split] = self._programs.evaluators[split](params, check=check, max_sentences=sentences)
-            self._seconds_per_sentence = (time.perf_counter() - started) / self._sentences(split, last=last)
+            self._evaluation_seconds = time.perf_counter() - started
             self.writer.keep(split, step, evaluations[split], len(choice.steps), final=last)
         self.writer.show(splits[-1], evaluations[splits[-1]])
         return evaluations
