@@ -82,20 +82,27 @@ def test_two_processes_are_as_one_with_their_devices_also_where_the_other_has_be
     assert [line["step"] for line in read_lines(tmp_path / "two/metrics.jsonl")] == [3, 3, 6, 6]
     assert len(list((tmp_path / "two").glob("events*"))) == 1
 
-    resumed = begun(tmp_path / "two", tmp_path / "one_after_two")
-    train_alone(settings, resumed)
-    assert_same(resumed, tmp_path / "one")
+    by_one, by_two = (
+        begun(tmp_path / before, tmp_path / after) for before, after in (("two", "by_one"), ("one", "by_two"))
+    )
+    train_alone(settings, by_one)
+    with start("by_two") as processes:
+        (status, out, _), (quiet_status, *_) = ended(processes)
+    assert (status, quiet_status) == (0, 0)
+    assert "resuming from step 3" in out
+    for resumed in (by_one, by_two):
+        assert_same(resumed, tmp_path / "one")
 
 
-def test_two_processes_that_each_hold_a_share_of_the_parameters_go_on_as_one_does(start, settings, tmp_path):
+def test_two_processes_that_each_hold_a_share_of_the_parameters_are_as_one(start, settings, tmp_path):
     sharded = {"parallel__shard_params": True, "model__d_ff": 512}
     train_alone(settings | sharded, tmp_path / "one")
-    resumed = begun(tmp_path / "one", tmp_path / "two_after_one")
-    with start("two_after_one", **sharded) as processes:
-        (status, out, err), (other_status, *_) = ended(processes)
-    assert (status, other_status) == (0, 0), err
-    assert "resuming from step 3" in out
-    assert_same(resumed, tmp_path / "one")
+    begun(tmp_path / "one", tmp_path / "resumed")
+    for name in ("two", "resumed"):
+        with start(name, **sharded) as processes:
+            (status, _, err), (other_status, *_) = ended(processes)
+        assert (status, other_status) == (0, 0), err
+        assert_same(tmp_path / name, tmp_path / "one")
 
 
 def assert_told(killed, status, err):
