@@ -30,6 +30,11 @@ figure() { # NAME BENCHMARK...
 figure base benchmarks/train.py --sizes=base --steps=10
 figure big benchmarks/train.py --sizes=big --steps=5 --repeats=5
 
+# The same with attention as one kernel of cuDNN; then also with q, k and v as products of their own.
+figure cudnn benchmarks/train.py --sizes=base --steps=10 --peers= --attention=cudnn
+run cudnn_unmerged env XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_dot_merger_threshold_mb=0" \
+    python benchmarks/train.py --sizes=base --steps=10 --peers= --attention=cudnn "--json=$out/cudnn_unmerged.json"
+
 # The laws, with products in float32; the one of eight devices needs eight.
 run laws env JAX_PLATFORMS= JAX_DEFAULT_MATMUL_PRECISION=highest python -m pytest -q -n 0 -k "not eight" tests/model/test_attention.py \
     tests/model/test_transformer.py tests/model/test_bfloat16.py tests/decoding/test_translator.py tests/training/test_loss.py

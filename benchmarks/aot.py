@@ -15,6 +15,7 @@ GPU, and in several for a TPU.
 """
 
 import collections
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -35,14 +36,14 @@ from jax.experimental import topologies
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.hlo import Kernel, Program
-from benchmarks.machines import MACHINES, Machine
+from benchmarks.machines import MACHINES, Machine, cudnn_is_there
 from benchmarks.sizes import SIZES
 from configs import base
 from transformer_flax import cli
 from transformer_flax.decoding import search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.config import IMPLEMENTATIONS, TransformerConfig
 from transformer_flax.model.flops import training_flops
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
@@ -59,6 +60,7 @@ LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence; of a search, of 
 BEAM_SIZE = flags.DEFINE_integer("beam_size", 4, "hypotheses a sentence of a search")
 DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["float32", "bfloat16"], "of the computation")
 DROPOUT = flags.DEFINE_float("dropout", 0.1, "of every kind that the config has on")
+ATTENTION = flags.DEFINE_enum("attention", "plain", IMPLEMENTATIONS, "its implementation in a step for a GPU")
 CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "parts of the logits")
 DEAREST = flags.DEFINE_integer("dearest", 20, "lines of ours to name")
 HLO = flags.DEFINE_string("hlo", None, "write the compiled programs to this folder")
@@ -104,7 +106,8 @@ def lower_step(config: TransformerConfig, devices: list[jax.Device], rows: int, 
     state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), state)
     batch = dict.fromkeys(("source", "target"), jax.ShapeDtypeStruct((rows, length), np.int32))
     step = parallel.compile(make_train_step(loss_fn, optimizer), donate_state=True)
-    return step.lower(state, batch)
+    with cudnn_is_there() if config.attention_implementation == "cudnn" else contextlib.nullcontext():
+        return step.lower(state, batch)
 
 
 def lower_search(config: TransformerConfig, devices: list[jax.Device], rows: int, length: int, beam_size: int):
@@ -227,7 +230,9 @@ def report(topology: str, config: TransformerConfig, console: rich.console.Conso
 
 def main() -> None:
     jax.config.update("jax_platforms", "cpu")  # the process itself needs no accelerator
-    config = dataclasses.replace(SIZES[SIZE.value], dtype=DTYPE.value, dropout=DROPOUT.value)
+    config = dataclasses.replace(
+        SIZES[SIZE.value], dtype=DTYPE.value, dropout=DROPOUT.value, attention_implementation=ATTENTION.value
+    )
     console = rich.console.Console(width=120)
     figures = {topology: report(topology, config, console) for topology in TOPOLOGY.value}
     if JSON.value is not None:

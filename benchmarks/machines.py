@@ -1,6 +1,8 @@
 """Accelerators to compile for where they are absent: their data sheets, and the description that XLA wants."""
 
+import contextlib
 import dataclasses
+from unittest import mock
 
 from transformer_flax.training.data_sheets import PEAKS
 
@@ -48,3 +50,14 @@ MACHINES = {
     "h200": Machine("NVIDIA H200", 4.8e12, 450e9, 151_397_597_184),
     "v5e": Machine("TPU v5 lite", 819e9, 50e9, 17_179_869_184, clock=1.5e9),
 }
+
+
+def cudnn_is_there() -> contextlib.AbstractContextManager:
+    """A context in which JAX, which asks the GPU at hand what its cuDNN can do, is answered as by a Hopper's."""
+    asked = "jax._src.cudnn.fused_attention_stablehlo"
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch("jax.default_backend", return_value="gpu"))
+    stack.enter_context(mock.patch(f"{asked}.check_cudnn_version", return_value=91200))
+    stack.enter_context(mock.patch(f"{asked}.check_compute_capability", lambda least: float(least) <= 9.0))
+    stack.enter_context(mock.patch(f"{asked}.is_cuda_compute_capability_equal", lambda version: version == "9.0"))
+    return stack

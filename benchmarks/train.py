@@ -27,8 +27,8 @@ from benchmarks.timing import interleaved
 from configs import base
 from transformer_flax import cli
 from transformer_flax.errors import UserError
+from transformer_flax.model.config import IMPLEMENTATIONS, TransformerConfig
 from transformer_flax.model.config import REMAT as REMAT_POLICIES
-from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.flops import training_flops
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
@@ -52,6 +52,7 @@ REPEATS = flags.DEFINE_integer("repeats", 11, "timed calls; 0: only memory and c
 ACCUMULATION = flags.DEFINE_integer("accumulation_steps", 1, "micro-batches of ours", 1)
 CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "parts of our logits", 1)
 SCAN = flags.DEFINE_bool("scan_layers", False, "ours")
+ATTENTION = flags.DEFINE_enum("attention", "plain", IMPLEMENTATIONS, "the implementation of ours")
 REMAT = flags.DEFINE_enum("remat", "none", REMAT_POLICIES, "what of our layers is kept for gradients")
 DROPOUT = flags.DEFINE_float("dropout", 0.1, "of every kind that the config has on")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
@@ -115,7 +116,12 @@ def main() -> None:
     functions, flops, tokens, steps = {"a matrix product": product}, {}, {}, {}
     for size in SIZE.value:
         config = dataclasses.replace(
-            SIZES[size], dtype=dtype, dropout=DROPOUT.value, scan_layers=SCAN.value, remat=REMAT.value
+            SIZES[size],
+            dtype=dtype,
+            dropout=DROPOUT.value,
+            attention_implementation=ATTENTION.value,
+            scan_layers=SCAN.value,
+            remat=REMAT.value,
         )
         batch = make_batch(config, ROWS.value or ({"small": 64}.get(size, 32) if on_cpu else 784), LENGTH.value)
         functions[size] = steps[size] = Step(config, batch, STEPS.value)

@@ -58,6 +58,8 @@ def get_config() -> ConfigDict:
     config.model.start = "xavier"
     # The same model, otherwise computed:
     config.model.scan_layers = False  # one compiled layer for all N of a stack: compiles in a fraction of the time
+    # or "cudnn", one kernel on a GPU: in bfloat16, without dropout on weights, additive scores or relative positions
+    config.model.attention_implementation = "plain"
     config.model.remat = "none"  # of its layers, gradients keep: all; or "products" with weights; or "layers": inputs
     # "float32", "bfloat16" or "auto": bfloat16 on a GPU or TPU that has it, float32 elsewhere; config.json has which.
     # Parameters, softmax and loss are float32.

@@ -2,10 +2,18 @@
 
 import dataclasses
 import importlib.util
+import re
 
+import jax
+import numpy as np
 import pytest
 
 from benchmarks.hlo import Program
+from benchmarks.machines import cudnn_is_there
+from tests.conftest import TINY
+from tests.model.formulas import flops_by_hand
+from transformer_flax.model.flops import forward_flops
+from transformer_flax.model.transformer import Transformer
 
 PROGRAM = """\
 HloModule jit_step
@@ -110,6 +118,35 @@ def test_its_products_are_narrow_its_sums_are_not_and_its_kernels_are_few(on_h10
     assert {kind for kernel in kernels for kind in kernel.flops} == {"bf16"}
     assert {kind for kernel in kernels for kind in kernel.scatters} == {"f32"}
     assert sum(kernel.times for kernel in kernels) <= 257  # a higher count needs a reason; lower it when it falls
+
+
+def test_attention_is_one_kernel_of_cudnn_forwards_and_one_backwards(on_h100):
+    machine, devices = absent("cuda:h100")
+    from benchmarks.aot import compile_absent, lower_step
+    from benchmarks.sizes import SIZES
+
+    fields = {"dtype": "bfloat16", "num_layers": 1, "attention_implementation": "cudnn"}
+    compiled = compile_absent(lower_step(dataclasses.replace(SIZES["tiny"], **fields), devices, 16, 8), machine)
+    assert len(re.findall("__cudnn\\$fmha.*Backward", compiled.as_text())) == 3  # of encoder, decoder and between them
+    assert len(re.findall("__cudnn\\$fmha", compiled.as_text())) == 6
+    few, all_of_them = (sum(each.times for each in Program(p.as_text()).kernels()) for p in (compiled, on_h100))
+    assert few < all_of_them - 3 * 10
+
+
+def test_cudnn_computes_attention_on_a_gpu_alone_and_its_products_are_counted():
+    fields = {"d_k": 8, "d_v": 8, "dtype": "bfloat16", "attention_implementation": "cudnn"}
+    fused, tokens = dataclasses.replace(TINY, **fields), jax.ShapeDtypeStruct((2, 4), np.int32)
+    lengths = np.array([3, 5]), np.array([2, 7])
+
+    def names_cudnn() -> bool:
+        return "dot_product_attention_fwd" in str(
+            jax.make_jaxpr(Transformer(fused).init)(jax.random.key(0), tokens, tokens)
+        )
+
+    assert not names_cudnn()
+    with cudnn_is_there():
+        assert names_cudnn()
+        assert forward_flops(fused, *lengths) == flops_by_hand(fused, *lengths)
 
 
 def test_a_position_of_a_search_on_an_absent_gpu_moves_little_more_than_it_reads():

@@ -9,11 +9,13 @@ from tests.conftest import TINY
 from transformer_flax.model.attention import (
     MultiHeadAttention,
     ancestor_mask,
+    attend_fused,
     attend_to_cache,
     attention_weights,
     causal_mask,
     padding_mask,
 )
+from transformer_flax.model.scores import Dot
 
 B, Q, M = 2, 4, 5
 CONFIGS = {"paper": TINY, "attention_bias": dataclasses.replace(TINY, attention_bias=True)}
@@ -44,6 +46,29 @@ def attention_params(config):
 
 def attend(x, memory, mask, config=TINY):
     return MultiHeadAttention(config).apply({"params": attention_params(config)}, x, memory, mask)
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+@pytest.mark.parametrize("mask", [MASK, causal_mask(M)[:, :, :Q], MASK & causal_mask(M)[:, :, :Q]])
+def test_attention_in_one_kernel_is_softmax_of_scores_times_values(mask, scaled):
+    query, key, value = normal(4, B, Q, 3, 8), normal(5, B, M, 3, 8), normal(6, B, M, 3, 8)
+    weights = attention_weights(query, key, mask, Dot(scaled=scaled))
+    expected = np.einsum("bhqm,bmhv->bqhv", weights, value)
+    np.testing.assert_allclose(attend_fused(query, key, value, mask, scaled=scaled), expected, atol=1e-6)
+
+
+def test_weights_are_seen_where_a_kernel_would_keep_them():
+    plain = dataclasses.replace(TINY, d_k=8, d_v=8, dtype="bfloat16")
+    fused = dataclasses.replace(plain, attention_implementation="cudnn")
+
+    def look(config, **kwargs):
+        return MultiHeadAttention(config).apply({"params": attention_params(config)}, X, MEMORY, MASK, **kwargs)
+
+    output, seen = look(plain, mutable=["intermediates"])
+    again, weights = look(fused, mutable=["intermediates"])
+    np.testing.assert_array_equal(again, output)
+    np.testing.assert_array_equal(*jax.tree.leaves([seen, weights]))
+    np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (look(fused), output)), atol=0.05)
 
 
 def test_padding_mask_is_over_keys():

@@ -59,15 +59,28 @@ def gradients(config, dtype: str) -> dict[tuple[str, ...], np.ndarray]:
     return {tuple(key.key for key in path): leaf.astype(np.float64) for path, leaf in leaves}
 
 
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-def test_every_gradient_in_bfloat16_is_within_2_percent_of_that_in_float32(config):
-    exact, rounded = gradients(config, "float32"), gradients(config, "bfloat16")
-    errors = {}
+def relative_errors(config, rounded: dict[tuple[str, ...], np.ndarray]) -> dict[str, float]:
+    """Of each gradient, the distance from that of `config` in float32."""
+    exact, errors = gradients(config, "float32"), {}
     for path, gradient in exact.items():
         # A softmax of products is the same with any bias of the keys, whose gradient is zero but for rounding.
         scale = exact[(*path[:-2], "query", "bias")] if path[-2:] == ("key", "bias") else gradient
         errors["/".join(path)] = np.linalg.norm(rounded[path] - gradient) / np.linalg.norm(scale)
+    return errors
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_every_gradient_in_bfloat16_is_within_2_percent_of_that_in_float32(config):
+    errors = relative_errors(config, gradients(config, "bfloat16"))
     assert min(errors.values()) > 1e-6  # it is not float32 twice
+    assert {path: error for path, error in errors.items() if error > 0.02} == {}
+
+
+def test_so_is_every_gradient_of_attention_in_one_kernel():
+    config = CONFIGS["learned, biased"]
+    fused = dataclasses.replace(config, dtype="bfloat16", attention_implementation="cudnn")
+    errors = relative_errors(config, gradients(fused, "bfloat16"))
+    assert errors != relative_errors(config, gradients(config, "bfloat16"))  # it is computed otherwise
     assert {path: error for path, error in errors.items() if error > 0.02} == {}
 
 

@@ -29,6 +29,7 @@ INVALID = [
     ("remat", "all"),
     ("branch_init", 0),
     ("start", "he"),
+    ("attention_implementation", "flash"),
     *(("dtype", value) for value in ("float16", "float64")),
     ("d_model", 15),  # with sinusoids, which come in pairs
 ]
@@ -58,6 +59,25 @@ def test_rotary_positions_turn_pairs_of_features_of_a_product():
 def test_deepnorm_is_of_models_that_normalise_after_each_sub_layer():
     with pytest.raises(UserError, match=r"config\.model\.pre_norm is True; it must be False with DeepNorm"):
         dataclasses.replace(TINY, pre_norm=True, start="deepnorm")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", "float32"),
+        ("attention_dropout", 0.1),
+        ("compatibility", "additive"),
+        ("positions", "relative"),
+        ("d_k", 12),
+        ("d_k", 264),
+        ("d_v", 16),
+    ],
+)
+def test_cudnns_attention_refuses_what_its_kernel_cannot_compute(name, value):
+    sizes = {"d_k": 8, "d_v": 8, "dtype": "bfloat16"}
+    fused = dataclasses.replace(TINY, **sizes, compatibility="dot", attention_implementation="cudnn")
+    with pytest.raises(UserError, match=rf"^config\.model\.{name} is {value!r}; it must be .* for cuDNN's attention"):
+        dataclasses.replace(fused, **{name: value})
 
 
 def test_smallest_values_are_allowed():

@@ -17,6 +17,7 @@ POSITIONS = (*SINUSOIDS, "learned", *DISTANCES)
 SCORES = ("scaled_dot", "dot", "additive")
 REMAT = ("none", "products", "layers")
 STARTS = ("xavier", "fairseq", "deepnorm")
+IMPLEMENTATIONS = ("plain", "cudnn")
 DTYPES = ("float32", "bfloat16")
 # Larger values are typing errors; without a limit they would be traced for hours before they fail.
 MOST_LAYERS = 1_000
@@ -109,6 +110,7 @@ class EncoderConfig(ModelConfig):
     neighbourhood: int = size(least=0, default=0)  # r
     branch_init: float = positive(default=1.0)
     start: str = one_of(STARTS, default="xavier")
+    attention_implementation: str = one_of(IMPLEMENTATIONS, default="plain")
 
     def __post_init__(self):
         super().__post_init__()
@@ -123,6 +125,14 @@ class EncoderConfig(ModelConfig):
                 lambda v: v != "additive",
                 "scaled_dot or dot with rotary positions, as only products depend on the distance alone",
             )
+
+        if self.attention_implementation == "cudnn":
+            self.require("dtype", lambda v: v == "bfloat16", "bfloat16 for cuDNN's attention")
+            self.require("attention_dropout", lambda v: v == 0, "0 for cuDNN's attention, which keeps no weights")
+            self.require("compatibility", lambda v: v != "additive", "scaled_dot or dot for cuDNN's attention")
+            self.require("positions", lambda v: v != "relative", "something else for cuDNN's attention")
+            self.require("d_k", lambda v: v % 8 == 0 and v <= 256, "a multiple of 8 up to 256 for cuDNN's attention")
+            self.require("d_v", lambda v: v == self.d_k, f"{self.d_k}, d_k, for cuDNN's attention")
 
     @property
     def most_positions(self) -> int | None:

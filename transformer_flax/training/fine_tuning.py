@@ -15,7 +15,16 @@ from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import SavedModel, load_model, load_setup, parse_name
 
 # Fields of a model that may differ: its parameters mean the same.
-SAME_PARAMETERS = ("dropout", "attention_dropout", "ffn_dropout", "dtype", "remat", "scan_layers", "branch_init")
+SAME_PARAMETERS = (
+    "dropout",
+    "attention_dropout",
+    "ffn_dropout",
+    "attention_implementation",
+    "dtype",
+    "remat",
+    "scan_layers",
+    "branch_init",
+)
 
 
 def initial_tokenizer(config: ConfigDict) -> Tokenizer:
