@@ -2,6 +2,7 @@
 
 import dataclasses
 import fcntl
+import functools
 import gc
 import os
 import pathlib
@@ -35,6 +36,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "true"
 # Shells have what they start in the background ignore Ctrl-C, which processes hand on to those that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+long = functools.partial(pytest.param, marks=pytest.mark.long)  # a case of the long form of the tests
 
 TINY = TransformerConfig(  # a new field has its default here
     vocab_size=29,

@@ -6,6 +6,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from benchmarks.decode import begin_without_cache, make_search
 from tests import forked
@@ -34,6 +35,7 @@ for command in sys.stdin.read().splitlines():
 """
 
 
+@pytest.mark.long
 def test_the_commands_for_an_accelerator_are_valid():
     listed = subprocess.run(
         ["bash", "benchmarks/accelerator.sh", "--commands", "FOLDER"], cwd=ROOT, capture_output=True, text=True

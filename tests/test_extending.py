@@ -80,6 +80,7 @@ def test_the_field_the_row_and_the_kind_are_known_everywhere(extended):
     run(extended, "-c", CHECK)
 
 
+@pytest.mark.long
 def test_the_tests_of_the_page_pass(extended):
     of_the_variant = "swiglu and (before_them or stepwise or padding)"
     files = "tests/model/test_swiglu.py", "tests/model/test_transformer.py"

@@ -1,5 +1,6 @@
 """The notebooks run, and are committed as they ran."""
 
+import copy
 import re
 
 import nbformat
@@ -7,12 +8,9 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.commands.process import ENVIRONMENT
-from tests.conftest import ROOT
+from tests.conftest import ROOT, long
 
-
-@pytest.fixture(params=sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
-def notebook(request):
-    return nbformat.read(request.param, as_version=4)
+NOTEBOOKS = {path.stem: nbformat.read(path, as_version=4) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 
 
 def code_of(notebook):
@@ -23,7 +21,9 @@ def outputs_of(notebook) -> list:
     return [output for cell in code_of(notebook) for output in cell.outputs]
 
 
-def test_a_notebook_runs_on_another_run(notebook, finished, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [name if name == "restore" else long(name) for name in NOTEBOOKS])
+def test_a_notebook_runs_on_another_run(name, finished, tmp_path, monkeypatch):
+    notebook = copy.deepcopy(NOTEBOOKS[name])
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     environment = ENVIRONMENT | {"WORKDIR": str(finished), "IPYTHONDIR": str(tmp_path)}
     environment |= {"FOLDER": str(tmp_path / "train"), "STEPS": "2", "JAX_NUM_CPU_DEVICES": "1"}
@@ -36,6 +36,7 @@ def test_a_notebook_runs_on_another_run(notebook, finished, tmp_path, monkeypatc
     assert "\\x1b[" not in str(outputs)  # nor bars
 
 
+@pytest.mark.parametrize("notebook", NOTEBOOKS.values(), ids=NOTEBOOKS)
 def test_a_notebook_is_committed_as_it_ran(notebook):
     code, outputs = code_of(notebook), outputs_of(notebook)
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))

@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from tests import forked
 
 
+@pytest.mark.long
 def test_without_its_scale_the_softmax_hardly_moves(tmp_path):
     options = ["--d_k=256", "--steps=10", "--seeds=1", f"--json={tmp_path / 'all.json'}"]
     result = forked.run("benchmarks/scaling.py", *options, f"--picture={tmp_path / 'all.png'}")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+from tests import forked
 from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT
 from transformer_flax.ablation.results import Result
 from transformer_flax.training.loop import train
@@ -46,6 +47,12 @@ def run(config, workdir, *arguments) -> tuple[int, str]:
     with sweeping(config, workdir, *arguments) as process:
         said, _ = process.communicate(timeout=PATIENCE)
     return process.returncode, said
+
+
+def told(config, workdir, *arguments) -> tuple[int, str]:
+    """The same where nothing is trained, by a process that is forked."""
+    ended = forked.run("transformer_flax.sweep", f"--config={config}", f"--workdir={workdir}", *arguments)
+    return ended.returncode, ended.stdout + ended.stderr
 
 
 def stop_all(process: subprocess.Popen) -> None:

@@ -1,5 +1,7 @@
 """Rivals are swept as the Transformer is, and docs/rivals.py sets them side by side."""
 
+import pytest
+
 from configs import rivals_small
 from tests import forked
 from tests.ablation.sweeping import InProcess
@@ -11,6 +13,7 @@ from transformer_flax.ablation.variants import make_variants
 from transformer_flax.training.fields import complete
 
 
+@pytest.mark.long
 def test_rivals_are_swept_and_set_side_by_side(tmp_path):
     (tmp_path / "text").mkdir()
     base = complete(rivals_small.get_config("recurrent"))

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.ablation.sweeping import LITTLE_MEMORY, InProcess, run, stop_all, sweeping, timeless
+from tests.ablation.sweeping import LITTLE_MEMORY, InProcess, stop_all, sweeping, timeless, told
 from tests.commands.process import ENVIRONMENT, PATIENCE
 from transformer_flax.ablation.jobs import Recipe, Trial
 from transformer_flax.ablation.launch import Local, Slot
@@ -157,7 +157,7 @@ def test_seeds_that_are_trained_together_are_runs_of_their_own(config, tmp_path)
 
 
 def test_a_plan_has_a_command_for_all_seeds_together(config, tmp_path):
-    status, said = run(config, tmp_path / "sweep", "--rows=C-d256", "--seeds=2", "--vectorize_seeds", "--dry_run")
+    status, said = told(config, tmp_path / "sweep", "--rows=C-d256", "--seeds=2", "--vectorize_seeds", "--dry_run")
     assert status == 0, said
     assert said.count("python -m transformer_flax.train") == 1
     assert "--seeds=0,1" in said
@@ -184,7 +184,7 @@ def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
 
 def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
     (tmp_path / "results.jsonl").write_bytes((swept.workdir / "results.jsonl").read_bytes())
-    status, said = run(config, tmp_path, "--report_only")
+    status, said = told(config, tmp_path, "--report_only")
     assert (status, said.strip()) == (0, f"report: {tmp_path}/report/report.md")
     for name in ("report.md", "index.html"):
         assert (tmp_path / "report" / name).read_bytes() == (swept.workdir / "report" / name).read_bytes()
@@ -198,7 +198,7 @@ def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(config, tmp_path, flag, message):
-    status, said = run(config, tmp_path / "sweep", "--rows=base", flag)
+    status, said = told(config, tmp_path / "sweep", "--rows=base", flag)
     assert status == 2
     assert message in said
     assert not (tmp_path / "sweep").exists()

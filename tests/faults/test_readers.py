@@ -51,6 +51,7 @@ def test_the_files_as_they_are_are_read(target):
         assert target(f"{name}\n".encode() + content) == "read"
 
 
+@pytest.mark.long
 def test_the_long_form_counts_what_becomes_of_its_inputs():
     command = [sys.executable, "-m", "tests.faults.fuzz", "--inputs=200", "--targets=metrics,text"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 
 import pytest
 
 from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT, wait_for_output
+from tests.forked import Forked
 from tests.training.small import write_text
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.metrics import read_lines
@@ -26,74 +28,77 @@ def get_config():
 """
 
 
-@contextlib.contextmanager
-def training(folder, *arguments, eval_every=0, **options):
-    """train.py on a small config, as it runs, with other options of Popen; it does not outlive the context."""
+def arguments(folder, *more, eval_every=0) -> list[str]:
+    """Of train.py, for a small config in the folder."""
     (folder / "text").mkdir(exist_ok=True)
     if not (folder / "text/train.en").exists():
         write_text(folder / "text")
     config = folder / "config.py"
     config.write_text(CONFIG.format(text=str(folder / "text"), cache=str(folder / "cache"), eval_every=eval_every))
-    command = [sys.executable, "train.py", f"--config={config}", f"--workdir={folder / 'run'}", *arguments]
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    env = ENVIRONMENT | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, cwd=ROOT, **({"env": env} | pipe | options)) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    return [f"--config={config}", f"--workdir={folder / 'run'}", *more]
 
 
-def read_until(process, what: str) -> str:
-    said = ""
-    while what not in said:
-        wait_for_output(process.stdout)
-        line = process.stdout.readline()
-        assert line, f"{what!r} was not said:\n{said}"
-        said += line
-    return said
+def training(folder, *more, eval_every=0) -> Forked:
+    """train.py as it runs; a context."""
+    return Forked("train.py", *arguments(folder, *more, eval_every=eval_every), PYTHONUNBUFFERED="1")
 
 
-def ended(process) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=PATIENCE)
-    return process.returncode, said
+def said(process: Forked) -> str:
+    return process.out + process.err
+
+
+def wait_for(process: Forked, what: str) -> str:
+    """Waits until it has said that; returns all that it has said."""
+    deadline = time.monotonic() + PATIENCE
+    while what not in said(process):
+        over = process.status is not None or time.monotonic() > deadline
+        assert not over or what in said(process), f"{what!r} was not said:\n{said(process)}"
+        time.sleep(0.01)
+    return said(process)
+
+
+def ended(process: Forked) -> tuple[int, str]:
+    process.wait()
+    return process.status, said(process)
 
 
 @contextlib.contextmanager
 def training_at_a_terminal(folder):
-    """The same, with a terminal that shows its bars, and is closed with the process's stdout."""
+    """A process of its own, with a terminal that shows its bars; yields both. It does not outlive the context."""
     terminal, own = pty.openpty()
-    options = {
-        "stdin": own,
-        "stdout": own,
-        "stderr": own,
-        "env": ENVIRONMENT | {"TERM": "xterm"},
-        "start_new_session": True,
-        "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY),
-    }
-    with training(folder, **options) as process:
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), own)
+    command = [sys.executable, "train.py", *arguments(folder)]
+    environment = ENVIRONMENT | {"PYTHONUNBUFFERED": "1", "TERM": "xterm"}
+    # The terminal is that of its session, whose end is told to its processes.
+    options = {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(0, termios.TIOCSCTTY)}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **streams, **options) as process:
         os.close(own)
-        process.stdout = os.fdopen(terminal, errors="replace")
-        yield process
+        try:
+            yield process, terminal
+        finally:
+            process.kill()
 
 
 def test_a_signal_ends_a_run_after_its_step_and_no_step_is_lost(tmp_path):
     at = 0
     for number in (signal.SIGTERM, signal.SIGINT):
         with training(tmp_path) as process:
-            said = read_until(process, "loss")
-            assert not at or f"resuming from step {at:,}" in said
+            told = wait_for(process, "loss")
+            assert not at or f"resuming from step {at:,}" in told
             process.send_signal(number)
-            status, said = ended(process)
+            status, told = ended(process)
         assert status == 128 + number
-        assert "Traceback" not in said
-        stopped = re.search(rf"stopped by {number.name} after step ([\d,]+), which is saved", said)
-        assert "the same command resumes from the last checkpoint" in said
+        assert "Traceback" not in told
+        stopped = re.search(rf"stopped by {number.name} after step ([\d,]+), which is saved", told)
+        assert "the same command resumes from the last checkpoint" in told
         at = int(stopped[1].replace(",", ""))
         assert saved_steps(tmp_path / "run/checkpoints")[-1] == at
-    with training_at_a_terminal(tmp_path) as process:
-        read_until(process, "loss")
-        process.stdout.close()  # it can say nothing more
+    with training_at_a_terminal(tmp_path) as (process, terminal):
+        shown = b""
+        while b"loss" not in shown:
+            wait_for_output(terminal)
+            shown += os.read(terminal, 1 << 16)
+        os.close(terminal)  # it can say nothing more
         assert process.wait(PATIENCE) == 128 + signal.SIGHUP
     assert saved_steps(tmp_path / "run/checkpoints")[-1] > at
     assert len(saved_steps(tmp_path / "run/checkpoints")) == 3  # what an interruption saves evicts nothing
@@ -103,26 +108,26 @@ def test_a_signal_ends_a_run_after_its_step_and_no_step_is_lost(tmp_path):
 
 def test_a_run_that_is_interrupted_while_it_is_evaluated_is_evaluated_when_it_goes_on(tmp_path):
     with training(tmp_path, eval_every=20) as process:
-        read_until(process, "evaluating the parameters of step 20")
+        wait_for(process, "evaluating the parameters of step 20")
         process.send_signal(signal.SIGTERM)
-        status, said = ended(process)
+        status, told = ended(process)
     assert status == 128 + signal.SIGTERM
-    if "stopped by SIGTERM while evaluating step 20, which is saved" in said:  # else it was done with it by then
+    if "stopped by SIGTERM while evaluating step 20, which is saved" in told:  # else it was done with it by then
         assert "valid/bleu" not in read_lines(tmp_path / "run/metrics.jsonl")[-1]
     with training(tmp_path, "--config.steps=41", eval_every=20) as process:
-        status, said = ended(process)
-    assert status == 0
+        status, told = ended(process)
+    assert status == 0, told
     lines = read_lines(tmp_path / "run/metrics.jsonl")
     assert [line["step"] for line in lines if "valid/bleu" in line] == [20, 40, 41]
 
 
 def test_a_signal_while_the_text_is_prepared_leaves_nothing_behind(tmp_path):
     with training(tmp_path, "--config.data.vocab_size=2000") as process:
-        read_until(process, "training the tokenizer")
+        wait_for(process, "training the tokenizer")
         process.send_signal(signal.SIGTERM)
-        status, said = ended(process)
+        status, told = ended(process)
     assert status == 128 + signal.SIGTERM
-    assert "Traceback" not in said
+    assert "Traceback" not in told
     assert not list(tmp_path.rglob("*partial*"))
 
 
@@ -184,31 +189,30 @@ OFTEN = ("--config.checkpoint.every=20", "--config.log.every=20")
 
 def test_a_run_goes_on_without_a_disk_if_it_may(tmp_path, small_disk):
     with training(tmp_path, *OFTEN, "--config.on_write_failure=go on") as process:
-        read_until(process, "step      40")
+        wait_for(process, "step      40")
         fill(small_disk)
-        said = read_until(process, "the run continues without it")
-        assert "a checkpoint" in said or "metrics.jsonl" in said
+        told = wait_for(process, "the run continues without it")
+        assert "a checkpoint" in told or "metrics.jsonl" in told
         os.remove(small_disk / "other")
-        whole = saved_steps(small_disk / "checkpoints")
+        whole, deadline = saved_steps(small_disk / "checkpoints"), time.monotonic() + PATIENCE
         while saved_steps(small_disk / "checkpoints") == whole:  # there is room for the next one
-            read_until(process, "loss")
+            assert time.monotonic() < deadline, said(process)
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
-        status, said = ended(process)
+        status, _ = ended(process)
     assert status == 128 + signal.SIGTERM
     assert all("step" in line for line in read_lines(small_disk / "metrics.jsonl"))
 
 
 def test_a_run_ends_on_a_full_disk_and_goes_on_when_there_is_room(tmp_path, small_disk):
     with training(tmp_path, *OFTEN) as process:
-        read_until(process, "step      40")
+        wait_for(process, "step      40")
         fill(small_disk)
-        status, said = ended(process)
+        status, told = ended(process)
     assert status == 2
-    assert "error: " in said
-    assert "Traceback" not in said
+    assert "error: " in told
+    assert "Traceback" not in told
     os.remove(small_disk / "other")
     last = saved_steps(small_disk / "checkpoints")[-1]
     with training(tmp_path, *OFTEN) as process:
-        said = read_until(process, "loss")
-        assert f"resuming from step {last:,}" in said
-        process.kill()
+        assert f"resuming from step {last:,}" in wait_for(process, "loss")

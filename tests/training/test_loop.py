@@ -14,6 +14,7 @@ import pytest
 from orbax.checkpoint import v1 as ocp
 
 import transformer_flax
+from tests.conftest import long
 from tests.training.small import PAIRS, final_state, small_config, timeless, write_text
 from transformer_flax.ablation.jobs import measure
 from transformer_flax.console import Progress, duration
@@ -79,7 +80,7 @@ def done(trained, tmp_path):
     [
         {"parallel__num_devices": 2, "accumulation_steps": 2},
         {"parallel__mode": "pmap", "parallel__num_devices": 2, "ema_decay": 0.9, "data__batching": "packed"},
-        {"optimizer__name": "muon", "data__num_buckets": 1},
+        long({"optimizer__name": "muon", "data__num_buckets": 1}),
         {"optimizer__name": "schedule_free", "r_drop": 5.0, "data__bpe_dropout": 0.1, "data__num_buckets": 1},
     ],
     ids=["jit", "pmap, packed", "muon", "schedule-free, r-drop, bpe-dropout"],
@@ -124,7 +125,7 @@ def test_runs_of_a_process_that_compute_the_same_compile_once(run, capsys, monke
     assert compilations("another class").startswith("1 training, 1 evaluation")
 
 
-@pytest.mark.parametrize(("mode", "buckets"), [("jit", 2), ("pmap", 1)])
+@pytest.mark.parametrize(("mode", "buckets"), [("jit", 2), long("pmap", 1)])
 def test_on_an_accelerator_all_shapes_are_compiled_before_the_first_step(run, tmp_path, monkeypatch, mode, buckets):
     settings = {"data__tokens_per_batch": 4096, "data__num_buckets": buckets, "parallel__mode": mode, "eval__every": 0}
     settings["label_smoothing"] = 0.03  # no other test's, whose programs it would share

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conftest import TINY
+from tests.conftest import TINY, long
 from transformer_flax.data.batches import BucketedBatches, PackedBatches
 from transformer_flax.data.corpus import Corpus, Sentences
 from transformer_flax.model.registry import init_params
@@ -153,7 +153,11 @@ def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_rows(params, batch):
     jax.tree.map(lambda all_, *each: np.testing.assert_allclose(all_, sum(each), rtol=2e-5, atol=2e-5), grads, *rows)
 
 
-@pytest.mark.parametrize("config", [ONE, dataclasses.replace(ONE, tie_embeddings=False)], ids=["tied", "untied"])
+@pytest.mark.parametrize(
+    "config",
+    [long(ONE), dataclasses.replace(ONE, tie_embeddings=False)],
+    ids=["tied", "untied"],
+)
 def test_a_loss_in_chunks_has_the_sums_and_the_gradient_of_the_whole(batch, config):
     params, key = init_params(config, jax.random.key(1)), jax.random.key(2)
     whole = gradient(batch, params, config=config, key=key)

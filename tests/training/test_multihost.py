@@ -10,6 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from tests.commands.test_train import refused
+from tests.conftest import long
 from tests.training.small import final_state, small_config, timeless, write_text
 from tests.training.together import ended, kill, together, wait_for_line
 from transformer_flax.errors import UserError
@@ -69,7 +70,7 @@ def assert_same(path, other):
         assert (path / file).read_text() == (other / file).read_text()
 
 
-def test_two_processes_are_as_one_with_their_devices_also_where_the_other_has_begun(start, settings, tmp_path):
+def test_two_processes_are_as_one_with_their_devices(start, settings, tmp_path):
     with start("two") as processes:
         (status, out, _), (quiet_status, quiet_out, quiet_err) = ended(processes)
     assert (status, quiet_status) == (0, 0)
@@ -82,6 +83,12 @@ def test_two_processes_are_as_one_with_their_devices_also_where_the_other_has_be
     assert [line["step"] for line in read_lines(tmp_path / "two/metrics.jsonl")] == [3, 3, 6, 6]
     assert len(list((tmp_path / "two").glob("events*"))) == 1
 
+
+@pytest.mark.long
+def test_they_go_on_where_one_has_begun_and_it_where_they_have(start, settings, tmp_path):
+    train_alone(settings, tmp_path / "one")
+    with start("two") as processes:
+        ended(processes)
     by_one, by_two = (
         begun(tmp_path / before, tmp_path / after) for before, after in (("two", "by_one"), ("one", "by_two"))
     )
@@ -94,6 +101,7 @@ def test_two_processes_are_as_one_with_their_devices_also_where_the_other_has_be
         assert_same(resumed, tmp_path / "one")
 
 
+@pytest.mark.long
 def test_two_processes_that_each_hold_a_share_of_the_parameters_are_as_one(start, settings, tmp_path):
     sharded = {"parallel__shard_params": True, "model__d_ff": 512}
     train_alone(settings | sharded, tmp_path / "one")
@@ -111,7 +119,7 @@ def assert_told(killed, status, err):
     assert f"process {killed} of 2 has ended" in err or (killed == 0 and "another task died" in err)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [0, long(1)])
 def test_a_process_that_is_killed_ends_the_other_while_they_train(start, killed):
     with start("killed", steps=1_000_000, eval__every=0) as processes:
         wait_for_line(processes[0], "steps/s")
@@ -129,6 +137,7 @@ def test_a_signal_to_one_ends_both_after_the_same_step_which_is_saved(start, tmp
     assert f"after step {int(saved):,}, which is saved" in err
 
 
+@pytest.mark.long
 def test_a_signal_to_one_ends_both_while_the_first_translates(start):
     slow = {"decode__batch_size": 1, "decode__beam_size": 8, "decode__max_extra_length": 1_000}
     with start("evaluated", steps=1, eval__every=0, **slow) as processes:
@@ -152,7 +161,7 @@ def test_what_the_first_refuses_ends_all_with_one_message(start):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--workdir=elsewhere", "which process 0 has written; --workdir must lie in a file system that all"),
+        long("--workdir=elsewhere", "which process 0 has written; --workdir must lie in a file system that all"),
         ("--config.seed=1", "process 1 of 2 has another config than process 0"),
     ],
 )
@@ -214,7 +223,7 @@ except Interrupted as interruption:
 """
 
 
-@pytest.mark.parametrize("doing", ["prepare", "evaluate"])
+@pytest.mark.parametrize("doing", ["prepare", long("evaluate")])
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_process_that_is_killed_ends_the_other_while_one_waits_for_the_first(doing, killed):
     with together("-c", SCRIPT, doing) as processes:
@@ -222,13 +231,14 @@ def test_a_process_that_is_killed_ends_the_other_while_one_waits_for_the_first(d
         assert_told(killed, *kill(processes, killed))
 
 
+@pytest.mark.long
 def test_a_value_may_take_longer_to_fetch_than_the_others_wait_at_a_time():
     with together("-c", SCRIPT, "fetch") as processes:
         results = ended(processes)
     assert results == [(0, "50000000\n", "")] * 2
 
 
-@pytest.mark.parametrize("doing", ["fail", "stop, but fail before"])
+@pytest.mark.parametrize("doing", ["fail", long("stop, but fail before")])
 def test_a_defect_in_one_process_is_told_by_it_and_ends_the_other(doing):
     with together("-c", SCRIPT, doing) as processes:
         (status, _, err), (other_status, _, other_err) = ended(processes)

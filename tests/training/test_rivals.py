@@ -63,6 +63,7 @@ def test_a_recurrent_run_learns_and_goes_on_to_the_bit(tmp_path):
     assert timeless(read_lines(run / "metrics.jsonl")) == timeless(lines)
 
 
+@pytest.mark.long
 def test_a_convolutional_run_learns_and_is_restored(tmp_path):
     learned("convolutional", tmp_path)
     run = transformer_flax.restore(tmp_path / "run")

@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import numbers
-from tests.conftest import TINY
+from tests.conftest import TINY, long
 from tests.training.states import OPTIMIZER
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import init_params
@@ -86,7 +86,11 @@ def plain():
 
 @pytest.mark.parametrize(
     ("mode", "num_devices", "accumulation_steps"),
-    [("jit", 1, 4), ("jit", 8, 1), ("jit", 8, 4), ("pmap", 1, 1), ("pmap", 8, 1), ("pmap", 2, 4)],
+    [
+        ("jit", 8, 4),
+        ("pmap", 2, 4),
+        *(long(*case) for case in (("jit", 1, 4), ("jit", 8, 1), ("pmap", 1, 1), ("pmap", 8, 1))),
+    ],
 )
 def test_devices_and_micro_batches_do_not_change_the_gradient(plain, mode, num_devices, accumulation_steps):
     gradient, metrics = update(mode=mode, num_devices=num_devices, accumulation_steps=accumulation_steps)
@@ -95,14 +99,14 @@ def test_devices_and_micro_batches_do_not_change_the_gradient(plain, mode, num_d
     assert float(metrics.grad_norm) == pytest.approx(float(optax.tree.norm(plain)), rel=1e-4)
 
 
-@pytest.mark.parametrize("mode", ["jit", "pmap"])
+@pytest.mark.parametrize("mode", [long("jit"), "pmap"])
 def test_chunks_of_the_loss_do_not_change_the_gradient(plain, mode):
     gradient, metrics = update(mode=mode, num_devices=2, accumulation_steps=2, loss_chunks=4)
     assert_close(gradient, plain)
     assert metrics.counts["loss"] == (BATCH["target"] != 0).sum()
 
 
-@pytest.mark.parametrize("mode", ["jit", "pmap"])
+@pytest.mark.parametrize("mode", ["jit", long("pmap")])
 def test_r_drop_divides_once_by_the_tokens_of_all_parts(plain, mode):
     parts = {"num_devices": 2, "accumulation_steps": 2, "loss_chunks": 2, "mode": mode}
     gradient, metrics = update(r_drop=5.0, **parts)  # without dropout both passes agree
@@ -110,7 +114,7 @@ def test_r_drop_divides_once_by_the_tokens_of_all_parts(plain, mode):
     assert metrics.counts["loss"] == metrics.counts["divergence"] == (BATCH["target"] != 0).sum()
 
 
-@pytest.mark.parametrize("r_drop", [0.0, 5.0])
+@pytest.mark.parametrize("r_drop", [long(0.0), 5.0])
 def test_with_dropout_jit_does_not_depend_on_the_number_of_devices(plain, r_drop):
     alone, together = (update(dropout=0.3, r_drop=r_drop, num_devices=num_devices)[0] for num_devices in (1, 8))
     assert_close(together, alone)
@@ -189,6 +193,7 @@ def test_sharded_parameters_learn_the_same_and_are_sealed_the_same():
     assert seal(vars(state), {}) == seal(vars(whole), {})
 
 
+@pytest.mark.long
 def test_sharded_parameters_learn_the_same_with_other_optimizers_and_averages():
     settings = {"optimizer": "muon", "average": schedule_free(2, 0.9)}  # that of schedule_free is Adam, as above
     _, alone, _ = learn(1, shard_params=False, **settings)
@@ -201,6 +206,7 @@ def test_sharded_parameters_learn_the_same_with_other_optimizers_and_averages():
             assert leaf.sharding.is_fully_replicated == (leaf.size < SMALL)
 
 
+@pytest.mark.long
 def test_sharded_parameters_learn_the_same_from_micro_batches():
     states = [learn(2, shard_params=sharded, accumulation_steps=2)[1] for sharded in (False, True)]
     assert_close(*map(jax.device_get, states))
