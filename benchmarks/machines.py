@@ -53,10 +53,10 @@ MACHINES = {
 
 
 def cudnn_is_there() -> contextlib.AbstractContextManager:
-    """A context in which JAX, which asks the GPU at hand what its cuDNN can do, is answered as by a Hopper's."""
+    """A context in which those that ask the GPU at hand what its cuDNN can do are answered as by a Hopper."""
     asked = "jax._src.cudnn.fused_attention_stablehlo"
     stack = contextlib.ExitStack()
-    stack.enter_context(mock.patch("jax.default_backend", return_value="gpu"))
+    stack.enter_context(mock.patch("transformer_flax.model.attention.has_cudnn", return_value=True))
     stack.enter_context(mock.patch(f"{asked}.check_cudnn_version", return_value=91200))
     stack.enter_context(mock.patch(f"{asked}.check_compute_capability", lambda least: float(least) <= 9.0))
     stack.enter_context(mock.patch(f"{asked}.is_cuda_compute_capability_equal", lambda version: version == "9.0"))

@@ -1,4 +1,5 @@
 import dataclasses
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from transformer_flax.model.attention import (
     attend_to_cache,
     attention_weights,
     causal_mask,
+    has_cudnn,
     padding_mask,
 )
 from transformer_flax.model.scores import Dot
@@ -55,6 +57,16 @@ def test_attention_in_one_kernel_is_softmax_of_scores_times_values(mask, scaled)
     weights = attention_weights(query, key, mask, Dot(scaled=scaled))
     expected = np.einsum("bhqm,bmhv->bqhv", weights, value)
     np.testing.assert_allclose(attend_fused(query, key, value, mask, scaled=scaled), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [("9.0", True), ("10.0", True), ("8.0", True), ("7.5", False), ("gfx90a", False), (None, False)],
+)
+def test_nvidias_gpus_from_the_a100_on_have_that_kernel(monkeypatch, capability, expected):
+    said = {} if capability is None else {"compute_capability": capability}
+    monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(**said)])
+    assert has_cudnn() == expected
 
 
 def test_weights_are_seen_where_a_kernel_would_keep_them():

@@ -111,10 +111,16 @@ def attend_to_cache(
     return product_of_few_rows(weights, value).astype(value.dtype).swapaxes(1, 2)
 
 
+def has_cudnn() -> bool:
+    """Whether the device is a GPU that cuDNN's attention runs on: NVIDIA's from the A100 on."""
+    capability = getattr(jax.devices()[0], "compute_capability", "")  # NVIDIA's say "8.0", AMD's "gfx90a"
+    return capability[:1].isdigit() and float(capability) >= 8
+
+
 def attend_fused(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, *, scaled: bool = True
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1, by one kernel of cuDNN on a GPU, which writes no weights.
+    """softmax(Q K^T / sqrt(d_k)) V, equation 1, by one kernel of cuDNN where there is one, which writes no weights.
 
     Elsewhere XLA computes the same, so what a GPU has trained is read on any device.
 
@@ -134,7 +140,7 @@ def attend_fused(
         value,
         mask=jnp.broadcast_to(mask, (*mask.shape[:2], query.shape[1], key.shape[1])),
         scale=None if scaled else 1.0,
-        implementation="cudnn" if jax.default_backend() == "gpu" else "xla",
+        implementation="cudnn" if has_cudnn() else "xla",
     )
 
 

@@ -125,7 +125,6 @@ class EncoderConfig(ModelConfig):
                 lambda v: v != "additive",
                 "scaled_dot or dot with rotary positions, as only products depend on the distance alone",
             )
-
         if self.attention_implementation == "cudnn":
             self.require("dtype", lambda v: v == "bfloat16", "bfloat16 for cuDNN's attention")
             self.require("attention_dropout", lambda v: v == 0, "0 for cuDNN's attention, which keeps no weights")
