@@ -72,6 +72,18 @@ def test_a_length_penalty_that_is_none_of_ours_is_refused():
         check(small_config(decode__length_penalty="google"))
 
 
+@pytest.mark.parametrize(
+    ("batching", "field"), [("bucketed", "data.length_multiple_of"), ("packed", "data.max_length")]
+)
+def test_cudnns_attention_wants_batches_of_even_width(batching, field):
+    fused = {"model__attention_implementation": "cudnn", "model__dtype": "bfloat16", "data__batching": batching}
+    even = {"data__length_multiple_of": 2, "data__max_length": 64} | fused
+    check(small_config(**even))
+    odd = small_config(**even | {field.replace(".", "__"): 63})
+    with pytest.raises(UserError, match=rf"config\.{field} is 63; it must be even for cuDNN's attention"):
+        check(odd)
+
+
 def test_packed_rows_must_fit_into_a_batch():
     check(small_config(data__batching="packed", data__max_length=64, data__rows_multiple_of=8))
     for longest in (65, 10**9):

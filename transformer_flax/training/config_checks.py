@@ -67,6 +67,9 @@ def check(config: ConfigDict) -> None:
             lambda value: value != "packed",
             f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
         )
+    if config.model.get("attention_implementation") == "cudnn":
+        widths = "data.max_length" if config.data.batching == "packed" else "data.length_multiple_of"
+        require(widths, lambda value: value % 2 == 0, "even for cuDNN's attention, which takes no odd widths")
     require("data.max_length_ratio", lambda value: value == 0 or value >= 1, "0, or at least 1")
     for name in ("data.max_length", "decode.max_input_length"):
         require(name, lambda value: value >= 2, "at least 2: a token and the end symbol")
