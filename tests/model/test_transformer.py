@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import TINY, long
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, compiled, logits_of
-from transformer_flax.model.layers import layer_norm, to_logits
+from transformer_flax.model.layers import AddAndNorm, layer_norm, to_logits
 from transformer_flax.model.registry import attention_maps, init_params
 from transformer_flax.model.transformer import Transformer, shift_right
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
@@ -361,6 +361,17 @@ def test_a_start_scales_the_initial_values_of_its_matrices_and_nothing_else(tiny
         if start == "fairseq" and name.endswith(("query.kernel", "key.kernel", "value.kernel")):
             gain *= 2**-0.5
         np.testing.assert_allclose(gain * value, other, rtol=1e-6)
+
+
+def test_without_deepnorm_residuals_are_not_multiplied(tiny):
+    """By 1, they would still sum their gradients in another order, and a run would differ in its last bits."""
+
+    def program(alpha):
+        layer = AddAndNorm(tiny, alpha)
+        x = jnp.ones((1, 3, tiny.d_model))
+        return str(jax.make_jaxpr(lambda x: layer.init_with_output(jax.random.key(0), x, jnp.tanh)[0])(x))
+
+    assert program(2.0).count(" mul ") == program(1.0).count(" mul ") + 1
 
 
 def test_deepnorm_multiplies_residuals_which_is_as_if_sub_layers_were_divided(tiny):

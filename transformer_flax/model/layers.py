@@ -79,7 +79,9 @@ class AddAndNorm(nn.Module):
         dropout = Dropout(self.config.dropout)
         if self.config.pre_norm:
             return x + dropout(sublayer(norm(x)))
-        return norm(self.alpha * x + dropout(sublayer(x)))
+        # 1 * x would sum the gradients of x in another order, and so round otherwise.
+        residual = x if self.alpha == 1 else self.alpha * x
+        return norm(residual + dropout(sublayer(x)))
 
 
 class EncoderLayer(nn.Module):
