@@ -25,5 +25,7 @@ def get_config() -> ConfigDict:
     # "float32", "bfloat16" or "auto": bfloat16 on a GPU or TPU that has it, float32 elsewhere; config.json has which.
     # Parameters, states and loss are float32.
     config.model.dtype = "auto"  # of the computation
+    config.steps = 5_500
+    config.optimizer.update(factor=0.35, warmup_steps=400)
     config.optimizer.clip_norm = 1.0  # of gradients through many steps of time, some are huge
     return config

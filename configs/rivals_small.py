@@ -18,8 +18,8 @@ from transformer_flax.errors import UserError
 KINDS = {"transformer": multi30k, "recurrent": recurrent, "convolutional": convolutional}
 OWN = {  # of model and optimizer; why these, docs/rivals.md tells
     "transformer": {
-        "model": {"d_model": 96, "d_ff": 256, "d_k": 24, "d_v": 24, "dropout": 0.0},
-        "optimizer": {"factor": 0.8},
+        "model": {"d_model": 96, "d_ff": 256, "d_k": 24, "d_v": 24, "dropout": 0.0, "branch_init": 1.0},
+        "optimizer": {"factor": 0.8, "warmup_steps": 400},
     },
     "recurrent": {"model": {"d_model": 140, "dropout": 0.1}, "optimizer": {"factor": 0.8}},
     "convolutional": {"model": {"d_model": 92, "dropout": 0.1}, "optimizer": {"factor": 0.35}},
