@@ -17,17 +17,18 @@ def get_config() -> ConfigDict:
     config.name = "base"  # names the working directory, runs/<name>, unless --workdir is given
     config.seed = 0  # of the run: initial parameters, dropout, order of the data
     config.init_from = ""  # a run (or RUN@STEP,..., or an exported folder) that parameters and tokenizer are from
-    config.train_only = ""  # beginnings of names of parameters, as in "decoder,embedding": others stay; empty: all
+    config.train_only = ""  # train only parameters whose names begin so, as in "decoder,embedding"; empty: all
     config.embedding_init = ""  # a folder of word vectors that embeddings start from (docs/vectors.md); empty: chance
     config.steps = 100_000
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
-    config.loss_chunks = 1  # parts of a micro-batch whose logits are made one after another, to the same end
+    config.loss_chunks = 1  # makes the logits in so many parts, to save memory; the result is the same
     config.label_smoothing = 0.1
     # alpha of R-Drop, two passes that are to agree (Wu et al., 2021: 5); a step costs twice as much; 0: one pass
     config.r_drop = 0.0
     config.ema_decay = 0.0  # of a moving average of the parameters, which evaluations then use in place of `average`
-    config.max_skipped = 10  # updates in a row left out, as loss or gradient are not finite, before the run ends
-    config.on_write_failure = "stop"  # the run, if a checkpoint, metrics or translations cannot be written; or "go on"
+    config.max_skipped = 10  # so many updates left out in a row, as loss or gradient are not finite, end the run
+    # the run, where a checkpoint, metrics or translations cannot be written; or "go on"
+    config.on_write_failure = "stop"
     config.deterministic = False  # on a GPU: bit-for-bit repeatable, slower; a CPU always is
 
     config.model = ConfigDict()
@@ -39,11 +40,11 @@ def get_config() -> ConfigDict:
     config.model.d_k = 64
     config.model.d_v = 64
     config.model.dropout = 0.1  # on each sub-layer's output, and on embeddings plus positions
-    # "sinusoidal", or "learned" (row E), or "sinusoidal_concatenated" (released code); or told to self-attention alone:
+    # "sinusoidal", or "learned" (row E), or "sinusoidal_concatenated" (released code); or, inside self-attention alone,
     # "relative", learned for each distance (Shaw et al., 2018), or "rotary" (Su et al., 2021)
     config.model.positions = "sinusoidal"
     config.model.max_length = 512  # learned positions; the others have no limit
-    config.model.clip_distance = 16  # relative positions: what is farther counts as that far
+    config.model.clip_distance = 16  # of relative positions: larger distances are clipped to it
     config.model.neighbourhood = 0  # r: self-attention sees so many positions around its own (section 4); 0: all
     # Not in the paper's text, but in its released code, or in earlier or later work:
     config.model.compatibility = "scaled_dot"  # of q and k; or "dot", unscaled, or "additive" (section 3.2.1)
@@ -60,7 +61,9 @@ def get_config() -> ConfigDict:
     config.model.scan_layers = False  # one compiled layer for all N of a stack: compiles in a fraction of the time
     # or "cudnn", one kernel on a GPU: in bfloat16, without dropout on weights, additive scores or relative positions
     config.model.attention_implementation = "plain"
-    config.model.remat = "none"  # of its layers, gradients keep: all; or "products" with weights; or "layers": inputs
+    # what gradients store: "none": every activation; "products": products with weights; "layers": each layer's input;
+    # the rest is computed again
+    config.model.remat = "none"
     # "float32", "bfloat16" or "auto": bfloat16 on a GPU or TPU that has it, float32 elsewhere; config.json has which.
     # Parameters, softmax and loss are float32.
     config.model.dtype = "auto"  # of the computation
@@ -94,7 +97,7 @@ def get_config() -> ConfigDict:
     config.data.max_length = 256  # tokens; longer pairs are left out of training
     config.data.max_length_ratio = 0.0  # of the longer side to the shorter, or the pair is left out too; 0: any
     config.data.drop_duplicates = False  # leave out pairs that stand before in the split
-    config.data.tokens_per_batch = 25_000  # slots a side, at most
+    config.data.tokens_per_batch = 25_000  # tokens a side with their padding, at most
     config.data.batching = "bucketed"  # like lengths together; or "packed": pairs side by side, rows of max_length
     config.data.num_buckets = 12  # batch shapes, at most, when bucketed
     # the width of every shape divides by it, when bucketed: 8 and more suit accelerators, 1 pads least

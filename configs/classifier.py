@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.model.kind = "classifier"
     config.model.pooling = "mean"  # of the encoder's outputs; or "max", "first" token, or "attention": a learned query
     config.model.num_classes = 2  # as many as labels in train
-    config.model.embedding_deviation = 0.2  # that embeddings start with; translators have 1 (docs/classification.md)
+    config.model.embedding_deviation = 0.2  # of initial embeddings, times sqrt(d_model); translators have 1
     del config.model.tie_embeddings  # there is one matrix of them
     config.model.update(num_layers=2, d_model=128, d_ff=256, num_heads=4, d_k=32, d_v=32, dropout=0.3)
     config.data.update(source="tsv", name="", held_out=0.1, tokenizer="words", vocab_size=20_000)

@@ -3,6 +3,7 @@
     python train.py --config=configs/convolutional.py --config.data.path=FOLDER
 
 It has 3.39 million parameters, the Transformer 3.48 million.
+Its recipe is that of an earlier configs/multi30k.py: compare scores by configs/rivals_small.py.
 """
 
 from ml_collections import ConfigDict

@@ -22,7 +22,7 @@ OWN = {  # of model and optimizer; docs/rivals.md tells how rates and dropout we
         "optimizer": {"factor": 1.0, "warmup_steps": 400},
     },
     "recurrent": {"model": {"d_model": 140, "dropout": 0.1}, "optimizer": {"factor": 1.0}},
-    "convolutional": {"model": {"d_model": 92, "dropout": 0.1}, "optimizer": {"factor": 0.35}},
+    "convolutional": {"model": {"d_model": 92, "dropout": 0.1}, "optimizer": {"factor": 1.0}},
 }
 
 

@@ -22,8 +22,8 @@ def get_config() -> ConfigDict:
     config.vectors.kind = "skipgram"  # a word predicts each word around it; or "cbow": their mean predicts the word
     config.vectors.d_model = 192  # of a translator that is to start from them, such as configs/multi30k.py's
     config.vectors.window = 5  # words to each side, at most; how many is drawn for each word, as often 1 as 5 (5)
-    config.vectors.negatives = 5  # k, of noise, against which each word is to be told (5 to 20)
-    config.vectors.shared_negatives = 32  # that are drawn for 64 words in a row, and weigh k / 32 each
+    config.vectors.negatives = 5  # k, noise words for each word (5 to 20)
+    config.vectors.shared_negatives = 32  # noise words that 64 words in a row share; each weighs k / 32
     config.vectors.noise_power = 0.75  # noise is drawn by frequency to this power (0.75)
     config.vectors.subsample = 1e-4  # t: a word of frequency f is left out with probability 1 - sqrt(t / f); 0: none
     config.vectors.sides = "both"  # of the text, each for itself; "interleaved": merged; or "source" or "target" alone

@@ -1,6 +1,6 @@
 """Makes the pictures of docs/attention.md: python docs/pictures.py [--numbers=runs/numbers] [--multi30k=runs/multi30k].
 
-Those of trained runs are of the runs that are named, with the parameters that they were evaluated with at their end.
+It takes the runs that are named, with the parameters of their last evaluation.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""Writes a Transformer as a model of CTranslate2, a C++ library that serves it faster, also in int8."""
+"""Writes a Transformer as a model of CTranslate2, a C++ library for serving, also in int8."""
 
 import pathlib
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], fold
     try:
         from ctranslate2.specs import TransformerSpec, common_spec
     except ImportError as error:
-        raise UserError('CTranslate2 is not installed: pip install "transformer_flax[ctranslate2]"') from error
+        raise UserError("CTranslate2 is not installed: pip install ctranslate2") from error
 
     c = config
     spec: Any = TransformerSpec.from_config(

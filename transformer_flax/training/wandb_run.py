@@ -26,7 +26,7 @@ def require_wandb() -> Any:
         wandb.init  # noqa: B018 (a folder wandb/, which offline runs make, can be imported too)
     except Exception as error:
         raise UserError(
-            f'config.log.wandb needs wandb ({error}): pip install "transformer_flax[wandb]", or leave the field empty'
+            f"config.log.wandb needs wandb ({error}): pip install wandb, or leave the field empty"
         ) from error
     return wandb
 
