@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks import table1_layers
+from benchmarks.table1 import LAYERS
 from tests import forked
-from transformer_flax.ablation.table1 import LAYERS
 
 N, D, H, K, R = 24, 8, 2, 3, 6
 MADE = table1_layers.make_layers(D, H, K, R)

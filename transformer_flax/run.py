@@ -300,7 +300,8 @@ class Run:
             for what, ours, theirs in (
                 ("classes", self.classes and self.classes.names, other.classes and other.classes.names),
                 ("tokenizers", self.tokenizer.to_json(), other.tokenizer.to_json()),
-                ("config.data.lowercase or config.data.tokenized", _normalised(self), _normalised(other)),
+                ("config.data.lowercase", self.config.data.lowercase, other.config.data.lowercase),
+                ("config.data.tokenized", self.config.data.tokenized, other.config.data.tokenized),
             ):
                 if ours != theirs:
                     raise UserError(
@@ -310,10 +311,6 @@ class Run:
         partners = (*self.partners, *(member for other in others for member in (other, *other.partners)))
         parameters = "; ".join([self.parameters, *(other.parameters for other in others)])
         return dataclasses.replace(self, partners=partners, parameters=parameters)
-
-
-def _normalised(run: Run) -> tuple[bool, bool]:
-    return run.config.data.lowercase, run.config.data.tokenized
 
 
 def _texts(method: str, lines: Iterable[str]) -> list[str]:

@@ -44,7 +44,6 @@ VARIANTS = flags.DEFINE_string(
     "a TOML file of variants of your own, a line each: wide = {model.d_ff = 512}, or with a row to start from: "
     'few = {row = "C-N2", model.num_heads = 2}',
 )
-MANY = flags.DEFINE_bool("many", False, "allow more than 1,000 runs")
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "the sweep's directory, new or to be resumed; default: runs/sweep-<config.name>"
 )
@@ -97,7 +96,7 @@ def main() -> None:
     base.update_from_flattened_dict(overrides)
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
-    variants = make_variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value, many=MANY.value)
+    variants = make_variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value)
     if base.model.get("dtype") == AUTO and (chosen := chosen_dtype(workdir, variants)):
         overrides["model.dtype"] = chosen  # base keeps "auto", of which the changes of variants are counted
     if VECTORIZE.value:

@@ -95,20 +95,11 @@ def test_a_file_names_variants_a_line_each(tmp_path):
         ("base", ["model.dropout=0.1,1.5"], r"base model\.dropout=1\.5: config\.model\.dropout is 1\.5; it must be"),
         ("D", ["model.dropout=0.1"], r"--grid model\.dropout would undo D-drop0\.0, which"),
         ("base,A", ["model.num_heads=4"], r"--grid model\.num_heads would undo A-h1, which"),
-        ("base", ["steps=" + ",".join(map(str, range(1, 1002)))], "that makes 1,001 runs; add --many to train"),
-        ("all", [f"{field}={','.join(map(str, range(1, 101)))}" for field in ("steps", "log.every", "max_skipped",
-            "checkpoint.every")], "that makes 2,000,000,000 runs"),
     ],
 )  # fmt: skip
 def test_a_grid_that_cannot_be_is_refused(rows, axes, message):
     with pytest.raises(UserError, match=message):
         make_variants(divisible(), rows, axes=axes)
-
-
-def test_many_runs_are_made_where_they_are_meant():
-    with pytest.raises(UserError, match="that makes 1,002 runs"):
-        make_variants(divisible(), "base,E", seeds=501)
-    assert names("base,E", seeds=501, many=True) == ["base", "E"]
 
 
 def test_a_row_that_the_base_cannot_give_is_refused_by_its_name():

@@ -14,8 +14,8 @@ from transformer_flax.model.registry import init_params
 from transformer_flax.relatives.embeddings import Vectors
 from transformer_flax.run import restore
 from transformer_flax.training.config_checks import check, model_config
+from transformer_flax.training.fine_tuning import with_embeddings
 from transformer_flax.training.loop import train
-from transformer_flax.training.pretrained_embeddings import with_embeddings
 from transformer_flax.training.step import init_key
 
 UNMOVED = 1e-30  # times the paper's learning rate: less than any entry's last digit

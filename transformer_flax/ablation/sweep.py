@@ -52,7 +52,8 @@ def sweep(
         if earlier := launcher.left_behind():
             logger.warning("waiting for %s in %s", earlier, recipe.workdir)
         while launcher.left_behind():
-            interruption.check("before anything was started")
+            if interruption.asked:
+                interruption.end("before anything was started")
             time.sleep(POLL)
         file = recipe.workdir / RESULTS
         journal = Journal(file, head)
@@ -129,7 +130,7 @@ class _Sweep:
                 if self._interruption.asked:  # before poll: jobs that the same signal has ended have not failed
                     fate = self._launcher.stop()
                     left = f"{len(self._left):,} of {len(self._trials):,} runs left"
-                    self._interruption.check(f"with {left}; {fate}")
+                    self._interruption.end(f"with {left}; {fate}")
                 for job, problem in self._launcher.poll():
                     self._end(job, problem)
                 for job in self._launcher.started():

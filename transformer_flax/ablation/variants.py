@@ -16,7 +16,6 @@ from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.training.config_checks import check
 from transformer_flax.training.fields import flatten
 
-MOST_RUNS = 1_000  # more need --many
 LARGEST_WHOLE = 1 << 53  # below it, every whole number is exact as a float
 OWN_FIELDS = {  # the sweep sets them for every run
     "seed": "--seeds says how many",
@@ -47,7 +46,6 @@ def make_variants(
     axes: Sequence[str] = (),
     file: pathlib.Path | None = None,
     seeds: int = 1,
-    many: bool = False,
 ) -> list[Variant]:
     """Makes and checks all variants of a sweep, in the order of the table, then of the file.
 
@@ -58,11 +56,9 @@ def make_variants(
       axes: fields with their values, such as `model.dropout=0.0,0.1`; crossed with each other and with the rows.
       file: TOML, an entry for each variant: `wide = {model.d_ff = 512}`; an entry may name its `row`, else base.
       seeds: number of times each variant is trained.
-      many: allows more than MOST_RUNS runs.
 
     Raises:
-      UserError: a row or field is unknown; a value has the wrong type or does not fit the base; or there are too many
-        runs.
+      UserError: a row or field is unknown; or a value has the wrong type or does not fit the base.
     """
     grid = _parse_axes(axes, base)
     starts = [(name, table3.ALL[name], {}) for name in _parse_rows(rows)]
@@ -72,8 +68,6 @@ def make_variants(
         raise UserError(
             "there is nothing to train: name --rows, or a --variants file with entries, and 1 or more seeds"
         )
-    if runs > MOST_RUNS and not many:
-        raise UserError(f"that makes {runs:,} runs; add --many to train more than {MOST_RUNS:,}")
     points = [
         {field: value for fields, value in zip(grid, values, strict=True) for field in fields}
         for values in itertools.product(*grid.values())

@@ -17,7 +17,6 @@ import numpy as np
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.sources import Pairs, iterate_pairs
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.errors import UserError
 from transformer_flax.files import cache_error, cache_root, read_json, require_plain, whole_folder
 from transformer_flax.special_tokens import END_ID
 
@@ -135,13 +134,7 @@ def load_corpus(
     except OSError as error:
         needed = f"about {written / done * len(pairs) / 1e6:,.1f} MB" if done else "room"
         raise cache_error("the tokenised text", needed, folder.parent, error) from error
-    try:
-        return _open(folder, vocabularies)
-    except Exception as error:
-        raise UserError(
-            f"the tokenised text in {folder} is damaged ({error}) and could not be replaced; remove it, or name "
-            "another place with --config.data.cache_dir"
-        ) from error
+    return _open(folder, vocabularies)
 
 
 class _Array:

@@ -27,7 +27,7 @@ class Normaliser:
         if self.lowercase:
             line = line.lower()
         if self.tokenized:
-            punctuation, moses = _moses(self.language)
+            punctuation, moses = moses_tools(self.language)
             line = moses.tokenize(punctuation.normalize(line), return_str=True)
         return line
 
@@ -41,7 +41,8 @@ PLAIN = Normaliser("")
 
 
 @functools.cache
-def _moses(language: str) -> tuple[Any, Any]:
+def moses_tools(language: str) -> tuple[Any, Any]:
+    """Moses' normaliser of punctuation and its tokenizer, for a language."""
     import sacremoses  # takes 0.3 s, and few runs need it
 
     return sacremoses.MosesPunctNormalizer(language), sacremoses.MosesTokenizer(language)

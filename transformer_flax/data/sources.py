@@ -49,19 +49,15 @@ def load_pairs(config, split: str) -> Pairs:
     Raises:
       UserError: there is no such source, split, folder, set, file or language, or a file is malformed.
     """
-    pairs = _load_raw(config, split)
-    return NormalisedPairs(pairs, config) if any(normalisers(config)) else pairs
-
-
-def _load_raw(config, split: str) -> Pairs:
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
-    if config.source in MADE:
-        return MADE[config.source](config, split)
-    if config.source not in READ:
-        raise UserError(f"config.data.source is {config.source!r}; it must be one of {', '.join([*MADE, *READ])}")
-    pairs = READ[config.source](config, split)
-    return FirstPairs(pairs, config.num_pairs) if split == "train" and config.num_pairs else pairs
+    sources = MADE | READ
+    if config.source not in sources:
+        raise UserError(f"config.data.source is {config.source!r}; it must be one of {', '.join(sources)}")
+    pairs = sources[config.source](config, split)
+    if config.source in READ and split == "train" and config.num_pairs:
+        pairs = FirstPairs(pairs, config.num_pairs)
+    return NormalisedPairs(pairs, config) if any(normalisers(config)) else pairs
 
 
 class FirstPairs:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
-from transformer_flax.data.normalisation import PLAIN, Normaliser
+from transformer_flax.data.normalisation import PLAIN, Normaliser, moses_tools
 from transformer_flax.errors import UserError
 
 LENGTH_RATIOS = 0.9, 1.1  # `full_scores` warns of ratios outside
@@ -106,11 +106,9 @@ def table2_tokens(lines: Sequence[str], language: str, text: Normaliser = PLAIN)
     compounds at their hyphens. The script does so to translations only, as its references are tokenised already. Lines
     that are Moses' tokens, as `text` says, are not tokenised again.
     """
-    import sacremoses  # takes 0.3 s, and training needs only `score`
-
     tokens: list[Any] = list(lines)
     if not text.tokenized:
-        punctuation, moses = sacremoses.MosesPunctNormalizer(language), sacremoses.MosesTokenizer(language)
+        punctuation, moses = moses_tools(language)
         tokens = [moses.tokenize(punctuation.replace_unicode_punct(line), return_str=True) for line in lines]
     if language == "de":
         # On bytes, as Perl does in the script: "a-b-c" is split once, because the match consumes b, and "a-ü-c" twice,

@@ -41,7 +41,7 @@ HALF = ".orbax-checkpoint-tmp"  # how Orbax names what is not whole, which it cl
 class Checkpoints:
     """The checkpoints of a run.
 
-    A context, which ends by waiting for what is still being written. `prune` keeps the latest `keep` regular ones
+    To be closed, which waits for what is still being written. `prune` keeps the latest `keep` regular ones
     (those at the interval, which averages take) and, of all, the best by validation score.
 
     Args:
@@ -62,12 +62,6 @@ class Checkpoints:
     def of(cls, config: ConfigDict, directory: pathlib.Path) -> "Checkpoints":
         """The checkpoints that a run's config asks for."""
         return cls(directory, every=config.checkpoint.every, keep=config.checkpoint.keep, seed=config.seed)
-
-    def __enter__(self) -> "Checkpoints":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
 
     def _open(self) -> None:
         self._checkpointer = _training.Checkpointer(

@@ -41,15 +41,6 @@ class Interruption:
     def asked(self) -> bool:
         return self.signal is not None
 
-    def check(self, where: str) -> None:
-        """Ends the run if it was asked to.
-
-        Raises:
-          Interrupted: it was; the message says where the run is.
-        """
-        if self.asked:
-            self.end(where)
-
     def end(self, where: str) -> NoReturn:
         """Ends the run, which was asked to, or another one of several processes was.
 

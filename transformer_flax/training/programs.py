@@ -7,7 +7,6 @@ import collections
 import functools
 import json
 from collections.abc import Callable
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -18,10 +17,9 @@ from transformer_flax.console import Progress
 from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator
-from transformer_flax.training.fine_tuning import train_only
+from transformer_flax.training.fine_tuning import train_only, with_embeddings
 from transformer_flax.training.moving_average import keeps_average, make_average
 from transformer_flax.training.optimizer import make_optimizer, make_schedule
-from transformer_flax.training.pretrained_embeddings import with_embeddings
 from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
@@ -64,7 +62,7 @@ class Steps:
             accumulation_steps=config.accumulation_steps,
             average=make_average(config),
             axis_name=parallel.axis_name,
-            trained=self._trained(config.train_only),
+            trained=train_only(config.train_only, jax.eval_shape(lambda: init_params(model.config, init_key(0)))),
         )
         self.train_step = parallel.compile(self.counted("training", self.update), donate_state=True)
         eval_step = make_eval_step(loss_fn, axis_name=parallel.axis_name)
@@ -84,11 +82,6 @@ class Steps:
             return function(*args)
 
         return traced
-
-    def _trained(self, patterns: str) -> Callable[[Any], Any]:
-        if not patterns:
-            return lambda grads: grads
-        return train_only(patterns, jax.eval_shape(lambda: init_params(self.model.config, init_key(0))))
 
 
 @functools.lru_cache(maxsize=8)
@@ -136,11 +129,8 @@ class Programs:
 
     def init(self, seed: int) -> TrainState:
         """The state before the first step."""
-        return TrainState.create(
-            seed, self._init_params(seed), self.steps.optimizer, keep_ema=keeps_average(self._config)
-        )
-
-    def _init_params(self, seed: int) -> Any:
         if self._data.start:
-            return jax.tree.map(jnp.asarray, self._data.start.params)
-        return with_embeddings(init_params(self.model.config, init_key(seed)), self._data.embeddings)
+            params = jax.tree.map(jnp.asarray, self._data.start.params)
+        else:
+            params = with_embeddings(init_params(self.model.config, init_key(seed)), self._data.embeddings)
+        return TrainState.create(seed, params, self.steps.optimizer, keep_ema=keeps_average(self._config))

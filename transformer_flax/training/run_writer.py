@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.console import Progress, duration
+from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import Choice
 from transformer_flax.training.checkpoint_files import UnreadableError
@@ -183,14 +183,13 @@ class RunWriter:
         """Whether the evaluation of a step is written."""
         return self._metrics.has(step, "valid")
 
-    @property
-    def out_of_patience(self) -> bool:
-        """Whether the last config.eval.patience evaluations all had no better validation loss than one before them."""
+    def out_of_patience(self, step: int) -> bool:
+        """Whether the last config.eval.patience evaluations had no better validation loss than one before; says so."""
         losses, patience = list(self._metrics.validation_losses.values()), self._config.eval.patience
-        if not 0 < patience < len(losses):
+        if not 0 < patience < len(losses) or any(loss < min(losses[:-patience]) for loss in losses[-patience:]):
             return False
-        best = min(losses[:-patience])
-        return not any(loss < best for loss in losses[-patience:])
+        self.say(f"no better validation loss in {counted(patience, 'evaluation')}: the run ends at step {step:,}")
+        return True
 
     def show(self, split: str, evaluation: Evaluation) -> None:
         """Prints some sentences of a split, their outputs and their references."""

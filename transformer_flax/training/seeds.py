@@ -57,7 +57,7 @@ def train_seeds(
         checkpoints = []
         for each, directory in zip(configs, directories, strict=True):
             stack.enter_context(directory.lock())
-            checkpoints.append(stack.enter_context(Checkpoints.of(each, directory.checkpoints)))
+            checkpoints.append(stack.enter_context(contextlib.closing(Checkpoints.of(each, directory.checkpoints))))
         labels = [f"seed {seed}: " for seed in seeds]
         intervals = configs[0].checkpoint.every, configs[0].eval.every or configs[0].steps
         first = min(*intervals, configs[0].steps - 1)  # the last step would be the end of a run of its own

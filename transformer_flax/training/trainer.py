@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from transformer_flax.console import Progress, counted, duration
+from transformer_flax.console import Progress, duration
 from transformer_flax.model.flops import training_flops
 from transformer_flax.model.registry import kind_of
 from transformer_flax.training.averaging import EMA, Choice
@@ -42,7 +42,7 @@ def open_trainer(
     Raises:
       UserError: another process trains in the directory, or its checkpoints cannot be read.
     """
-    with directory.lock(), Checkpoints.of(config, directory.checkpoints) as checkpoints:
+    with directory.lock(), contextlib.closing(Checkpoints.of(config, directory.checkpoints)) as checkpoints:
         state, [totals], step = resume_or_begin(programs, [checkpoints], [config.seed], progress)
         with RunWriter(
             config, directory, data, programs.task, checkpoints, progress, step=step, totals=totals
@@ -224,11 +224,7 @@ class Trainer:
 
     def out_of_patience(self, step: int) -> bool:
         """Whether config.eval.patience ends the run at this step; says so."""
-        if not self.writer.out_of_patience:
-            return False
-        patience = counted(self.config.eval.patience, "evaluation")
-        self.writer.say(f"no better validation loss in {patience}: the run ends at step {step:,}")
-        return True
+        return self.writer.out_of_patience(step)
 
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> dict[str, Evaluation]:
         """Evaluates the validation split, and all splits after the last step; writes and shows the results.
