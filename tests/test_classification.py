@@ -22,7 +22,6 @@ from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import classification_loss
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.run_directory import RunDirectory
 
 WORDS = {"animal": ["cat", "dog", "cow"], "colour": ["red", "blue", "green"], "number": ["two", "ten", "six"]}
 FILLERS = ["the", "a", "of", "is", "seen", "here", "again"]
@@ -155,22 +154,6 @@ def test_what_a_classifier_does_not_do_is_told(run):
         run.classify("the cat")
     with pytest.raises(UserError, match="'plant' is none of the classes that the model knows, which are animal"):
         run.evaluate(["a rose"], ["plant"])
-
-
-def test_classes_that_are_not_those_of_the_model_are_refused(trained, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(trained[1], copy)
-    noted = json.loads((copy / "config.json").read_text())
-    del noted["crc32"]
-    for classes, message in (
-        (["animal", "colour"], "names 2 classes, but its model has 3"),
-        (["animal", "animal", "colour"], "two of its classes have one name"),
-        ([1, 2, 3], "its classes are no names"),
-    ):
-        (copy / "config.json").write_text(json.dumps(noted | {"classes": classes}))
-        with pytest.raises(UserError, match=message):
-            restore(copy)
-    assert RunDirectory(trained[1]).load_classes().names == ("animal", "colour", "number")
 
 
 @pytest.mark.parametrize(

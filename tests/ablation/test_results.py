@@ -137,31 +137,6 @@ def test_a_damaged_line_is_refused_by_its_number(file, damage):
         read(file)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("seed", "3"),
-        ("seed", True),
-        ("flops", "much"),
-        ("status", "well"),
-        ("seed", -1),
-        ("flops", -0.5),
-        ("scores", {}),
-        ("scores", {"valid": {"bleu": 0.0, "perplexity": 2.0}}),
-        ("scores", {"valid": 5}),
-        ("scores", {"valid": {"bleu": "high"}}),
-        ("curve", [5]),
-        ("curve", [[1, 2, 3, 4]]),
-        ("curve", [[1, 2, 3, 4, "five"]]),
-    ],
-)
-def test_a_line_of_another_shape_is_refused(file, field, value):
-    journal = Journal(file, HEAD)
-    journal.append(dataclasses.replace(RESULT, **{field: value}))
-    with pytest.raises(UserError, match="is damaged in line 2"):
-        read(file)
-
-
 def test_a_file_that_does_not_say_what_was_swept_is_refused(file):
     with pytest.raises(UserError, match="no sweep has been started there"):
         read(file)

@@ -1,21 +1,16 @@
-"""Whatever a file from outside holds: it is read, or refused in words. `fuzz.py` is the long form."""
+"""What a file from outside may hold: it is read, or refused in words."""
 
 import gzip
 import io
 import json
 import os
 import pathlib
-import subprocess
-import sys
 import zlib
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.conftest import ROOT
-from tests.faults.targets import CHEAP, PAIRS, TOKENIZER, Config
+from tests.data.make import ListPairs
 from tests.training.small import small_config
 from transformer_flax.data.corpus import load_corpus
 from transformer_flax.data.text_files import LONGEST, decode_lines, open_text
@@ -25,47 +20,24 @@ from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import load_setup
 
-briefly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-@pytest.fixture(scope="module", params=CHEAP)
-def target(request, tmp_path_factory):
-    return CHEAP[request.param](tmp_path_factory.mktemp(request.param))
-
-
-@briefly
-@given(rng=st.randoms(use_true_random=False))
-def test_what_is_nearly_right_is_read_or_refused(target, rng):
-    assert target(target.make(rng)) != "refused without a word"
-
-
-@briefly
-@given(content=st.binary(max_size=500), which=st.integers(0, 9))
-def test_arbitrary_bytes_are_read_or_refused(target, content, which):
-    names = list(target.files)
-    assert target(names[which % len(names)].encode() + b"\n" + content) != "refused without a word"
-
-
-def test_the_files_as_they_are_are_read(target):
-    for name, content in target.files.items():
-        assert target(f"{name}\n".encode() + content) == "read"
-
-
-@pytest.mark.long
-def test_the_long_form_counts_what_becomes_of_its_inputs():
-    command = [sys.executable, "-m", "tests.faults.fuzz", "--inputs=200", "--targets=metrics,text"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    counts = [sum(target["counts"].values()) for target in json.loads(result.stdout).values()]
-    assert counts == [100, 100]
+PAIRS = ListPairs((f"number {n}", f"die Nummer {n}") for n in range(3))
+TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 270)
 
 
 # config.json
 
 
+def claim(folder: pathlib.Path) -> dict:
+    """Makes the directory of a run; what its config.json holds, without the checksum."""
+    RunDirectory(folder).claim(small_config(), {"train": "abc"}, TOKENIZER)
+    run = json.loads((folder / "config.json").read_text())
+    del run["crc32"]
+    return run
+
+
 def described(folder: pathlib.Path, **changes) -> str:
     """What is told of a run whose config has these values."""
-    config = Config(folder)
-    run = json.loads(config.files["config.json"])
+    run = claim(folder)
     for name, value in changes.items():
         section, field = name.split("__")
         run["config"][section][field] = value
@@ -105,11 +77,7 @@ def test_a_value_that_is_used_and_of_another_type_or_unknown_is_named(tmp_path, 
 @pytest.mark.parametrize(
     "content",
     [
-        "[" * 100_000,
-        '{"config": ' * 500 + "1" + "}" * 500,
-        '{"config": {"a": ' + "9" * 10_000 + '}, "data_fingerprints": {}}',
-        '{"config": {"name": "\\ud800"}, "data_fingerprints": {}}',
-        '{"config": {"name": "a", "name": "b"}, "data_fingerprints": {}}',
+        "[",
         '{"config": {"a.b": 1}, "data_fingerprints": {}}',
         '{"config": {"__class__": 1, "keys": 2}, "data_fingerprints": {}}',
         '{"config": {}, "data_fingerprints": {}}',
@@ -119,7 +87,7 @@ def test_a_value_that_is_used_and_of_another_type_or_unknown_is_named(tmp_path, 
     ids=lambda content: content[:40],
 )
 def test_json_that_is_no_config_is_refused_by_its_name(tmp_path, content):
-    Config(tmp_path)
+    claim(tmp_path)
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=r"config\.json"):
         load_setup(RunDirectory(tmp_path))
@@ -128,7 +96,7 @@ def test_json_that_is_no_config_is_refused_by_its_name(tmp_path, content):
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda file: os.symlink("/dev/zero", file)])
 def test_what_never_ends_is_not_read(tmp_path, name, make):
-    Config(tmp_path)
+    claim(tmp_path)
     (tmp_path / name).unlink()
     make(tmp_path / name)
     with pytest.raises(UserError, match=name):
@@ -159,7 +127,7 @@ def vocabulary_with(token: str, number: int) -> str:
         vocabulary_with("<end>", 3),
         tokenizer_with(dropout=0.5),
         tokenizer_with(model="/etc/passwd"),
-        "[" * 10**6,
+        "[",
     ],
     ids=lambda content: f"{zlib.crc32(content.encode()):08x}",
 )
@@ -170,18 +138,17 @@ def test_a_tokenizer_that_nothing_could_be_done_with_is_refused(tmp_path, conten
 
 
 def test_a_tokenizer_other_than_that_of_the_run_is_refused(tmp_path):
-    config = Config(tmp_path)
+    claim(tmp_path)
     other = Tokenizer.train(["quite another text"], 270)
     (tmp_path / "tokenizer.json").write_text(other.to_json())
     with pytest.raises(UserError, match=r"tokenizer\.json has changed since the run was made"):
-        load_setup(RunDirectory(config.folder))
+        load_setup(RunDirectory(tmp_path))
     with pytest.raises(UserError, match=r"tokenizer\.json has changed since the run was made"):
-        RunDirectory(config.folder).load_tokenizer()
+        RunDirectory(tmp_path).load_tokenizer()
 
 
 def test_a_run_that_has_noted_no_checksum_of_its_tokenizer_is_read(tmp_path):
-    config = Config(tmp_path)
-    run = json.loads(config.files["config.json"])
+    run = claim(tmp_path)
     del run["tokenizer_crc32"]
     (tmp_path / "config.json").write_text(json.dumps(run))
     assert load_setup(RunDirectory(tmp_path))[0] == small_config()
@@ -190,30 +157,11 @@ def test_a_run_that_has_noted_no_checksum_of_its_tokenizer_is_read(tmp_path):
 # metrics.jsonl
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[]",
-        "7",
-        "",
-        '{"seconds": 1}',
-        '{"step": 3, "valid/bleu": 1}',
-        '{"step": "3", "seconds": 1}',
-        '{"step": true, "seconds": 1}',
-        '{"step": 1e400, "seconds": 1}',
-        '{"step": 1, "seconds": 1}',
-        '{"step": 3, "seconds": NaN}',
-        '{"step": 3, "seconds": 1, "valid/bleu": "high"}',
-        '{"step": 3, "seconds": 1, "valid/bleu": ' + "9" * 5000 + "}",
-        '{"step": 3, "seconds": 1}\x0c{"step": 4, "seconds": 1}',
-        '{"a":' * 10_000,
-        "\udcff",
-    ],
-)
+@pytest.mark.parametrize("line", ["[]", "7", "", '{"step": 3, "seconds": 1}\x0c{"step": 4, "seconds": 1}', "\udcff"])
 def test_a_line_that_is_no_measurement_is_told_with_its_place(tmp_path, line):
     file = tmp_path / "metrics.jsonl"
     file.write_text(f'{{"step": 2, "seconds": 1}}\n{line}\n', errors="surrogateescape")
-    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged in line 2"):
         read_lines(file)
 
 
@@ -273,40 +221,3 @@ def test_an_array_that_is_none_of_ours_is_made_anew(tmp_path, content):
     (entry / "source.ids.npy").write_bytes(content)
     corpus = load_corpus(PAIRS, TOKENIZER, str(tmp_path))
     np.testing.assert_array_equal(corpus.source.ids, true.source.ids)
-
-
-def test_an_entry_that_cannot_be_replaced_is_named(tmp_path):
-    load_corpus(PAIRS, TOKENIZER, str(tmp_path))
-    (entry,) = tmp_path.glob("corpora/*")
-    (entry / "checksums.json").unlink()
-    (entry / "source.ids.npy").unlink()
-    (entry / "source.ids.npy").mkdir()
-    (tmp_path / "busy").mkdir()
-    mounted = subprocess.run(["mount", "--bind", str(tmp_path / "busy"), str(entry / "source.ids.npy")])
-    if mounted.returncode:
-        pytest.skip("what cannot be removed even by its owner can be made by root only")
-    try:
-        with pytest.raises(UserError, match=rf"{entry.name} is damaged .* could not be replaced"):
-            load_corpus(PAIRS, TOKENIZER, str(tmp_path))
-    finally:
-        subprocess.run(["umount", "-l", str(entry / "source.ids.npy")], check=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("offsets", lambda a: a.astype(np.int32)),
-        ("ids", lambda a: a[None]),
-    ],
-)
-def test_arrays_of_another_type_or_shape_are_made_anew_though_their_checksums_fit(tmp_path, name, change):
-    true = load_corpus(PAIRS, TOKENIZER, str(tmp_path))
-    (entry,) = tmp_path.glob("corpora/*")
-    array = np.ascontiguousarray(change(np.load(entry / f"source.{name}.npy")))
-    (entry / f"source.{name}.npy").unlink()
-    np.save(entry / f"source.{name}.npy", array)
-    checksums = json.loads((entry / "checksums.json").read_text()) | {f"source.{name}": zlib.crc32(array.data)}
-    (entry / "checksums.json").write_text(json.dumps(checksums))
-    corpus = load_corpus(PAIRS, TOKENIZER, str(tmp_path))
-    np.testing.assert_array_equal(corpus.source.ids, true.source.ids)
-    np.testing.assert_array_equal(corpus.source.offsets, true.source.offsets)

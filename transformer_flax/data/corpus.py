@@ -17,7 +17,7 @@ import numpy as np
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.sources import Pairs, iterate_pairs
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.files import cache_error, cache_root, read_json, require_plain, whole_folder
+from transformer_flax.files import cache_error, cache_root, read_json, whole_folder
 from transformer_flax.special_tokens import END_ID
 
 FORMAT = "2"  # raise it when the content of cache entries changes
@@ -119,7 +119,7 @@ def load_corpus(
     folder = cache_root(cache_dir) / "corpora" / key
     if folder.is_dir():
         try:
-            return _open(folder, vocabularies)
+            return _open(folder)
         except Exception as error:  # a damaged header makes NumPy raise errors of many types
             logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
             if folder.is_symlink():  # not what it leads to
@@ -134,7 +134,7 @@ def load_corpus(
     except OSError as error:
         needed = f"about {written / done * len(pairs) / 1e6:,.1f} MB" if done else "room"
         raise cache_error("the tokenised text", needed, folder.parent, error) from error
-    return _open(folder, vocabularies)
+    return _open(folder)
 
 
 class _Array:
@@ -171,7 +171,10 @@ def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: path
 
     Reads the next chunks and writes the last one while all cores encode.
     """
-    dtypes = {(side, "ids"): _dtype(vocabulary) for side, vocabulary in vocabularies.items()}
+    dtypes = {
+        (side, "ids"): np.dtype(np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.int32)
+        for side, vocabulary in vocabularies.items()
+    }
     dtypes |= {(side, "offsets"): np.dtype(np.int64) for side in vocabularies}
     arrays = {(side, part): _Array(folder / f"{side}.{part}.npy", dtype) for (side, part), dtype in dtypes.items()}
     for side in vocabularies:
@@ -199,7 +202,7 @@ def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: path
     (folder / CHECKSUMS).write_text(json.dumps(checksums))
 
 
-def _open(folder: pathlib.Path, vocabularies: Mapping[str, Vocabulary]) -> Corpus:
+def _open(folder: pathlib.Path) -> Corpus:
     """Memory-maps a cache entry.
 
     Raises:
@@ -207,18 +210,10 @@ def _open(folder: pathlib.Path, vocabularies: Mapping[str, Vocabulary]) -> Corpu
     """
     checksums = read_json(folder / CHECKSUMS)
 
-    def load(name: str, dtype: Any) -> np.ndarray:
-        require_plain(folder / f"{name}.npy")
+    def load(name: str) -> np.ndarray:
         array = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        if array.dtype != dtype or array.ndim != 1 or zlib.crc32(array.data) != checksums[name]:
+        if zlib.crc32(array.data) != checksums[name]:
             raise ValueError(f"{name}.npy has changed")
         return array
 
-    def load_side(side: str, vocabulary: Vocabulary) -> Sentences:
-        return Sentences(load(f"{side}.ids", _dtype(vocabulary)), load(f"{side}.offsets", np.int64))
-
-    return Corpus(**{side: load_side(side, vocabulary) for side, vocabulary in vocabularies.items()})
-
-
-def _dtype(vocabulary: Vocabulary) -> Any:
-    return np.dtype(np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.int32)
+    return Corpus(**{side: Sentences(load(f"{side}.ids"), load(f"{side}.offsets")) for side in ("source", "target")})

@@ -17,7 +17,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
-from transformer_flax.files import parse_json, read_json
+from transformer_flax.files import read_json
 from transformer_flax.training.multihost import share
 
 STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint
@@ -147,7 +147,7 @@ def load_seal(folder: pathlib.Path) -> Seal:
     metadata = read_json(folder / METADATA).get("custom_metadata")
     if not metadata or zlib.crc32(metadata.get("seal", "").encode()) != metadata.get("crc32"):
         raise ValueError("its seal is broken or missing")
-    return Seal(**parse_json(metadata["seal"]))
+    return Seal(**json.loads(metadata["seal"]))
 
 
 def require_intact(part: Any, name: str, seal: Seal) -> None:

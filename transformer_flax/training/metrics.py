@@ -1,6 +1,5 @@
 """Numbers on their way to the user: sums on the host, `metrics.jsonl`, TensorBoard."""
 
-import math
 import os
 import pathlib
 import time
@@ -182,19 +181,4 @@ def read_lines(file: pathlib.Path) -> list[dict[str, Any]]:
     Raises:
       UserError: the file cannot be read, or a line is damaged.
     """
-    last = 0
-
-    def parse(values: dict[str, Any]) -> dict[str, Any]:
-        nonlocal last
-        if type(step := values.get("step")) is not int or step < last:
-            raise ValueError(f"its step is {step!r} and must be a whole number of at least {last}")
-        scalars = [name for name in values if "/" in name]  # "train/loss", of which curves are drawn
-        for name in (*scalars, *(["seconds"] if scalars or "seconds" in values else [])):
-            if type(values.get(name)) not in (int, float):
-                raise ValueError(f"its {name} is {values.get(name)!r}, which is no number")
-        if not 0 <= values.get("seconds", 0) < math.inf:
-            raise ValueError(f"its seconds are {values['seconds']!r}")
-        last = step
-        return values
-
-    return read_json_lines(file, parse)
+    return read_json_lines(file)

@@ -55,12 +55,6 @@ def load_model(
     """
     place = RunDirectory(workdir)
     config, tokenizer, model = load_setup(place)
-    classes = place.load_classes()
-    named, built = len(classes) if classes else 0, getattr(model, "num_classes", 0)
-    if named != built:
-        raise UserError(
-            f"{place.config_file} names {named:,} classes, but its model has {built:,}; restore the original"
-        )
     like = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
     if place.params_file.exists():
         if average is not None or steps is not None:
@@ -72,7 +66,7 @@ def load_model(
             load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps
         )
         params, parameters = mean(loaded), str(choice)
-    return SavedModel(config, tokenizer, model, params, parameters, place.load_fingerprints(), classes)
+    return SavedModel(config, tokenizer, model, params, parameters, place.load_fingerprints(), place.load_classes())
 
 
 def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
