@@ -25,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from benchmarks.timing import interleaved
 from configs import base, numbers
 from transformer_flax import cli
-from transformer_flax.data.batches import BATCHING, SIDES, Batches, training_batches
+from transformer_flax.data.batches import SIDES, Batches, training_batches
 from transformer_flax.data.corpus import CHUNK, Corpus, Sentences, load_corpus
 from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.data.sources import Pairs, load_pairs
@@ -183,14 +183,14 @@ def main() -> None:
 
     table = rich.table.Table("batching", "shapes", "million tokens a second", "% of slots used", title="an epoch")
     corpus = synthetic(PAIRS.value)
-    for batching in BATCHING:
+    for batching in ("bucketed", "packed"):
         table.add_row(batching, *measure_batches(corpus, batching))
     console.print(table)
     del corpus
 
     table = rich.table.Table("what", "held", "at most", title="bytes of anonymous memory a pair")
     table.add_row("text, read and tokenised", *growth(write_text, tokenise))
-    for batching in BATCHING:
+    for batching in ("bucketed", "packed"):
         table.add_row(f"batches, {batching}", *growth(write_corpus, make_two_epochs, batching))
     console.print(table)
 

@@ -73,7 +73,6 @@ def test_what_is_held_out_depends_on_the_text_and_the_seed_alone_and_copies_stay
         ([("a", "b"), (" ", "b")], {}, r"train\.tsv, line 2: its column 0, the label, is empty"),
         ([("a", "b")], {"text_column": 2}, r"text_column is 2; \S+train\.tsv has columns 0 to 1: 'a\\tb'"),
         ([("a", "b")], {"label_column": -1}, "label_column is -1"),
-        ([("a", "b")], {"held_out": 1.0}, "held_out is 1.0; it must be from 0 to below 1"),
     ],
 )
 def test_what_is_no_table_of_texts_is_refused(tmp_path, rows, fields, message):

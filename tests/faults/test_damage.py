@@ -14,9 +14,6 @@ from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import load_setup
 
-# Orbax leaves reads of other arrays behind when one fails, which Python tells of when it finds them.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 FLIPS = 5  # of each file
 IDLE = ("translations", "selection.json", "events.out")  # that nobody reads again
 

@@ -158,7 +158,7 @@ def test_no_checkpoint_is_deleted_before_all_seeds_have_its_successor(config, tm
         ([0, 1], {"parallel__shard_params": True}, r"shard_params True; several seeds"),
         ([2, 2], {}, r"--seeds=2,2: name different seeds"),
         ([], {}, "name different seeds"),
-        ([2**32], {}, r"config\.seed is 4294967296; it must be from 0"),
+        ([2**32], {}, r"config\.seed is 4294967296; it must be a whole number from 0"),
     ],
 )
 def test_what_cannot_be_together_is_refused(config, tmp_path, seeds, overrides, message):

@@ -41,6 +41,14 @@ from transformer_flax.training.setup import checked_config, prepare_data
         ("checkpoint.every", 0),
         ("checkpoint.keep", 0),
         ("log.every", 0),
+        ("data.held_out", 1.0),
+        ("data.max_length_ratio", 0.5),
+        ("optimizer.warmup_steps", 0),
+        ("optimizer.eps", 0.0),
+        ("optimizer.factor", -1.0),
+        ("optimizer.b1", 1.0),
+        ("optimizer.b2", -0.1),
+        ("optimizer.clip_norm", -1.0),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(field, value):
@@ -62,9 +70,20 @@ def test_none_is_refused_by_name(field):
         check(config)
 
 
-def test_a_batching_that_is_none_of_ours_is_refused():
-    with pytest.raises(UserError, match=r"config\.data\.batching is 'grouped'; it must be one of bucketed, packed"):
-        check(small_config(data__batching="grouped"))
+@pytest.mark.parametrize(
+    ("field", "value", "known"),
+    [
+        ("data.batching", "grouped", "bucketed, packed"),
+        ("optimizer.name", "adagrad", "adam, muon, schedule_free"),
+        ("parallel.mode", "mpi", "jit, pmap"),
+        ("on_write_failure", "wait", "stop, go on"),
+    ],
+)
+def test_a_choice_that_there_is_not_is_refused(field, value, known):
+    config = small_config()
+    config.update_from_flattened_dict({field: value})
+    with pytest.raises(UserError, match=rf"config\.{field} is '{value}'; it must be one of {known}"):
+        check(config)
 
 
 def test_a_length_penalty_that_is_none_of_ours_is_refused():

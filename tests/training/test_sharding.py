@@ -262,7 +262,6 @@ def test_steps_differ_in_their_dropout_and_seeds_too():
 @pytest.mark.parametrize(
     ("parallel", "rows", "accumulation_steps", "message"),
     [
-        ({"mode": "mpi", "num_devices": 1}, 8, 1, "mode is 'mpi'"),
         ({"mode": "jit", "num_devices": 9}, 8, 1, "num_devices is 9; this machine has 8"),
         ({"mode": "jit", "num_devices": -1}, 8, 1, "num_devices is -1"),
         ({"mode": "jit", "num_devices": 3}, 8, 1, "rows_multiple_of is 8, which does not divide among 3 devices"),

@@ -21,7 +21,6 @@ from transformer_flax.special_tokens import END_ID, PAD_ID
 
 Batch = dict[str, np.ndarray]
 SIDES = ("source", "target")
-BATCHING = ("bucketed", "packed")
 
 
 def bucket_edges(histogram: np.ndarray, num_buckets: int) -> np.ndarray:

@@ -145,8 +145,6 @@ class TsvPairs:
 
     def __init__(self, config, split: str):
         share = config.held_out
-        if not 0 <= share < 1:
-            raise UserError(f"config.data.held_out is {share!r}; it must be from 0 to below 1: a share of train")
         folder = text_folder(config.path)
         valid = find_text(folder, "valid.tsv")
         if split == "valid" and not share and not valid:

@@ -11,7 +11,7 @@ from typing import Any, cast
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.model.config import checked
+from transformer_flax.model.config import checked, one_of, positive, rate, size
 
 # Names, paths, and what belongs to the machine: none of them changes what is learned or measured, beyond chance.
 CHANGES_NOTHING = (
@@ -28,10 +28,12 @@ AUTO = "auto"  # as config.model.dtype: the type of the run in the working direc
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def at_least(least: float, *, below: float | None = None, default: Any = dataclasses.MISSING) -> Any:
-    """A field with a smallest value, and perhaps a bound that it does not reach."""
-    requirement = f"at least {least}" if below is None else f"from {least} to below {below}"
-    return checked(lambda v: v >= least and (below is None or v < below), requirement, default=default)
+def at_least(least: float, **default: Any) -> Any:
+    return checked(lambda v: v >= least, f"at least {least}", **default)
+
+
+def random_seed() -> Any:
+    return size(least=0, most=2**32 - 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,14 +46,14 @@ class DataConfig:
     tokenizer_file: str
     vocab_size: int
     tokenizer_sample: int = at_least(1)
-    max_length: int
-    max_length_ratio: float
+    max_length: int = at_least(2)  # a token and the end symbol
+    max_length_ratio: float = checked(lambda v: v == 0 or v >= 1, "0, or at least 1")
     drop_duplicates: bool
-    tokens_per_batch: int = at_least(1)
-    batching: str
+    tokens_per_batch: int = size()
+    batching: str = one_of(("bucketed", "packed"))
     num_buckets: int = at_least(1)
     rows_multiple_of: int = at_least(1)
-    seed: int
+    seed: int = random_seed()
     cache_dir: str
     name: str = ""
     path: str = ""
@@ -59,27 +61,27 @@ class DataConfig:
     longest_tested: int = 6
     label_column: int = 0
     text_column: int = 1
-    held_out: float = 0.0
+    held_out: float = rate(default=0.0)
     length_multiple_of: int = at_least(1, default=1)
     lowercase: bool = False
     tokenized: bool = False
-    bpe_dropout: float = at_least(0, below=1, default=0.0)
+    bpe_dropout: float = rate(default=0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    factor: float
-    warmup_steps: int
-    b1: float
-    b2: float
-    eps: float
-    clip_norm: float
-    name: str = "adam"
+    factor: float = positive()
+    warmup_steps: int = at_least(1)
+    b1: float = rate()
+    b2: float = rate()
+    eps: float = positive()
+    clip_norm: float = at_least(0)
+    name: str = one_of(("adam", "muon", "schedule_free"), default="adam")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    mode: str
+    mode: str = one_of(("jit", "pmap"))
     num_devices: int
     shard_params: bool
 
@@ -91,7 +93,7 @@ class DecodeConfig:
     alpha: float
     min_length: int = at_least(0)
     max_extra_length: int = at_least(0)
-    max_input_length: int
+    max_input_length: int = at_least(2)
     batch_size: int = at_least(1)
     window: int = at_least(1)
 
@@ -122,14 +124,14 @@ class LogConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     name: str
-    seed: int
+    seed: int = random_seed()
     steps: int = at_least(1)
     accumulation_steps: int = at_least(1)
     loss_chunks: int = at_least(1)
-    label_smoothing: float = at_least(0, below=1)
-    ema_decay: float = at_least(0, below=1)
+    label_smoothing: float = rate()
+    ema_decay: float = rate()
     max_skipped: int = at_least(1)
-    on_write_failure: str
+    on_write_failure: str = one_of(("stop", "go on"))
     deterministic: bool
     model: ConfigDict  # the dataclass of its kind checks it
     data: DataConfig
@@ -149,7 +151,7 @@ def vector_run_config() -> type:
     """A dataclass with the fields of configs/vectors.py."""
     from transformer_flax.relatives.word_vectors import VectorConfig  # here: it imports JAX, which takes seconds
 
-    fields = [("name", str), ("seed", int), ("vectors", VectorConfig), ("data", DataConfig)]
+    fields = [("name", str), ("seed", int, random_seed()), ("vectors", VectorConfig), ("data", DataConfig)]
     return dataclasses.make_dataclass("VectorRunConfig", fields, frozen=True)
 
 

@@ -16,7 +16,6 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.loss import LossFn
 
 AXIS = "data"
-MODES = ("jit", "pmap")
 SMALL = 2**12  # elements; an array with fewer is not worth the gathering, and stays whole on each device
 
 
@@ -167,11 +166,9 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
     """Makes the devices of `config.parallel`.
 
     Raises:
-      UserError: an unknown mode or one that cannot shard parameters, more devices than there are, or rows that do not
-        divide among devices and steps.
+      UserError: a mode that cannot shard parameters, more devices than there are, or rows that do not divide among
+        devices and steps.
     """
-    if config.mode not in MODES:
-        raise UserError(f"config.parallel.mode is {config.mode!r}; it must be one of {', '.join(MODES)}")
     if config.shard_params and config.mode == "pmap":
         raise UserError(
             "config.parallel.shard_params is True and config.parallel.mode is 'pmap', which keeps a copy of the "
