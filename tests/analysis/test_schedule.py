@@ -16,6 +16,10 @@ def test_the_learning_rate_of_every_step_and_its_peak(tmp_path):
     assert (steps[0], steps[-1]) == (1, 100_000)
     assert ours.get_xdata()[-1] == 1_000
     assert max(ours.get_ydata()) == pytest.approx(0.6 * (128 * 300) ** -0.5, rel=1e-5)
+    free = base.get_config()
+    free.optimizer.name = "schedule_free"
+    [line] = plot_schedule([free]).axes[0].lines
+    assert line.get_ydata()[-1] == pytest.approx((512 * 4000) ** -0.5, rel=1e-5)  # it stays at its peak
     assert (tmp_path / "schedule.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -23,7 +23,7 @@ from transformer_flax.analysis.attention import Attention
 from transformer_flax.decoding.scoring import ClassScores
 from transformer_flax.errors import UserError
 from transformer_flax.training.metrics import read_lines
-from transformer_flax.training.optimizer import paper_schedule
+from transformer_flax.training.optimizer import make_schedule
 from transformer_flax.training.run_directory import RunDirectory
 
 File = str | os.PathLike | None
@@ -274,7 +274,7 @@ def plot_schedule(configs: Sequence[ConfigDict], *, file: File = None) -> Figure
         warmup = config.optimizer.warmup_steps  # most points are near it, where the curve bends
         steps = np.unique(np.r_[np.linspace(1, config.steps, 500), np.linspace(1, 2 * warmup, 500), warmup].astype(int))
         steps = steps[steps <= config.steps]
-        rate = np.asarray(paper_schedule(config.model.d_model, warmup, config.optimizer.factor)(steps - 1))
+        rate = np.asarray(make_schedule(config.optimizer, config.model.d_model)(steps - 1))
         axes.plot(steps, rate, label=f"{config.name}: at most {rate.max():.3g}, at step {steps[rate.argmax()]:,}")
     axes.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
     axes.grid(alpha=0.3)
