@@ -3,7 +3,7 @@
     python -m transformer_flax.sweep --config=configs/rivals_small.py:transformer --config.data.path=FOLDER \\
       --rows=base --seeds=3
     python -m transformer_flax.sweep --config=configs/rivals_small.py:recurrent --config.data.path=FOLDER \\
-      --rows=base --seeds=3 --grid model.attention=additive,dot,scaled_dot,none
+      --rows=base --seeds=3 --grid model.attention=additive,none
     python -m transformer_flax.sweep --config=configs/rivals_small.py:convolutional --config.data.path=FOLDER \\
       --rows=base --seeds=3
 
@@ -31,7 +31,7 @@ def get_config(kind: str = "transformer") -> ConfigDict:
         raise UserError(f"rivals_small.py:{kind}: the kind behind the colon must be one of {', '.join(KINDS)}")
     config = KINDS[kind].get_config()
     config.name = f"rivals_small-{kind}"
-    config.steps = 7_500  # 10 epochs
+    config.steps = 7_500  # 10.6 epochs
     config.update(OWN[kind])
     config.data.update(vocab_size=3_000, tokens_per_batch=1024)
     config.eval.update(every=750, sentences=500)
