@@ -2,7 +2,8 @@
 
     python train.py --config=configs/trec.py --config.data.path=FOLDER
 
-88.1 % of the 500 test questions, the mean of three seeds; a minute and a half to three on a core (docs/classification.md).
+88.1 % of the 500 test questions, the mean of three seeds; one and a half to three minutes of a core
+(docs/classification.md).
 FOLDER holds train.tsv and test.tsv, a question a line: coarse class, tab, fine class, tab, question.
 """
 

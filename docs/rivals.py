@@ -138,7 +138,9 @@ def draw(runs, minutes, lengths, folder: pathlib.Path) -> None:
     time, length = Figure(figsize=(7, 4), layout="constrained"), Figure(figsize=(7, 4), layout="constrained")
     over_time, over_length = time.subplots(), length.subplots()
     for number, (name, each) in enumerate(runs.items()):
-        curves = [([minutes[name] * n for n, *_ in run.curve], [bleu for *_, bleu, _ in run.curve]) for run, _ in each]
+        curves = [
+            ([minutes[name] * point[0] for point in run.curve], [point[3] for point in run.curve]) for run, _ in each
+        ]
         curves = [(x[:-1], y[:-1]) for x, y in curves]  # the last is of the whole split
         for axes, lines in (over_time, curves), (over_length, [(range(len(EDGES)), bleu) for bleu in lengths[name]]):
             for line in lines:

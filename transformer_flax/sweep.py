@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = sys.argv[1:]
 
-CONFIG = cli.define_config("numbers.py")
+CONFIG = cli.define_config("table3_small.py")
 ROWS = flags.DEFINE_string(
     "rows",
     None,

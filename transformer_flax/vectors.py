@@ -66,17 +66,20 @@ def train() -> None:
         sides = [sides[chosen.sides]] if chosen.sides in sides else list(sides.values())
         words = sum(len(side.ids) - len(side) for side in sides)
         progress.say(f"{words:,} word-pieces of a vocabulary of {tokenizer.vocab_size:,}; {chosen.kind}")
-        started, shown = time.perf_counter(), 0
+        started, shown, last = time.perf_counter(), 0, 0.0
         with progress.bar("training") as update:
 
             def show(epochs: float, loss: float) -> None:
-                nonlocal shown
+                nonlocal shown, last
+                last = loss
                 update(epochs, chosen.epochs, note=f"loss {loss:.3f}")
                 if int(epochs) > shown:
                     shown = int(epochs)
                     progress.say(f"epoch {shown} of {chosen.epochs}: loss {loss:.3f} a word")
 
             vectors = train_vectors(sides, tokenizer, chosen, config.seed, progress=show)
+        if shown < chosen.epochs:  # the last batches end just before it
+            progress.say(f"epoch {chosen.epochs} of {chosen.epochs}: loss {last:.3f} a word")
         vectors.save(output, config.to_dict())
         progress.say(f"{output}/ after {duration(time.perf_counter() - started)}, of {len(vectors.words())} words")
 

@@ -42,6 +42,8 @@ def test_rows_sum_to_one_and_the_decoder_sees_no_later_token(run):
             assert weights.shape == (run.model.config.num_layers, run.model.config.num_heads, *shapes[kind])
             np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
         np.testing.assert_array_equal(attention.decoder, np.tril(attention.decoder))
+        assert repr(attention).startswith(f"<Attention {attention.source.text!r} -> ")
+        assert len(repr(attention)) < 500
         assert attention.cross.min() > 0  # nothing of the sentence is masked
 
 

@@ -38,6 +38,7 @@ def train(folder, *arguments):
 def test_vectors_are_trained_asked_and_drawn(folder):
     told = train(folder, f"--output={folder}/made/both", "--config.vectors.learning_rate=0.2").stdout
     assert "epoch 7 of 8: loss " in told
+    assert "epoch 8 of 8: loss " in told
     vectors = f"--vectors={folder}/made/both"
     found = succeeds("vectors", "nearest", vectors, "--count=3", "cat", given="unread").stdout.splitlines()
     assert {line.split("\t")[1] for line in found} == set(TOPICS[0]) - {"cat"}

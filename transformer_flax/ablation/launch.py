@@ -8,6 +8,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import IO
 
@@ -89,7 +90,9 @@ class Local:
 
     def _start(self, job: Job, slot: Slot) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("ab") as log:
+        with job.log.open("ab") as log, warnings.catch_warnings():
+            # Of forking beside JAX's threads, which `_die_with` makes safe.
+            warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
             start = log.tell()
             popen = subprocess.Popen(
                 self._command(job),

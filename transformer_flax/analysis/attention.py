@@ -54,6 +54,10 @@ class Attention:
     decoder: np.ndarray | None = None  # [N, H, T, T], from tokens read to those read before
     cross: np.ndarray | None = None  # [N, H, T, S], from tokens written to source tokens
 
+    def __repr__(self) -> str:
+        arrays = ", ".join(f"{kind} {[*getattr(self, kind).shape]}" for kind in self.kinds)
+        return f"<Attention {self.source.text!r} -> {self.target.text!r}: {arrays}>"
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """Its kinds of attention, of "encoder", "decoder" and "cross"."""

@@ -1,5 +1,6 @@
 """Writes a Transformer as a model of CTranslate2, a C++ library for serving, also in int8."""
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from transformer_flax.model.positions import sinusoids
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 LONGEST = 4_096  # sinusoids are stored as a table
+# Of the fields with a default, those that it has a counterpart for in some values, or that change no result.
+KNOWN = ("compatibility", "clip_distance", "neighbourhood", "branch_init", "start", "attention_implementation")
 
 
 def require_supported(config: ModelConfig) -> None:
@@ -24,7 +27,9 @@ def require_supported(config: ModelConfig) -> None:
     if not isinstance(config, TransformerConfig):
         raise UserError("CTranslate2 runs Transformers alone: config.model.kind must be 'transformer'")
     c = config
+    added = [field for field in dataclasses.fields(c) if field.default is not dataclasses.MISSING]
     for name, fits, requirement in (
+        *((f.name, getattr(c, f.name) == f.default, repr(f.default)) for f in added if f.name not in KNOWN),
         ("positions", c.positions in (*SINUSOIDS, "learned"), f"one of {', '.join((*SINUSOIDS, 'learned'))}"),
         ("compatibility", c.compatibility == "scaled_dot", "scaled_dot"),
         ("neighbourhood", c.neighbourhood == 0, "0"),
