@@ -4,17 +4,12 @@ Each kind of layer is timed as the sequence grows; the slope of the time over th
 beside the paper's exponent. What is timed is what the table counts: of self-attention the two products of equation 1
 with their softmax, without projections. Then the longest path: how often a layer has to be applied until what stands
 at the end of the sequence depends on what stood at its beginning, which is found by differentiating.
-
-n is the length of the sequence, d the width of its representations, k the width of a convolution's kernel, and r the
-size of the neighbourhood of restricted self-attention. Constants are left out, as in the paper.
 """
 
 import functools
-import math
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +21,7 @@ from absl import flags
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from benchmarks.table1_layers import applied_once, make_layers, path_length
+from benchmarks.table1_layers import LAYERS, applied_once, make_layers, path_length
 from benchmarks.timing import interleaved
 from transformer_flax import cli
 
@@ -38,24 +33,6 @@ KERNEL = flags.DEFINE_integer("kernel", 3, "k, positions that a convolution sees
 NEIGHBOURHOOD = flags.DEFINE_integer("neighbourhood", 64, "r, positions that restricted self-attention sees", 2)
 REPEATS = flags.DEFINE_integer("repeats", 15, "timed calls of each layer and length, of which the fastest counts", 1)
 PICTURE = flags.DEFINE_string("picture", None, "draw the times into this file")
-
-
-class Costs(NamedTuple):
-    """The three columns of the table."""
-
-    operations: float  # complexity of a layer
-    sequential: float  # operations that cannot run in parallel
-    path: float  # longest path between two positions
-
-
-LAYERS: dict[str, Callable[[int, int, int, int], Costs]] = {  # functions of n, d, k and r
-    "self-attention": lambda n, d, k, r: Costs(n**2 * d, 1, 1),
-    "recurrent": lambda n, d, k, r: Costs(n * d**2, n, n),
-    "convolutional": lambda n, d, k, r: Costs(k * n * d**2, 1, math.log(n, k)),
-    # not in the table, but in the text beside it
-    "separable convolutional": lambda n, d, k, r: Costs(k * n * d + n * d**2, 1, math.log(n, k)),
-    "restricted self-attention": lambda n, d, k, r: Costs(r * n * d, 1, n / r),
-}
 
 
 def slope(lengths: list[int], costs: list[float]) -> float:

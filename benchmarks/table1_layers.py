@@ -1,8 +1,13 @@
-"""The layers of table 1, to be timed and to have their paths measured; `table1.py` does so."""
+"""Table 1: the cost of a layer of each kind, and the layers, which `table1.py` times.
+
+n is the length of the sequence, d the width of its representations, k the width of a convolution's kernel, and r the
+size of the neighbourhood of restricted self-attention. Constants are left out, as in the paper.
+"""
 
 import functools
 import math
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +17,24 @@ from transformer_flax.model.attention import attention_weights
 from transformer_flax.model.local_attention import attend_locally
 
 Apply = Callable[..., jax.Array]  # (x [n, d], dilation) -> [n, d]
+
+
+class Costs(NamedTuple):
+    """The three columns of the table."""
+
+    operations: float  # complexity of a layer
+    sequential: float  # operations that cannot run in parallel
+    path: float  # longest path between two positions
+
+
+LAYERS: dict[str, Callable[[int, int, int, int], Costs]] = {  # functions of n, d, k and r
+    "self-attention": lambda n, d, k, r: Costs(n**2 * d, 1, 1),
+    "recurrent": lambda n, d, k, r: Costs(n * d**2, n, n),
+    "convolutional": lambda n, d, k, r: Costs(k * n * d**2, 1, math.log(n, k)),
+    # not in the table, but in the text beside it
+    "separable convolutional": lambda n, d, k, r: Costs(k * n * d + n * d**2, 1, math.log(n, k)),
+    "restricted self-attention": lambda n, d, k, r: Costs(r * n * d, 1, n / r),
+}
 
 
 def _attend(query, key, value, mask):

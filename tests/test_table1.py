@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import table1_layers
-from benchmarks.table1 import LAYERS
+from benchmarks.table1_layers import LAYERS
 from tests import forked
 
 N, D, H, K, R = 24, 8, 2, 3, 6
