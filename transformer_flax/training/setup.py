@@ -172,10 +172,8 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         pairs = {split: load_pairs(config.data, split) for split in splits}
     for split in splits:
         if not len(pairs[split]):
-            share = config.data.held_out
-            held = (
-                f" ({share} of the different texts of train were to be held out)" if split == "valid" and share else ""
-            )
+            held_out = config.data.held_out if split == "valid" else 0
+            held = f" ({held_out} of the different texts of train were to be held out)" if held_out else ""
             raise UserError(f"the {split} split is empty{held}: look at {config.data.path or config.data.name}")
     fingerprints = {split: pairs[split].fingerprint for split in splits}
     given = given_tokenizer(config)
