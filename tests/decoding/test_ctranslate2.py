@@ -14,7 +14,7 @@ from transformer_flax.decoding.ctranslate2 import require_supported, save
 from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.config import TransformerConfig, one_of
 from transformer_flax.model.registry import make_model
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
@@ -61,7 +61,7 @@ def test_a_model_that_it_cannot_run_is_refused_by_the_field(name, field):
 def test_a_field_that_the_export_does_not_know_is_refused():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Extended(TransformerConfig):
-        ffn: str = "relu"
+        ffn: str = one_of(("relu", "swiglu"), default="relu")
 
     fields = vars(dataclasses.replace(VARIANTS["paper"], **HEADS))
     require_supported(Extended(**fields))
