@@ -1,4 +1,4 @@
-"""What a run starts from: a trained model, or word vectors; and which of its parts are trained."""
+"""The beginning of a run, a trained model or word vectors, and the parts of it that are trained."""
 
 import fnmatch
 import pathlib
