@@ -24,36 +24,41 @@ MOST_LAYERS = 1_000
 LARGEST = 1 << 24
 
 
+TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
+
+
 def checked(is_valid: Callable[[Any], bool], requirement: str, **default: Any) -> Any:
-    """A dataclass field whose value must be valid; `CheckedConfig` and `training/fields` check it."""
+    """A dataclass field whose values, which are of its type, must be valid."""
     return dataclasses.field(metadata={"is_valid": is_valid, "requirement": requirement}, **default)
 
 
 def size(*, least: int = 1, most: int = LARGEST, **default: Any) -> Any:
-    requirement = f"a whole number from {least} to {most:,}"
-    return checked(lambda v: type(v) is int and least <= v <= most, requirement, **default)
+    return checked(lambda v: least <= v <= most, f"a whole number from {least} to {most:,}", **default)
 
 
 def rate(**default: Any) -> Any:
-    requirement = "a number from 0 to below 1"
-    return checked(lambda v: type(v) in (int, float) and 0 <= v < 1, requirement, **default)
+    return checked(lambda v: 0 <= v < 1, "a number from 0 to below 1", **default)
 
 
 def positive(**default: Any) -> Any:
-    return checked(lambda v: type(v) in (int, float) and 0 < v < math.inf, "a number above 0", **default)
-
-
-def switch(**default: Any) -> Any:
-    return checked(lambda v: type(v) is bool, "True or False", **default)
+    return checked(lambda v: 0 < v < math.inf, "a number above 0", **default)
 
 
 def one_of(known: tuple[str, ...], **default: Any) -> Any:
     return checked(lambda v: v in known, f"one of {', '.join(known)}", **default)
 
 
+def requirement(field: dataclasses.Field, value: Any) -> str | None:
+    """What a value of a field must be, if it is not: of the field's type and, if `checked` made the field, valid."""
+    wanted: Any = field.type
+    if type(value) is not wanted and not (wanted is float and type(value) is int):
+        return TYPES[wanted]
+    return None if field.metadata.get("is_valid", lambda v: True)(value) else field.metadata["requirement"]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedConfig:
-    """A section of the config whose fields are made by `checked`.
+    """A section of the config that checks its fields.
 
     Raises:
       UserError: a value is not allowed; the message names the config field.
@@ -63,12 +68,15 @@ class CheckedConfig:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            self.require(field.name, field.metadata["is_valid"], field.metadata["requirement"])
+            value = getattr(self, field.name)
+            if must := requirement(field, value):
+                raise UserError(f"config.{self.section}.{field.name} is {value!r}; it must be {must}")
 
-    def require(self, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
+    def require(self, name: str, is_valid: Callable[[Any], bool], must: str) -> None:
+        """Checks a field beside others."""
         value = getattr(self, name)
         if not is_valid(value):
-            raise UserError(f"config.{self.section}.{name} is {value!r}; it must be {requirement}")
+            raise UserError(f"config.{self.section}.{name} is {value!r}; it must be {must}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,9 +109,9 @@ class EncoderConfig(ModelConfig):
     max_length: int = size()
     attention_dropout: float = rate()
     ffn_dropout: float = rate()
-    pre_norm: bool = switch()
-    attention_bias: bool = switch()
-    scan_layers: bool = switch()
+    pre_norm: bool
+    attention_bias: bool
+    scan_layers: bool
     remat: str = one_of(REMAT)
     compatibility: str = one_of(SCORES, default="scaled_dot")
     clip_distance: int = size(default=16)
@@ -142,4 +150,4 @@ class EncoderConfig(ModelConfig):
 class TransformerConfig(EncoderConfig):
     """The whole model."""
 
-    tie_embeddings: bool = switch()
+    tie_embeddings: bool

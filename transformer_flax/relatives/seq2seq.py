@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 
 from transformer_flax.model.attention import attention_weights
-from transformer_flax.model.config import ModelConfig, switch
+from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import embeddings, to_logits
 from transformer_flax.model.scores import ScoreFunction
@@ -20,7 +20,7 @@ from transformer_flax.model.scores import ScoreFunction
 class Seq2SeqConfig(ModelConfig):
     """The fields that both have; `configs/recurrent.py` and `configs/convolutional.py` explain each."""
 
-    tie_embeddings: bool = switch()
+    tie_embeddings: bool
 
 
 class Memory(NamedTuple):

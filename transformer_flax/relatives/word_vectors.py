@@ -34,7 +34,7 @@ class VectorConfig(CheckedConfig):
     window: int = size(most=LARGEST)
     negatives: int = size(most=LARGEST)
     shared_negatives: int = size(most=LARGEST)
-    noise_power: float = checked(lambda v: type(v) in (int, float) and 0 <= v <= 1, "a number from 0 to 1")
+    noise_power: float = checked(lambda v: 0 <= v <= 1, "a number from 0 to 1")
     subsample: float = rate()
     sides: str = one_of(SIDES)
     epochs: int = size(most=LARGEST)

@@ -11,7 +11,7 @@ from typing import Any, cast
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.model.config import checked, one_of, positive, rate, size
+from transformer_flax.model.config import TYPES, checked, one_of, positive, rate, requirement, size
 
 # Names, paths, and what belongs to the machine: none of them changes what is learned or measured, beyond chance.
 CHANGES_NOTHING = (
@@ -25,7 +25,6 @@ CHANGES_NOTHING = (
     "parallel.",
 )
 AUTO = "auto"  # as config.model.dtype: the type of the run in the working directory, or what suits the device
-TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def at_least(least: float, **default: Any) -> Any:
@@ -265,16 +264,12 @@ def _require_fields(section: ConfigDict, dataclass: type, where: str, may_have_m
             if field.default is dataclasses.MISSING:
                 raise UserError(f"{where}.{name} is missing; configs/ says what it means")
             continue
-        value, wanted = section[name], cast(Any, field.type)  # a dataclass where it is a section
-        is_section = wanted not in TYPES
-        if not isinstance(value, ConfigDict) if is_section else not _is_of(wanted, value):
-            must = "a section of fields, a ConfigDict" if is_section else TYPES[wanted]
+        value = section[name]
+        if field.type in TYPES:
+            must = requirement(field, value)
+        else:
+            must = None if isinstance(value, ConfigDict) else "a section of fields, a ConfigDict"
+        if must:
             raise UserError(f"{where}.{name} is {value!r}; it must be {must}")
-        if "is_valid" in field.metadata and not field.metadata["is_valid"](value):
-            raise UserError(f"{where}.{name} is {value!r}; it must be {field.metadata['requirement']}")
-        if is_section and wanted is not ConfigDict:
-            _require_fields(value, wanted, f"{where}.{name}", may_have_more)
-
-
-def _is_of(wanted: Any, value: Any) -> bool:
-    return type(value) is wanted or (wanted is float and type(value) is int)
+        if dataclasses.is_dataclass(field.type):
+            _require_fields(value, cast(type, field.type), f"{where}.{name}", may_have_more)
