@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from unittest import mock
 
-from transformer_flax.training.data_sheets import PEAKS
+from transformer_flax.training.peak_flops import PEAKS
 
 # What an H100 and an H200 have in common: NVIDIA's tables of compute capability 9.0.
 HOPPER = """

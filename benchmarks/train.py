@@ -33,11 +33,10 @@ from transformer_flax.model.flops import training_flops
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
-from transformer_flax.training.compilation_cache import large_product
 from transformer_flax.training.config_checks import device_dtype
-from transformer_flax.training.data_sheets import data_sheet_flops
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.peak_flops import data_sheet_flops, large_product
 from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, make_train_step
 

@@ -53,7 +53,7 @@ def get_config() -> ConfigDict:
     config.model.pre_norm = False  # LayerNorm before each sub-layer instead of after
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
     config.model.attention_bias = False  # biases on the attention projections
-    config.model.branch_init = 1.0  # times the initial W^V, W^O, W_1 and W_2: what sub-layers add (docs/start.md)
+    config.model.branch_init = 1.0  # times the initial W^V, W^O, W_1 and W_2: see docs/initial_values.md
     # initial values: "xavier"; or "fairseq", W^Q, W^K and W^V times 0.71 (Ott et al., 2019); or "deepnorm", W^V, W^O,
     # W_1, W_2 and residuals times factors that follow from the depth (Wang et al., 2022); branch_init multiplies all
     config.model.start = "xavier"

@@ -15,7 +15,7 @@ takes a minute, alone or beside another.
 
 The base on Multi30k is the paper's in small: 10 epochs (the paper's: 8 to 18), 1.6 million parameters for 0.6 million
 target tokens, and no row with d_k below 4. It was chosen on 2026-11-22, before any other row was run, with seed 101,
-which the sweep does not use (docs/start.md). A run of the base takes 20 minutes of one core.
+which the sweep does not use (docs/initial_values.md). A run of the base takes 20 minutes of one core.
 
 As in the paper, the final step's raw parameters are scored, on the validation set.
 """
@@ -42,7 +42,7 @@ def get_config(data: str = "numbers") -> ConfigDict:
     else:
         config.steps = 5_000
         config.data.vocab_size = 2_000
-        config.model.update(d_model=128, d_ff=512, d_k=16, d_v=16, branch_init=0.5)  # docs/start.md: why 0.5
+        config.model.update(d_model=128, d_ff=512, d_k=16, d_v=16, branch_init=0.5)  # docs/initial_values.md: why 0.5
         config.optimizer.update(factor=1.0, warmup_steps=400)
     evaluations = {"numbers": 4, "multi30k": 10}[data]
     config.eval.update(every=config.steps // evaluations, sentences=100, average=1, final_average=1, test=False)

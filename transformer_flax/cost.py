@@ -14,8 +14,8 @@ from absl import flags
 
 from transformer_flax import cli
 from transformer_flax.errors import UserError
-from transformer_flax.training.data_sheets import PEAKS
 from transformer_flax.training.fields import AUTO, complete, flatten
+from transformer_flax.training.peak_flops import PEAKS
 
 if TYPE_CHECKING:
     from transformer_flax.analysis.run_cost import Cost

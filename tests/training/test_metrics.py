@@ -4,7 +4,6 @@ import math
 import pytest
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.data_sheets import data_sheet_flops
 from transformer_flax.training.metrics import Meter, MetricsWriter, read_lines
 
 
@@ -68,10 +67,3 @@ def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
         read_lines(tmp_path / "metrics.jsonl")
-
-
-def test_the_data_sheets_know_a_device_by_the_beginning_of_its_name():
-    assert data_sheet_flops("NVIDIA A100-SXM4-80GB", "bfloat16") == 312e12
-    assert data_sheet_flops("TPU v5 lite", "float32") == 197e12
-    assert data_sheet_flops("TPU v5p", "bfloat16") == 459e12
-    assert data_sheet_flops("cpu", "float32") is None

@@ -74,10 +74,10 @@ def measured_rate(dtype: str) -> float:
       UserError: JAX finds no device.
     """
     program = (
-        "import jax, sys; from transformer_flax.training.compilation_cache import peak_flops; "
+        "import jax, sys; from transformer_flax.training.peak_flops import measured_flops; "
         "from transformer_flax.training.config_checks import device_dtype; "
         "n = 1 if jax.default_backend() == 'cpu' else jax.device_count(); "
-        f"print(n * peak_flops(device_dtype() if sys.argv[1] == {AUTO!r} else sys.argv[1]))"
+        f"print(n * measured_flops(device_dtype() if sys.argv[1] == {AUTO!r} else sys.argv[1]))"
     )
     result = subprocess.run([sys.executable, "-c", program, dtype], capture_output=True, text=True)
     if result.returncode:

@@ -1,12 +1,9 @@
-"""Keeps compiled programs for the next process, and measures the rate of a large matrix product."""
+"""Keeps compiled programs for the next process."""
 
 import contextlib
-import functools
 import os
 import pathlib
-import time
 import zlib
-from collections.abc import Callable
 
 import jax
 
@@ -55,22 +52,3 @@ def _is_cut_short(content: bytes) -> bool:
     except zlib.error:
         return True
     return False
-
-
-def large_product(dtype: str, repeats: int) -> tuple[Callable[[], jax.Array], int]:
-    """A large matrix product on a device, made `repeats` times a call, and the floating-point operations of a call."""
-    device = jax.local_devices()[0]
-    size = 2048 if device.platform == "cpu" else 8192
-    matrix = jax.device_put(jax.numpy.full((size, size), 1 / size, dtype), device)
-    product = jax.jit(lambda x: x @ x)
-    return lambda: [product(matrix) for _ in range(repeats)][-1], 2 * size**3 * repeats
-
-
-@functools.cache
-def peak_flops(dtype: str) -> float:
-    """Floating-point operations a second of a large matrix product, measured: of one device, or of all cores."""
-    product, flops = large_product(dtype, repeats=1 if jax.default_backend() == "cpu" else 3)
-    jax.block_until_ready(product())
-    started = time.perf_counter()
-    jax.block_until_ready(product())
-    return flops / (time.perf_counter() - started)

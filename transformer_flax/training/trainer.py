@@ -14,12 +14,11 @@ from transformer_flax.model.flops import training_flops
 from transformer_flax.model.registry import kind_of
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.checkpoints import Checkpoints
-from transformer_flax.training.compilation_cache import peak_flops
-from transformer_flax.training.data_sheets import data_sheet_flops
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loss import passes
 from transformer_flax.training.multihost import agreed_stop, stop_asked
+from transformer_flax.training.peak_flops import data_sheet_flops, measured_flops
 from transformer_flax.training.programs import Programs
 from transformer_flax.training.resume import resume
 from transformer_flax.training.run_directory import RunDirectory
@@ -163,7 +162,7 @@ class Trainer:
         if rates:
             devices = 1 if jax.default_backend() == "cpu" else self._parallel.num_devices  # which share all cores
             reached = self._runs_at_once * rates["flops_per_second"] / devices
-            rates["mfu"] = reached / peak_flops(self.config.model.dtype)
+            rates["mfu"] = reached / measured_flops(self.config.model.dtype)
             if peak := data_sheet_flops(jax.local_devices()[0].device_kind, self.config.model.dtype):
                 rates["mfu_data_sheet"] = reached / peak
         if self._runs_at_once > 1:
