@@ -8,7 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data.make import corpus_of, data_config
-from transformer_flax.data.batches import Batches, BucketedBatches, PackedBatches, bucket_edges, round_up
+from transformer_flax.data.batches import (
+    Batches,
+    BucketedBatches,
+    PackedBatches,
+    bucket_edges,
+    round_up,
+    training_batches,
+)
 from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
@@ -294,6 +301,16 @@ def test_hosts_make_the_same_batches_together_as_one_alone(kind_and_case, hosts)
 def test_another_seed_fills_the_batches_with_other_pairs(kind, number):
     one, other = epoch(make(kind, seed=0), number), epoch(make(kind, seed=1), number)
     assert all(set(pairs_in(batch)) != set(pairs_in(peer)) for batch, peer in zip(one, other, strict=True))
+
+
+def test_the_seed_of_a_run_fills_the_batches_and_that_of_its_data_orders_their_shapes():
+    def of(data_seed, seed):
+        config = data_config(tokens_per_batch=300, rows_multiple_of=2, num_buckets=4, seed=data_seed)
+        return epoch(training_batches(make().corpus_of(0), np.arange(200), config, seed=seed, share=(0, 1)))
+
+    one, another, elsewhere = of(0, 0), of(0, 1), of(1, 0)
+    assert shapes_of(one) == shapes_of(another) != shapes_of(elsewhere)
+    assert [pairs_in(batch) for batch in one] != [pairs_in(batch) for batch in another]
 
 
 @kinds

@@ -7,7 +7,7 @@ import pytest
 
 from tests.training.small import small_config
 from transformer_flax.data.batches import BucketedBatches, PackedBatches
-from transformer_flax.data.bpe_dropout import BpeDropout, spell
+from transformer_flax.data.bpe_dropout import SPELLINGS, BpeDropout, spell
 from transformer_flax.data.corpus import Corpus, Sentences
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
@@ -68,6 +68,16 @@ def test_every_epoch_spells_the_same_text_otherwise(corpus, tokenizer, dropout):
     indices = np.array([7, 0, 3])  # alone, or with others in any order
     lengths = again.source.lengths_of(indices)
     assert again.source.tokens(indices, lengths).tolist() == [token for i in indices for token in spelt[1][0][i]]
+
+
+def test_epochs_draw_every_spelling_but_the_tokenizers_own(dropout):
+    indices, seen = np.arange(len(LINES)), set()
+    for number in range(20):
+        source = dropout.epoch(0, number).source
+        spellings, _, too_long = source.spell(indices)
+        drawn = spellings[~np.repeat(too_long, source.words.lengths_of(indices))]
+        seen |= set((drawn % SPELLINGS).tolist())
+    assert seen == set(range(1, SPELLINGS))
 
 
 def test_sentences_without_room_keep_the_tokenizers_own_pieces_and_are_counted(corpus, tokenizer):

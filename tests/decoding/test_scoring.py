@@ -233,6 +233,11 @@ def test_scores_are_those_of_the_confusion():
     assert score_labels([], [], CLASSES).accuracy == score_labels([], [], CLASSES).macro_f1 == 0
 
 
+def test_a_class_that_is_only_given_counts_in_macro_f1():
+    # F1 of a is 2/3; b is given where there is none.
+    assert score_labels(["a", "b"], ["a", "a"], CLASSES).macro_f1 == pytest.approx(1 / 3)
+
+
 def test_a_right_label_that_is_no_class_is_refused():
     with pytest.raises(UserError, match="'d' is none of the classes that the model knows, which are a, b"):
         score_labels(["a"], ["d"], ("a", "b"))

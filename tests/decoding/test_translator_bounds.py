@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.decoding.translators import EMPTY, GREEDY, LINES, WORDS, assert_scored, found, make, texts
+from tests.decoding.translators import EMPTY, GREEDY, LETTERS, LINES, WORDS, assert_scored, found, make, texts
 from transformer_flax.errors import UserError
+from transformer_flax.special_tokens import END_ID
 
 # ----- prefixes
 
@@ -40,6 +41,12 @@ def test_a_prefix_longer_than_the_translation_may_be_is_put_out_and_closed():
     assert [t.text for t in translations] == ["abcdefghijklmnopqrstuvwxy"]
     assert empty.text == ""
     assert make(**GREEDY).translate(["a", "zz"], prefixes=[prefix, "ab"])[0] == prefix
+
+
+def test_behind_a_prefix_there_is_room_for_the_end_symbol():
+    prefix = "abcdefghijklmnopqrstu"  # 21 letters: with the end symbol, one more than rows of 16 have room for
+    [[translation]] = found(["a"], prefixes=prefix, **GREEDY)
+    assert translation.tokens == (*LETTERS.encode([prefix])[0], END_ID)
 
 
 @pytest.mark.parametrize(("window", "before"), [(100, 0), (2, 2)])

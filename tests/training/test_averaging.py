@@ -37,6 +37,12 @@ def test_an_average_takes_the_steps_at_the_interval_before_the_newest_and_none_f
     assert to_average(steps, newest, 10, count) == Choice(taken, missing=missing)
 
 
+@pytest.mark.parametrize("settings", [{"ema_decay": 0.9}, {"optimizer__name": "schedule_free"}], ids=str)
+def test_the_average_that_a_run_keeps_is_taken_where_nothing_else_is_asked_for(tmp_path, settings):
+    (tmp_path / "run/checkpoints/10").mkdir(parents=True)
+    assert choose(tmp_path / "run/checkpoints", small_config(**settings)) == Choice([10], EMA)
+
+
 def test_a_reader_is_warned_of_the_steps_that_an_average_lacks(tmp_path, caplog):
     config = small_config(checkpoint__every=100, eval__final_average=5)
     for step in (500, 700, 800, 900, 1000):

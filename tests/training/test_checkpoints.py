@@ -12,9 +12,11 @@ import pytest
 
 from tests.training.small import small_config, write_text
 from tests.training.states import OPTIMIZER, state_at
+from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
-from transformer_flax.training.checkpoint_files import METADATA, saved_steps
+from transformer_flax.training.checkpoint_files import METADATA, fingerprint, saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.resume import resume
 from transformer_flax.training.seeds import train_seeds
 from transformer_flax.training.step import TrainState
 
@@ -97,6 +99,11 @@ def test_every_part_of_a_state_is_compared_with_its_seal(tmp_path):
     checkpoints.close()
 
 
+def test_a_fingerprint_changes_where_arrays_change_places():
+    one, other = jnp.arange(3.0), jnp.ones(3)
+    assert fingerprint({"b": one, "w": other}) != fingerprint({"b": other, "w": one})
+
+
 def test_one_that_is_put_aside_is_no_longer_there_and_not_lost(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=1, keep=3, seed=0)
     for step in (1, 2):
@@ -109,6 +116,17 @@ def test_one_that_is_put_aside_is_no_longer_there_and_not_lost(tmp_path):
     checkpoints.wait()
     assert checkpoints.put_aside(2, "damaged") != aside
     checkpoints.close()
+
+
+def test_the_first_checkpoint_of_one_run_alone_is_put_aside(tmp_path):
+    runs = [Checkpoints(tmp_path / name / "checkpoints", every=10, keep=2, seed=0) for name in ("one", "other")]
+    runs[0].save(state_at(10), {})
+    runs[0].wait()
+    with Progress() as progress:
+        assert resume(runs, state_at(0), progress, ["one: ", "other: "], first=10) == ([], 0)
+    assert (tmp_path / "one/checkpoints/10.ahead.1").is_dir()
+    for checkpoints in runs:
+        checkpoints.close()
 
 
 def test_what_is_saved_is_not_what_the_next_step_makes_of_it(tmp_path):

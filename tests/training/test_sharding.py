@@ -272,3 +272,8 @@ def test_steps_differ_in_their_dropout_and_seeds_too():
 def test_what_does_not_divide_is_refused(parallel, rows, accumulation_steps, message):
     with pytest.raises(UserError, match=message):
         make_parallel(ConfigDict({"shard_params": False} | parallel), rows, accumulation_steps)
+
+
+def test_chunks_of_the_loss_must_divide_the_rows_too():
+    with pytest.raises(UserError, match=r"2 accumulation steps x 3 chunks of the loss; set it to a multiple of 12"):
+        on_devices(2, accumulation_steps=2, loss_chunks=3)
