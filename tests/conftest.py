@@ -74,11 +74,6 @@ VARIANTS = {  # a choice is the same in every layer, and the paper's model has t
 }
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores, as tests of processes wait for these."""
-    return (os.cpu_count() or 1) + 1
-
-
 @pytest.fixture(params=VARIANTS)
 def variant(request) -> TransformerConfig:
     """Every choice of the model, one at a time."""
