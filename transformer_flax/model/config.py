@@ -22,8 +22,6 @@ DTYPES = ("float32", "bfloat16")
 # Larger values are typing errors; without a limit they would be traced for hours before they fail.
 MOST_LAYERS = 1_000
 LARGEST = 1 << 24
-
-
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -49,7 +47,7 @@ def one_of(known: tuple[str, ...], **default: Any) -> Any:
 
 
 def requirement(field: dataclasses.Field, value: Any) -> str | None:
-    """What a value of a field must be, if it is not: of the field's type and, if `checked` made the field, valid."""
+    """The requirement that a value of a field misses: its type, or what `checked` asks for; None if it meets both."""
     wanted: Any = field.type
     if type(value) is not wanted and not (wanted is float and type(value) is int):
         return TYPES[wanted]

@@ -18,6 +18,7 @@ from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json
+from transformer_flax.training.event_loops import settled_loops
 from transformer_flax.training.multihost import share
 
 STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint
@@ -67,7 +68,8 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kin
 def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
     """A context in which a checkpoint is read; any failure becomes an UnreadableError."""
     try:
-        yield
+        with settled_loops():
+            yield
     except Exception as error:  # of whatever kind the storage has for it
         if isinstance(error.__cause__, KeyboardInterrupt):  # which the storage takes for a damage
             raise error.__cause__ from None
