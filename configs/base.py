@@ -120,6 +120,7 @@ def get_config() -> ConfigDict:
     config.parallel = ConfigDict()
     config.parallel.mode = "jit"  # over a mesh of devices, or "pmap"
     config.parallel.num_devices = 0  # 0: all there are
+    config.parallel.cpu_devices = 1  # that a CPU counts as; several compute side by side
     config.parallel.shard_params = False  # a share of parameters, moments and moving average on each; "jit" only
 
     config.decode = ConfigDict()

@@ -35,4 +35,5 @@ def get_config(kind: str = "transformer") -> ConfigDict:
     config.update(OWN[kind])
     config.data.update(vocab_size=3_000, tokens_per_batch=1024)
     config.eval.update(every=750, sentences=500)
+    config.parallel.cpu_devices = 1  # a sweep gives each run a core
     return config

@@ -48,5 +48,6 @@ def get_config(data: str = "numbers") -> ConfigDict:
     config.eval.update(every=config.steps // evaluations, sentences=100, average=1, final_average=1, test=False)
     config.checkpoint.update(every=config.steps // evaluations, keep=1)
     config.log.every = 50
+    config.parallel.cpu_devices = 1  # a sweep gives each run a core
     config.decode.min_length = 0  # as in the sweeps of docs/table3, which can so be resumed
     return config

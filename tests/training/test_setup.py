@@ -7,10 +7,12 @@ import types
 import weakref
 
 import jax
+import numpy as np
 import pytest
 import tokenizers
 
-from tests.training.small import small_config
+from tests.forked import run
+from tests.training.small import final_state, small_config, write_text
 from transformer_flax.console import Progress
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
@@ -330,3 +332,36 @@ def test_a_training_set_of_which_nothing_is_left_is_refused(folder, tmp_path):
     config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
     with pytest.raises(UserError, match="no sentence pairs"):
         train(config, tmp_path / "run")
+
+
+def test_the_cores_of_a_cpu_act_as_devices_that_train_and_translate_as_any(tmp_path):
+    write_text(tmp_path)
+    fields = {"data__path": str(tmp_path), "data__cache_dir": str(tmp_path / "cache"), "steps": 3}
+    code = f"""
+from tests.training.small import small_config
+from transformer_flax.training.loop import train
+train(small_config(parallel__num_devices=0, parallel__cpu_devices=2, **{fields}), {str(tmp_path / "divided")!r})
+"""
+    result = run("-c", code, JAX_NUM_CPU_DEVICES="-1")
+    assert result.returncode == 0, result.stderr
+    assert "on 2 x cpu" in result.stdout
+    train(small_config(parallel__num_devices=2, **fields), tmp_path / "of_eight")
+    divided, of_eight = (final_state(tmp_path / name, 3) for name in ("divided", "of_eight"))
+    jax.tree.map(np.testing.assert_array_equal, divided.params, of_eight.params)
+    outputs = [(tmp_path / name / "translations/3.txt").read_text() for name in ("divided", "of_eight")]
+    assert outputs[0] == outputs[1]
+
+
+def test_a_number_of_cpu_devices_that_jax_knows_stays():
+    code = """
+import jax
+from transformer_flax.training.sharding import divide_cpu
+{before}
+divide_cpu(2)
+print(jax.device_count())
+"""
+    given = run("-c", code.format(before="jax.config.update('jax_num_cpu_devices', 3)"), JAX_NUM_CPU_DEVICES="-1")
+    assert (given.stdout, given.stderr) == ("3\n", "")
+    late = run("-c", code.format(before="jax.devices()"), JAX_NUM_CPU_DEVICES="-1")
+    assert late.stdout == "1\n"
+    assert "config.parallel.cpu_devices is 2, but JAX uses the CPU as one device already" in late.stderr

@@ -83,6 +83,7 @@ class ParallelConfig:
     mode: str = one_of(("jit", "pmap"))
     num_devices: int
     shard_params: bool
+    cpu_devices: int = at_least(1, default=1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

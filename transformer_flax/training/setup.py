@@ -36,7 +36,7 @@ from transformer_flax.training.multihost import first_ahead, from_first, is_firs
 from transformer_flax.training.params_file import checksum
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import SavedModel, parse_name
-from transformer_flax.training.sharding import Parallel, make_parallel
+from transformer_flax.training.sharding import Parallel, divide_cpu, make_parallel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +74,7 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
     check(config)
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
+    divide_cpu(config.parallel.cpu_devices)
     if config.model.dtype == AUTO:
         runs = [workdir.load_config() for workdir in workdirs if workdir.config_file.exists()]
         config.model.dtype = runs[0].model.dtype if runs else device_dtype()

@@ -3,7 +3,9 @@
 import collections
 import dataclasses
 import functools
+import logging
 import math
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,7 +18,10 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.loss import LossFn
 
 AXIS = "data"
+HOST_DEVICES = "xla_force_host_platform_device_count"
 SMALL = 2**12  # elements; an array with fewer is not worth the gathering, and stays whole on each device
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +165,27 @@ class Pmap(Parallel):
         return jax.pmap(
             function, axis_name=AXIS, devices=list(self.devices), donate_argnums=(0,) if donate_state else ()
         )
+
+
+def divide_cpu(count: int) -> None:
+    """Makes the cores of a CPU act as `count` devices, unless JAX was told their number before.
+
+    It must come before the first use of a device.
+    """
+    told = jax.config.values["jax_num_cpu_devices"] >= 0 or HOST_DEVICES in os.environ.get("XLA_FLAGS", "")
+    if count == 1 or told:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        if jax.default_backend() != "cpu":
+            return
+        logger.warning("config.parallel.cpu_devices is %d, but JAX uses the CPU as one device already", count)
+
+
+def search_devices(config) -> int:
+    """The number of devices for the search and the classifier, from `config.parallel`; 0: all, but only one CPU."""
+    return config.num_devices or (config.cpu_devices if jax.default_backend() == "cpu" else 0)
 
 
 def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_chunks: int = 1) -> Parallel:
