@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from tests.training.small import small_config
@@ -24,6 +26,14 @@ def test_a_curve_has_every_point_that_was_measured(workdir, tmp_path):
     for line in figure.axes[0].lines:
         assert line.get_xydata().tolist() == [[10, 10], [20, 20], [30, 30]]
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_one_name_are_told_apart_by_their_directories(workdir, tmp_path):
+    shutil.copytree(workdir, tmp_path / "again")
+    (alone,) = plot_curves(workdir).axes[0].lines
+    assert alone.get_label() == RunDirectory(workdir).load_config().name
+    both = plot_curves([workdir, tmp_path / "again"]).axes[0].lines
+    assert [line.get_label() for line in both] == [str(workdir), str(tmp_path / "again")]
 
 
 def test_time_is_told_in_minutes(workdir):

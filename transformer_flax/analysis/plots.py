@@ -231,7 +231,7 @@ def plot_curves(
     x: str = "minutes",
     file: File = None,
 ) -> Figure:
-    """Draws a metric of one or several runs.
+    """Draws a metric of one or several runs. The legend has their names, or their directories where names repeat.
 
     Args:
       workdirs: of the runs, or of one.
@@ -247,14 +247,16 @@ def plot_curves(
     name, unit = X_AXES[x]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for workdir in map(RunDirectory, [workdirs] if isinstance(workdirs, (str, os.PathLike)) else workdirs):
-        run = workdir.load_config().name
+    directories = [*map(RunDirectory, [workdirs] if isinstance(workdirs, (str, os.PathLike)) else workdirs)]
+    names = [workdir.load_config().name for workdir in directories]
+    for workdir, run in zip(directories, names, strict=True):
         lines = read_lines(workdir.metrics_file)
         points = [(line[name] / unit, line[metric]) for line in lines if metric in line]
         if not points:
             measured = sorted({key for line in lines for key in line} - {"step", "seconds"})
             raise UserError(f"{workdir.path} has no {metric}; it has {', '.join(measured) or 'nothing yet'}")
-        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else "", label=run)
+        label = str(workdir.path) if names.count(run) > 1 else run
+        axes.plot(*zip(*points, strict=True), marker="." if len(points) < 50 else "", label=label)
     axes.set(xlabel=x, ylabel=metric)
     axes.grid(alpha=0.3)
     axes.legend()
