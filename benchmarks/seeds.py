@@ -21,7 +21,7 @@ from transformer_flax import cli
 from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.moving_average import keeps_average
+from transformer_flax.training.optimizer import keeps_average
 from transformer_flax.training.programs import Steps
 from transformer_flax.training.seeds import check_seeds, stack_trees
 from transformer_flax.training.setup import checked_config

@@ -12,8 +12,7 @@ from transformer_flax.model.registry import init_params
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.loop import train
-from transformer_flax.training.moving_average import keeps_average
-from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.optimizer import keeps_average, make_optimizer
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.step import TrainState, init_key
 

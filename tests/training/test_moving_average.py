@@ -8,7 +8,7 @@ import pytest
 from tests.training.small import small_config
 from transformer_flax.errors import UserError
 from transformer_flax.training.config_checks import check
-from transformer_flax.training.moving_average import exponential, schedule_free
+from transformer_flax.training.optimizer import exponential, schedule_free
 
 STEPS = 40
 DECAYS = (0.5, 0.9, 0.999, 0.9999)

@@ -18,8 +18,7 @@ from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.training.checkpoint_files import seal
 from transformer_flax.training.loss import split_rows, translation_loss
-from transformer_flax.training.moving_average import exponential, schedule_free
-from transformer_flax.training.optimizer import make_optimizer
+from transformer_flax.training.optimizer import exponential, make_optimizer, schedule_free
 from transformer_flax.training.sharding import SMALL, make_parallel
 from transformer_flax.training.step import TrainState, make_eval_step, make_train_step
 

@@ -7,8 +7,7 @@ import optax
 import pytest
 
 from configs import numbers
-from transformer_flax.training.moving_average import exponential, schedule_free
-from transformer_flax.training.optimizer import adam, make_optimizer, make_schedule
+from transformer_flax.training.optimizer import adam, exponential, make_optimizer, make_schedule, schedule_free
 from transformer_flax.training.step import TrainState, dropout_key, init_key, make_train_step, norm_by_rows
 
 

@@ -12,8 +12,7 @@ from transformer_flax.model.flops import activation_bytes, count_parameters, for
 from transformer_flax.model.registry import init_params, kind_of
 from transformer_flax.training.config_checks import check, model_config
 from transformer_flax.training.loss import passes
-from transformer_flax.training.moving_average import keeps_average
-from transformer_flax.training.optimizer import MUON, make_optimizer
+from transformer_flax.training.optimizer import MUON, keeps_average, make_optimizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoint_files import saved_steps
-from transformer_flax.training.moving_average import keeps_average
+from transformer_flax.training.optimizer import keeps_average
 
 EMA = "ema"
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import find_kind, init_params, make_config
 from transformer_flax.training.fields import AUTO, require_fields, require_run
 from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, require_alike
-from transformer_flax.training.moving_average import make_average
 from transformer_flax.training.multihost import share
+from transformer_flax.training.optimizer import make_average
 from transformer_flax.training.wandb_run import require_wandb
 
 

@@ -18,8 +18,7 @@ from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator
 from transformer_flax.training.fine_tuning import train_only, with_embeddings
-from transformer_flax.training.moving_average import keeps_average, make_average
-from transformer_flax.training.optimizer import make_optimizer, make_schedule
+from transformer_flax.training.optimizer import keeps_average, make_average, make_optimizer, make_schedule
 from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step

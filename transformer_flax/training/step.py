@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from transformer_flax.training.loss import LossFn, Sums, split_rows
-from transformer_flax.training.moving_average import Average
+from transformer_flax.training.optimizer import Average
 
 
 class TrainState(flax.struct.PyTreeNode):
