@@ -29,9 +29,8 @@ from transformer_flax.files import require_free, whole_folder, write_whole
 from transformer_flax.model.registry import make_model
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.loss import perplexity
-from transformer_flax.training.params_file import save_params
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import load_model
+from transformer_flax.training.saved_model import load_model, save_params
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,9 +33,8 @@ from transformer_flax.training.config_checks import check, device_dtype, given_t
 from transformer_flax.training.fields import AUTO, complete, require_run
 from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, load_start
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
-from transformer_flax.training.params_file import checksum
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import SavedModel, parse_name
+from transformer_flax.training.saved_model import SavedModel, checksum, parse_name
 from transformer_flax.training.sharding import Parallel, divide_cpu, make_parallel
 
 
