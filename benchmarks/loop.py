@@ -20,9 +20,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from transformer_flax import cli
 from transformer_flax.console import Progress
+from transformer_flax.files import read_json_lines
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit
-from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.programs import Programs
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
@@ -57,7 +57,7 @@ class Bench:
         given = self._config, self._directory, self._data, self._programs, self._progress
         with Interruption() as interruption, open_trainer(*given, interruption) as (trainer, state):
             fit(trainer, state, self._config, self._progress, interruption)
-        lines = read_lines(self._directory.metrics_file)
+        lines = read_json_lines(self._directory.metrics_file)
         seconds = {line["step"]: line["seconds"] for line in lines if "train/learning_rate" in line}
         return seconds[stop] - seconds[start + WARM]
 

@@ -88,10 +88,10 @@ def by_length(place) -> list[float]:
 
 def minutes_a_step(places) -> float:
     """What a step of training takes where nothing else runs."""
-    from transformer_flax.training.metrics import read_lines
+    from transformer_flax.files import read_json_lines
 
     rate = "train/steps_per_second"
-    return 1 / 60 / max(line[rate] for place in places for line in read_lines(place.metrics_file) if rate in line)
+    return 1 / 60 / max(line[rate] for place in places for line in read_json_lines(place.metrics_file) if rate in line)
 
 
 def measure_speed(places) -> dict:

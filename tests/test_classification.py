@@ -15,13 +15,13 @@ from tests.training.small import final_state
 from transformer_flax.analysis.plots import plot_confusion
 from transformer_flax.data.classes import Classes
 from transformer_flax.errors import UserError
+from transformer_flax.files import read_json_lines
 from transformer_flax.model.registry import attention_maps
 from transformer_flax.relatives.classifier import Classifier
 from transformer_flax.run import restore
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import classification_loss
-from transformer_flax.training.metrics import read_lines
 
 WORDS = {"animal": ["cat", "dog", "cow"], "colour": ["red", "blue", "green"], "number": ["two", "ten", "six"]}
 FILLERS = ["the", "a", "of", "is", "seen", "here", "again"]
@@ -77,7 +77,7 @@ def test_a_run_learns_to_tell_classes_apart_and_keeps_what_it_has_put_out(traine
     assert evaluations["test"].scalars["accuracy"] == pytest.approx(right)
     assert right > 0.9
     assert evaluations["test"].scalars["macro_f1"] > 0.9
-    (last,) = (line for line in read_lines(workdir / "metrics.jsonl") if "test/accuracy" in line)
+    (last,) = (line for line in read_json_lines(workdir / "metrics.jsonl") if "test/accuracy" in line)
     assert last["test/accuracy"] == pytest.approx(right)
     assert len((workdir / "labels/30.txt").read_text().splitlines()) == len(evaluations["valid"].outputs) > 15
 

@@ -22,11 +22,11 @@ from transformer_flax.cli import restore_named
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.search import Sampling
 from transformer_flax.errors import UserError
+from transformer_flax.files import read_json_lines
 from transformer_flax.model.registry import init_params
 from transformer_flax.run import Run, restore
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.step import TrainState
 
@@ -72,7 +72,7 @@ def test_a_run_is_measured_as_it_was_at_its_end(finished, run, split):
     report = run.evaluate(sources, references, progress=done.append)
     name = f"{LAST}.test.txt" if split == "test" else f"{LAST}.txt"
     assert report.translations == lines(finished / "translations" / name)
-    (measured,) = (line for line in read_lines(finished / "metrics.jsonl") if f"{split}/bleu" in line)
+    (measured,) = (line for line in read_json_lines(finished / "metrics.jsonl") if f"{split}/bleu" in line)
     assert report.bleu == pytest.approx(measured[f"{split}/bleu"])
     assert report.exact_match == measured[f"{split}/exact_match"]
     if split == "test":  # in the other is a pair that training cuts earlier than scoring does

@@ -21,9 +21,9 @@ from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.console import duration
 from transformer_flax.errors import UserError
+from transformer_flax.files import read_json_lines
 from transformer_flax.training.fields import complete
 from transformer_flax.training.loop import train
-from transformer_flax.training.metrics import read_lines
 
 # Of the logits of the larger there are 2^21 x 300, in more than one array: what is asked for counts, not what is used.
 TOKENS = "data.tokens_per_batch"
@@ -137,7 +137,7 @@ def test_a_result_says_all_that_a_report_needs(swept):
     assert [point[0] for point in result.curve] == [100, 200]
     measured = ("perplexity", "bleu", "exact_match", "source_gain")
     assert result.curve[-1][2:] == [result.scores["valid"][name] for name in measured]
-    last = read_lines(swept.run / "metrics.jsonl")[-1]
+    last = read_json_lines(swept.run / "metrics.jsonl")[-1]
     assert "valid/perplexity" in last
     assert result.seconds == result.curve[1][1] == last["seconds"]
     assert 1e8 < result.flops < 1e10

@@ -6,7 +6,8 @@ from tests.training.small import small_config
 from transformer_flax.analysis.plots import plot_curves
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.training.metrics import MetricsWriter, read_lines
+from transformer_flax.files import read_json_lines
+from transformer_flax.training.metrics import MetricsWriter
 from transformer_flax.training.run_directory import RunDirectory
 
 
@@ -37,7 +38,7 @@ def test_runs_of_one_name_are_told_apart_by_their_directories(workdir, tmp_path)
 
 
 def test_time_is_told_in_minutes(workdir):
-    seconds = [line["seconds"] for line in read_lines(workdir / "metrics.jsonl")]
+    seconds = [line["seconds"] for line in read_json_lines(workdir / "metrics.jsonl")]
     (line,) = plot_curves(str(workdir)).axes[0].lines
     assert line.get_xdata() == pytest.approx([s / 60 for s in seconds])
 

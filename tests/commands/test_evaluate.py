@@ -6,7 +6,7 @@ import pytest
 
 import transformer_flax
 from tests.commands.process import refused, run, succeeds
-from transformer_flax.training.metrics import read_lines
+from transformer_flax.files import read_json_lines
 
 KEYS = {
     "decode",
@@ -20,7 +20,7 @@ def test_a_split_is_measured_as_at_the_end_of_training(finished, tmp_path):
     result = succeeds("evaluate", f"--workdir={finished}", "--split=test", f"--translations={tmp_path / 'out.txt'}")
     report = json.loads(result.stdout)
     assert report.keys() == KEYS
-    (measured,) = (line for line in read_lines(finished / "metrics.jsonl") if "test/bleu" in line)
+    (measured,) = (line for line in read_json_lines(finished / "metrics.jsonl") if "test/bleu" in line)
     for name in ("bleu", "exact_match", "perplexity"):
         assert report[name] == pytest.approx(measured[f"test/{name}"], rel=1e-3)
     assert (report["run"], report["text"], report["sentences"]) == ("numbers", "test split", 20)

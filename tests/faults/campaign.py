@@ -29,9 +29,9 @@ from tests.forked import PROCESSES
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax import cli
 from transformer_flax.errors import Interrupted
+from transformer_flax.files import read_json_lines
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.loop import train
-from transformer_flax.training.metrics import read_lines
 
 MODES = {
     "one device": {"parallel__num_devices": 1},
@@ -156,7 +156,7 @@ def result(workdir: pathlib.Path) -> dict:
     leaves = jax.tree_util.tree_leaves_with_path(final_state(workdir, step))
     return {
         "state": {jax.tree_util.keystr(path): leaf.tobytes() for path, leaf in leaves},
-        "metrics": dict(enumerate(timeless(read_lines(workdir / "metrics.jsonl")))),
+        "metrics": dict(enumerate(timeless(read_json_lines(workdir / "metrics.jsonl")))),
         "translations": {file.name: file.read_text() for file in sorted((workdir / "translations").iterdir())},
     }
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from transformer_flax.errors import UserError
+from transformer_flax.files import read_json_lines
 from transformer_flax.run import restore
-from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import load_setup
 
@@ -85,8 +85,8 @@ def test_every_damage_to_the_config_is_noticed_or_harmless(copy, rng):
 
 def test_every_damage_to_the_metrics_is_noticed_or_harmless(copy, rng):
     file = copy / "metrics.jsonl"
-    whole = read_lines(file)
-    for lines in outcomes(file, damages(rng, file.read_bytes(), flips=200), lambda: read_lines(file)):
+    whole = read_json_lines(file)
+    for lines in outcomes(file, damages(rng, file.read_bytes(), flips=200), lambda: read_json_lines(file)):
         without = [{name: line[name] for name in line.keys() & whole[i].keys()} for i, line in enumerate(lines or [])]
         assert without == whole[: len(without)]  # a checksum may have lost its name
 

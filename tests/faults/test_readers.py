@@ -16,7 +16,7 @@ from transformer_flax.data.corpus import load_corpus
 from transformer_flax.data.text_files import LONGEST, decode_lines, open_text
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.training.metrics import read_lines
+from transformer_flax.files import read_json_lines
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import load_setup
 
@@ -162,13 +162,13 @@ def test_a_line_that_is_no_measurement_is_told_with_its_place(tmp_path, line):
     file = tmp_path / "metrics.jsonl"
     file.write_text(f'{{"step": 2, "seconds": 1}}\n{line}\n', errors="surrogateescape")
     with pytest.raises(UserError, match=r"metrics\.jsonl is damaged in line 2"):
-        read_lines(file)
+        read_json_lines(file)
 
 
 def test_metrics_that_are_not_finite_are_read(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 0, "seconds": 1, "train/perplexity": Infinity, "valid/bleu": NaN}\n')
-    assert read_lines(file)[0]["train/perplexity"] == np.inf
+    assert read_json_lines(file)[0]["train/perplexity"] == np.inf
 
 
 # Text

@@ -16,8 +16,8 @@ import pytest
 from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT, wait_for_output
 from tests.forked import Forked
 from tests.training.small import write_text
+from transformer_flax.files import read_json_lines
 from transformer_flax.training.checkpoint_files import saved_steps
-from transformer_flax.training.metrics import read_lines
 
 CONFIG = """
 from tests.training.small import small_config
@@ -102,7 +102,7 @@ def test_a_signal_ends_a_run_after_its_step_and_no_step_is_lost(tmp_path):
         assert process.wait(PATIENCE) == 128 + signal.SIGHUP
     assert saved_steps(tmp_path / "run/checkpoints")[-1] > at
     assert len(saved_steps(tmp_path / "run/checkpoints")) == 3  # what an interruption saves evicts nothing
-    logged = [line["step"] for line in read_lines(tmp_path / "run/metrics.jsonl")]
+    logged = [line["step"] for line in read_json_lines(tmp_path / "run/metrics.jsonl")]
     assert logged == [7 * (i + 1) for i in range(len(logged))]
 
 
@@ -113,11 +113,11 @@ def test_a_run_that_is_interrupted_while_it_is_evaluated_is_evaluated_when_it_go
         status, told = ended(process)
     assert status == 128 + signal.SIGTERM
     if "stopped by SIGTERM while evaluating step 20, which is saved" in told:  # else it was done with it by then
-        assert "valid/bleu" not in read_lines(tmp_path / "run/metrics.jsonl")[-1]
+        assert "valid/bleu" not in read_json_lines(tmp_path / "run/metrics.jsonl")[-1]
     with training(tmp_path, "--config.steps=41", eval_every=20) as process:
         status, told = ended(process)
     assert status == 0, told
-    lines = read_lines(tmp_path / "run/metrics.jsonl")
+    lines = read_json_lines(tmp_path / "run/metrics.jsonl")
     assert [line["step"] for line in lines if "valid/bleu" in line] == [20, 40, 41]
 
 
@@ -201,7 +201,7 @@ def test_a_run_goes_on_without_a_disk_if_it_may(tmp_path, small_disk):
         process.send_signal(signal.SIGTERM)
         status, _ = ended(process)
     assert status == 128 + signal.SIGTERM
-    assert all("step" in line for line in read_lines(small_disk / "metrics.jsonl"))
+    assert all("step" in line for line in read_json_lines(small_disk / "metrics.jsonl"))
 
 
 def test_a_run_ends_on_a_full_disk_and_goes_on_when_there_is_room(tmp_path, small_disk):

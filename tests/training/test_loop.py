@@ -19,6 +19,7 @@ from tests.training.small import PAIRS, final_state, small_config, timeless, wri
 from transformer_flax.ablation.jobs import measure
 from transformer_flax.console import Progress, duration
 from transformer_flax.errors import UserError
+from transformer_flax.files import read_json_lines
 from transformer_flax.model.registry import KINDS, init_params, make_model
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.training.checkpoint_files import saved_steps
@@ -27,7 +28,6 @@ from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import translation_loss
-from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import prepare_data
@@ -94,7 +94,7 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     }  # 5 batches an epoch, so the end of one too
     whole = run("whole", **settings)
     expected = final_state(tmp_path / "whole", 6)
-    lines = read_lines(tmp_path / "whole/metrics.jsonl")
+    lines = read_json_lines(tmp_path / "whole/metrics.jsonl")
 
     # As if it had been killed after step 5: what came behind the checkpoint of step 3 is lost, but logged.
     shutil.rmtree(tmp_path / "whole/checkpoints/6")
@@ -103,7 +103,7 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
     assert resumed["valid"].outputs == whole["valid"].outputs
     assert transformer_flax.restore(tmp_path / "whole").translate(whole["valid"].sources) == whole["valid"].outputs
 
-    again = read_lines(tmp_path / "whole/metrics.jsonl")
+    again = read_json_lines(tmp_path / "whole/metrics.jsonl")
     assert timeless(again) == timeless(lines)
     assert [line["step"] for line in again] == [3, 3, 6, 6]
 
@@ -153,7 +153,7 @@ def test_the_first_step_learns_from_the_first_batch(run, tmp_path):
         sums, counts = loss_fn(params, batch, None)
         return float(sums["loss"] / counts["loss"])
 
-    logged = next(line["train/loss"] for line in read_lines(place.metrics_file) if "train/loss" in line)
+    logged = next(line["train/loss"] for line in read_json_lines(place.metrics_file) if "train/loss" in line)
     assert logged == pytest.approx(loss(data.train[0]), rel=1e-5)
     assert logged != pytest.approx(loss(data.train[1]), rel=1e-4)
 
@@ -187,7 +187,7 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
     assert list(workdir.glob("events.*"))
     assert len((workdir / "translations/3.txt").read_text().splitlines()) == 4
     assert len((workdir / "translations/6.test.txt").read_text().splitlines()) == 7
-    lines = read_lines(workdir / "metrics.jsonl")
+    lines = read_json_lines(workdir / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 3, 4, 6, 6, 6]
     assert {"train/loss", "train/perplexity", "train/learning_rate", "train/grad_norm"} <= lines[0].keys()
     assert {"valid/loss", "valid/perplexity", "valid/bleu", "valid/exact_match"} <= lines[1].keys()
@@ -258,7 +258,7 @@ def test_the_time_left_counts_the_evaluations_to_come(run, tmp_path, monkeypatch
     run("run", eval__every=4, eval__sentences=4, log__every=2, steps=12)
     rates = {
         line["step"]: line["train/steps_per_second"]
-        for line in read_lines(tmp_path / "run/metrics.jsonl")
+        for line in read_json_lines(tmp_path / "run/metrics.jsonl")
         if "train/steps_per_second" in line
     }
     # One evaluation after step 8 and one after the last, each as long as the one before.
@@ -281,7 +281,7 @@ def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, cap
     explicit = jax.tree.map(lambda *leaves: np.average(np.float64(leaves), axis=0, weights=weights), *each)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), restored.params, explicit)
 
-    measured = read_lines(tmp_path / "run/metrics.jsonl")[-1]["valid/perplexity"]
+    measured = read_json_lines(tmp_path / "run/metrics.jsonl")[-1]["valid/perplexity"]
     scores = np.concatenate(restored.score(*restored.split("valid")))
     assert np.exp(-scores.mean()) == pytest.approx(measured, rel=1e-3)
     plain = transformer_flax.restore(tmp_path / "run", average=1)
@@ -295,12 +295,12 @@ def test_updates_that_are_not_finite_are_left_out_and_end_the_run_after_so_many_
     ):
         run("run", **huge, max_skipped=3)
     assert "step       2: the loss is nan" in capsys.readouterr().out
-    lines = read_lines(tmp_path / "run/skipped.jsonl")
+    lines = read_json_lines(tmp_path / "run/skipped.jsonl")
     assert [line["step"] for line in lines] == [2, 3, 4]
     tokenizer, english = RunDirectory(tmp_path / "run").load_tokenizer(), (text / "train.en").read_text().splitlines()
     assert [tokenizer.decode(ids) for ids in lines[0]["source"]] == [english[i] for i in lines[0]["pairs"]]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(final_state(tmp_path / "run", 3)))
-    metrics = read_lines(tmp_path / "run/metrics.jsonl")
+    metrics = read_json_lines(tmp_path / "run/metrics.jsonl")
     assert [line["train/skipped"] for line in metrics] == [0, 1, 2]
     assert "train/loss" not in metrics[1]
     assert metrics[0]["train/learning_rate"] < metrics[1]["train/learning_rate"] == metrics[2]["train/learning_rate"]
@@ -308,7 +308,7 @@ def test_updates_that_are_not_finite_are_left_out_and_end_the_run_after_so_many_
 
 def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_from_the_one_before(run, done, tmp_path, capsys):
     expected = final_state(tmp_path / "run", 6)
-    lines = read_lines(tmp_path / "run/metrics.jsonl")
+    lines = read_json_lines(tmp_path / "run/metrics.jsonl")
     checkpoints = tmp_path / "run/checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["2", "4", "6"]
     cut_short(checkpoints / "6")
@@ -319,7 +319,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_from_the_one_befo
     assert "put aside as 6.damaged.1" in said
     assert "resuming from step 4" in said
     jax.tree.map(np.testing.assert_array_equal, expected, final_state(tmp_path / "run", 6))
-    assert timeless(read_lines(tmp_path / "run/metrics.jsonl")) == timeless(lines)
+    assert timeless(read_json_lines(tmp_path / "run/metrics.jsonl")) == timeless(lines)
     assert sorted(path.name for path in checkpoints.iterdir()) == ["2", "4", "6", "6.damaged.1"]
 
 
@@ -427,7 +427,7 @@ def test_a_run_without_a_better_validation_loss_ends_when_patience_does(run, tmp
     ended = run("run", **settings)
     assert "no better validation loss in 2 evaluations: the run ends at step 9" in capsys.readouterr().out
     file = tmp_path / "run/metrics.jsonl"
-    lines = read_lines(file)
+    lines = read_json_lines(file)
     assert [line["step"] for line in lines if "valid/loss" in line] == [3, 6, 9, 9]
     assert saved_steps(tmp_path / "run/checkpoints")[-1] == 9
     standing = measure(lines, 30)
@@ -437,16 +437,16 @@ def test_a_run_without_a_better_validation_loss_ends_when_patience_does(run, tmp
 
     # As if it had been killed before the final evaluation, and then again when all was done.
     file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if "/final" not in line))
-    assert measure(read_lines(file), 30).scores == {}
+    assert measure(read_json_lines(file), 30).scores == {}
     for _ in range(2):
         run("run", **settings)
-        assert timeless(read_lines(file)) == timeless(lines)
+        assert timeless(read_json_lines(file)) == timeless(lines)
         assert saved_steps(tmp_path / "run/checkpoints")[-1] == 9
 
 
 def test_a_run_that_learns_keeps_its_patience(run, tmp_path):
     run("run", steps=12, eval__patience=1)
-    assert read_lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == 12
+    assert read_json_lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == 12
 
 
 def test_the_source_gain_is_what_another_sentences_source_costs(finished):
@@ -457,6 +457,6 @@ def test_the_source_gain_is_what_another_sentences_source_costs(finished):
     own, others = (
         np.concatenate([scores[:40] for scores in run.score(given, targets)]).mean() for given in (sources, others)
     )
-    line = next(line for line in read_lines(finished / "metrics.jsonl") if "valid/source_gain" in line)
+    line = next(line for line in read_json_lines(finished / "metrics.jsonl") if "valid/source_gain" in line)
     assert line["valid/source_gain"] == pytest.approx(own - others, abs=1e-3)
     assert line["valid/source_gain"] > 0.2

@@ -4,7 +4,8 @@ import math
 import pytest
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.metrics import Meter, MetricsWriter, read_lines
+from transformer_flax.files import read_json_lines
+from transformer_flax.training.metrics import Meter, MetricsWriter
 
 
 def test_means_are_of_all_tokens_not_of_steps():
@@ -36,7 +37,7 @@ def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(line["step"], line["train/loss"]) for line in lines] == [(10, 5.0), (20, 10.0), (30, 1.0)]
     assert lines[2]["seconds"] >= lines[1]["seconds"]
-    assert read_lines(file) == [{name: line[name] for name in line if name != "crc32"} for line in lines]
+    assert read_json_lines(file) == [{name: line[name] for name in line if name != "crc32"} for line in lines]
 
 
 def test_totals_are_of_the_moment_and_another_meter_goes_on_from_them():
@@ -58,12 +59,12 @@ def test_a_line_that_was_changed_is_refused_and_one_without_a_checksum_is_read(t
     writer.close()
     file.write_text(file.read_text().replace("5.25", "5.75"))
     with pytest.raises(UserError, match=r"metrics\.jsonl is damaged in line 1"):
-        read_lines(file)
+        read_json_lines(file)
     file.write_text('{"step": 3, "seconds": 1.5, "train/loss": 5.75}\n')
-    assert read_lines(file) == [{"step": 3, "seconds": 1.5, "train/loss": 5.75}]
+    assert read_json_lines(file) == [{"step": 3, "seconds": 1.5, "train/loss": 5.75}]
 
 
 def test_a_damaged_line_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl is damaged"):
-        read_lines(tmp_path / "metrics.jsonl")
+        read_json_lines(tmp_path / "metrics.jsonl")

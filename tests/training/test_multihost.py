@@ -14,8 +14,8 @@ from tests.conftest import long
 from tests.training.small import final_state, small_config, timeless, write_text
 from tests.training.together import ended, kill, together, wait_for_line
 from transformer_flax.errors import UserError
+from transformer_flax.files import read_json_lines
 from transformer_flax.training.loop import train
-from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.multihost import LOST
 from transformer_flax.training.sharding import make_parallel
 
@@ -65,7 +65,7 @@ def begun(finished, folder):
 
 def assert_same(path, other):
     jax.tree.map(np.testing.assert_array_equal, final_state(path, 6), final_state(other, 6))
-    assert timeless(read_lines(path / "metrics.jsonl")) == timeless(read_lines(other / "metrics.jsonl"))
+    assert timeless(read_json_lines(path / "metrics.jsonl")) == timeless(read_json_lines(other / "metrics.jsonl"))
     for file in ("selection.json", "tokenizer.json", "translations/3.txt", "translations/6.txt"):
         assert (path / file).read_text() == (other / file).read_text()
 
@@ -80,7 +80,7 @@ def test_two_processes_are_as_one_with_their_devices(start, settings, tmp_path):
 
     train_alone(settings, tmp_path / "one")
     assert_same(tmp_path / "two", tmp_path / "one")
-    assert [line["step"] for line in read_lines(tmp_path / "two/metrics.jsonl")] == [3, 3, 6, 6]
+    assert [line["step"] for line in read_json_lines(tmp_path / "two/metrics.jsonl")] == [3, 3, 6, 6]
     assert len(list((tmp_path / "two").glob("events*"))) == 1
 
 

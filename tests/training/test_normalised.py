@@ -7,8 +7,8 @@ import pytest
 import transformer_flax
 from tests.training.small import PAIRS, small_config, write_text
 from transformer_flax.errors import UserError
+from transformer_flax.files import read_json_lines
 from transformer_flax.training.loop import train
-from transformer_flax.training.metrics import read_lines
 
 LINE = "Isn't it: Forty-Two?"
 
@@ -42,7 +42,7 @@ def test_a_split_is_measured_as_in_training(run, workdir):
     sources, references = run.split("valid")
     assert sources[0].startswith("Isn't it: ")
     report = run.evaluate(sources, references)
-    (measured,) = (line for line in read_lines(workdir / "metrics.jsonl") if "valid/perplexity" in line)
+    (measured,) = (line for line in read_json_lines(workdir / "metrics.jsonl") if "valid/perplexity" in line)
     assert report.perplexity == pytest.approx(measured["valid/perplexity"], rel=1e-5)
     assert report.bleu == pytest.approx(measured["valid/bleu"])
     assert (workdir / "translations/2.txt").read_text().splitlines() == report.translations

@@ -14,10 +14,10 @@ from configs import convolutional, multi30k, recurrent, rivals_small
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
+from transformer_flax.files import read_json_lines
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.training.config_checks import check, model_config
 from transformer_flax.training.loop import train
-from transformer_flax.training.metrics import read_lines
 
 MODELS = {
     "recurrent": dataclasses.replace(RECURRENT, num_layers=1),
@@ -48,7 +48,7 @@ def learned(kind: str, folder: pathlib.Path) -> tuple[ConfigDict, list[dict]]:
         decode__beam_size=1,
     )
     train(config, folder / "run")
-    lines = read_lines(folder / "run/metrics.jsonl")
+    lines = read_json_lines(folder / "run/metrics.jsonl")
     assert lines[0]["train/loss"] - 0.5 > lines[1]["train/loss"]
     return config, lines
 
@@ -60,7 +60,7 @@ def test_a_recurrent_run_learns_and_goes_on_to_the_bit(tmp_path):
     shutil.rmtree(run / "checkpoints/20")
     train(config, run)
     jax.tree.map(np.testing.assert_array_equal, expected, final_state(run, 20))
-    assert timeless(read_lines(run / "metrics.jsonl")) == timeless(lines)
+    assert timeless(read_json_lines(run / "metrics.jsonl")) == timeless(lines)
 
 
 @pytest.mark.long

@@ -10,9 +10,9 @@ import pytest
 import transformer_flax
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
+from transformer_flax.files import read_json_lines
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.loop import train
-from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.seeds import stack_trees, train_seeds
 
 SETTINGS = {"log__every": 3, "data__tokens_per_batch": 4096, "parallel__num_devices": 2}
@@ -53,7 +53,7 @@ def assert_same(ours, theirs):
     for seed in (1, 3):
         states = [final_state(folder / f"seed{seed}", 6) for folder in (ours, theirs)]
         jax.tree.map(np.testing.assert_array_equal, *states)
-        lines = [timeless(read_lines(folder / f"seed{seed}/metrics.jsonl")) for folder in (ours, theirs)]
+        lines = [timeless(read_json_lines(folder / f"seed{seed}/metrics.jsonl")) for folder in (ours, theirs)]
         assert lines[0] == lines[1]
 
 
@@ -65,7 +65,7 @@ def test_each_is_within_float_tolerance_what_it_is_alone(together, alone):
         restored = transformer_flax.restore(together / f"seed{seed}")  # an ordinary run
         assert restored.config.seed == seed
         assert restored.translate(evaluation.sources) == evaluation.outputs
-        ours, theirs = (read_lines(path / "metrics.jsonl") for path in (together / f"seed{seed}", folder))
+        ours, theirs = (read_json_lines(path / "metrics.jsonl") for path in (together / f"seed{seed}", folder))
         assert [line["step"] for line in ours] == [line["step"] for line in theirs]
         assert ours[-1]["valid/perplexity"] == pytest.approx(theirs[-1]["valid/perplexity"], rel=1e-4)
     between = [final_state(together / f"seed{seed}", 6).params for seed in (1, 3)]
@@ -74,7 +74,7 @@ def test_each_is_within_float_tolerance_what_it_is_alone(together, alone):
 
 def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(alone):
     vocabularies = {(folder / "tokenizer.json").read_text() for folder, _ in alone.values()}
-    losses = {read_lines(folder / "metrics.jsonl")[0]["train/loss"] for folder, _ in alone.values()}
+    losses = {read_json_lines(folder / "metrics.jsonl")[0]["train/loss"] for folder, _ in alone.values()}
     assert (len(vocabularies), len(losses)) == (1, 2)
 
 
@@ -94,7 +94,7 @@ def test_they_go_on_together_to_the_same_end(config, together, tmp_path, capsys)
     train_seeds(config(), [3, 1], again)
     assert "seed 3: resuming from step 3" in capsys.readouterr().out
     assert_same(again, together)
-    assert read_lines(again / "seed1/metrics.jsonl")[0]["train/seeds_at_once"] == 2
+    assert read_json_lines(again / "seed1/metrics.jsonl")[0]["train/seeds_at_once"] == 2
 
 
 def test_one_that_is_a_checkpoint_ahead_waits_for_the_others(config, together, tmp_path, capsys):

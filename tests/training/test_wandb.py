@@ -13,7 +13,7 @@ from wandb.proto.wandb_internal_pb2 import Record
 from tests.training.small import small_config
 from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
-from transformer_flax.training.metrics import read_lines
+from transformer_flax.files import read_json_lines
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import checked_config
@@ -82,7 +82,7 @@ def test_each_seed_is_one_run_there_which_is_continued(tmp_path):
     ids = [run["id"] for run, _ in sent]
     assert ids[0] == ids[1] != ids[2] == ids[3]
     for i in (1, 3):
-        written = read_lines(RunDirectory(sent[i][0]["name"]).metrics_file)
+        written = read_json_lines(RunDirectory(sent[i][0]["name"]).metrics_file)
         assert [line["step"] for line in written] == [2, 3, 4]
         assert [*sent[i - 1][1][:1], *sent[i][1]] == written
 

@@ -16,11 +16,11 @@ from transformer_flax.ablation.variants import Variant
 from transformer_flax.data.normalisation import normalisers
 from transformer_flax.decoding.scoring import score
 from transformer_flax.errors import UserError
+from transformer_flax.files import read_json_lines
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.relatives.classifier import ClassifierConfig
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.fields import differences, flatten
-from transformer_flax.training.metrics import read_lines
 from transformer_flax.training.run_directory import RunDirectory
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that no variant's folder may have
@@ -76,7 +76,7 @@ class Trial:
         """Its progress; damaged metrics count as none, and training will refuse them."""
         file = RunDirectory(self.path).metrics_file
         try:
-            return measure(read_lines(file), self.steps) if file.exists() else TrialProgress()
+            return measure(read_json_lines(file), self.steps) if file.exists() else TrialProgress()
         except UserError:
             return TrialProgress()
 

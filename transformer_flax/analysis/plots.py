@@ -22,7 +22,7 @@ from transformer_flax.analysis.alignment import Links, word_weights
 from transformer_flax.analysis.attention import Attention
 from transformer_flax.decoding.scoring import ClassScores
 from transformer_flax.errors import UserError
-from transformer_flax.training.metrics import read_lines
+from transformer_flax.files import read_json_lines
 from transformer_flax.training.optimizer import make_schedule
 from transformer_flax.training.run_directory import RunDirectory
 
@@ -250,7 +250,7 @@ def plot_curves(
     directories = [*map(RunDirectory, [workdirs] if isinstance(workdirs, (str, os.PathLike)) else workdirs)]
     names = [workdir.load_config().name for workdir in directories]
     for workdir, run in zip(directories, names, strict=True):
-        lines = read_lines(workdir.metrics_file)
+        lines = read_json_lines(workdir.metrics_file)
         points = [(line[name] / unit, line[metric]) for line in lines if metric in line]
         if not points:
             measured = sorted({key for line in lines for key in line} - {"step", "seconds"})

@@ -78,7 +78,7 @@ class StepLines:
     """
 
     def __init__(self, file: pathlib.Path, step: int):
-        self.kept = [line for line in read_lines(file) if line["step"] <= step] if file.exists() else []
+        self.kept = [line for line in read_json_lines(file) if line["step"] <= step] if file.exists() else []
         self._lines = JsonLines(file, self.kept) if is_first() else None
 
     def write(self, line: dict[str, Any]) -> None:
@@ -173,12 +173,3 @@ class MetricsWriter:
         self._lines.close()
         if self._events is not None:
             self._events.close()
-
-
-def read_lines(file: pathlib.Path) -> list[dict[str, Any]]:
-    """Reads a `metrics.jsonl` or the like, ordered by step; a last line that a kill cut short is left out.
-
-    Raises:
-      UserError: the file cannot be read, or a line is damaged.
-    """
-    return read_json_lines(file)
