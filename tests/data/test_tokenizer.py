@@ -74,6 +74,11 @@ def test_text_is_never_a_special_token(tokenizer, loaded, text):
         assert all(NUM_SPECIAL <= i < some.vocab_size for i in ids)
 
 
+def test_whole_words_are_never_special_tokens_either():
+    words = Tokenizer.train(["the <end> of < pad >"] * 2, VOCAB_SIZE, kind="words")
+    assert words.pieces("the <end> <pad>") == ["the", "<", "end", ">", "<", "pad", ">", "<end>"]
+
+
 @law
 @given(texts)
 @example("<end>")
