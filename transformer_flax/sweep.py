@@ -96,7 +96,7 @@ def main() -> None:
     base.update_from_flattened_dict(overrides)
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
-    variants = make_variants(base, rows, axes=GRID.value, file=file, seeds=SEEDS.value)
+    variants = make_variants(base, rows, axes=GRID.value, file=file)
     if base.model.get("dtype") == AUTO and (chosen := chosen_dtype(workdir, variants)):
         overrides["model.dtype"] = chosen  # base keeps "auto", of which the changes of variants are counted
     if VECTORIZE.value:

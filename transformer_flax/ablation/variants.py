@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 import pathlib
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -45,7 +44,6 @@ def make_variants(
     *,
     axes: Sequence[str] = (),
     file: pathlib.Path | None = None,
-    seeds: int = 1,
 ) -> list[Variant]:
     """Makes and checks all variants of a sweep, in the order of the table, then of the file.
 
@@ -55,7 +53,6 @@ def make_variants(
         `recipes`. May be empty if there is a file.
       axes: fields with their values, such as `model.dropout=0.0,0.1`; crossed with each other and with the rows.
       file: TOML, an entry for each variant: `wide = {model.d_ff = 512}`; an entry may name its `row`, else base.
-      seeds: number of times each variant is trained.
 
     Raises:
       UserError: a row or field is unknown; or a value has the wrong type or does not fit the base.
@@ -63,11 +60,8 @@ def make_variants(
     grid = _parse_axes(axes, base)
     starts = [(name, table3.ALL[name], {}) for name in _parse_rows(rows)]
     starts += _read_entries(file, base) if file else []
-    runs = len(starts) * math.prod(len(values) for values in grid.values()) * seeds
-    if runs == 0:
-        raise UserError(
-            "there is nothing to train: name --rows, or a --variants file with entries, and 1 or more seeds"
-        )
+    if not starts:
+        raise UserError("there is nothing to train: name --rows, or a --variants file with entries")
     points = [
         {field: value for fields, value in zip(grid, values, strict=True) for field in fields}
         for values in itertools.product(*grid.values())

@@ -78,7 +78,6 @@ def plot_by_length(
     curves: Mapping[str, Sequence[Sequence[Bucket]]],
     *,
     trained: int | None = None,
-    xlabel: str = "tokens of the source",
     file: File = None,
 ) -> Figure:
     """Draws both measures of buckets over length: the mean of some runs, in the range of all of them.
@@ -86,7 +85,6 @@ def plot_by_length(
     Args:
       curves: by name, the buckets of each run, such as the seeds of one config; all of the same lengths.
       trained: the longest length of training, which is marked.
-      xlabel: the unit of lengths.
       file: of the picture.
 
     Raises:
@@ -104,7 +102,7 @@ def plot_by_length(
             axes.fill_between(middle, shares.min(axis=0), shares.max(axis=0), color=line.get_color(), alpha=0.15)
         if trained is not None:
             axes.axvline(trained + 0.5, color="grey", linestyle="--", linewidth=1, label="longest trained on")
-        axes.set(xlabel=xlabel, ylabel=label, ylim=(-3, 103))
+        axes.set(xlabel="tokens of the source", ylabel=label, ylim=(-3, 103))
         axes.grid(alpha=0.3)
     figure.axes[0].legend()
     return save(figure, file)

@@ -129,11 +129,7 @@ class RunDirectory:
 
     def load_config(self) -> ConfigDict:
         """The config of the run that lies here; fields that are younger than the run have their defaults."""
-        config = self._load_run()["config"]
-        try:
-            return complete(ConfigDict(config))
-        except (ValueError, AttributeError) as error:  # a name with a dot, or of a method
-            raise self._unreadable(error) from error
+        return complete(ConfigDict(self._load_run()["config"]))
 
     def added_fields(self) -> dict[str, Any]:
         """The fields that the config of the run, if there is one, lacks as it is older than they are."""
@@ -212,13 +208,10 @@ class RunDirectory:
                 raise ValueError("not the config of a run")
             return run
         except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: neither JSON nor UTF-8
-            raise self._unreadable(error) from error
-
-    def _unreadable(self, error: Exception) -> UserError:
-        return UserError(
-            f"{self.config_file} cannot be read as the config of a run ({error}); put the original there, or mend it "
-            f"and take its {CHECKSUM!r} out"
-        )
+            raise UserError(
+                f"{self.config_file} cannot be read as the config of a run ({error}); put the original there, or mend "
+                f"it and take its {CHECKSUM!r} out"
+            ) from error
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()
