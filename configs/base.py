@@ -127,7 +127,7 @@ def get_config() -> ConfigDict:
     config.decode.beam_size = 4
     config.decode.length_penalty = "gnmt"  # ((5 + |Y|) / 6)^alpha, or "length": |Y|^alpha, or "none"
     config.decode.alpha = 0.6
-    config.decode.min_length = 2  # shortest output in tokens, the end symbol included: no empty translation
+    config.decode.min_length = 2  # shortest output in tokens, the end symbol included; 1 also allows no token before it
     config.decode.max_extra_length = 50  # output tokens beyond the input's
     config.decode.max_input_length = 256  # tokens; longer inputs, and pairs whose loss is measured, are cut and counted
     config.decode.batch_size = 64  # sentences at a time, on each device

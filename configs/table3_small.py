@@ -30,7 +30,7 @@ DATA = {"numbers": numbers, "multi30k": multi30k}
 
 def get_config(data: str = "numbers") -> ConfigDict:
     if data not in DATA:
-        raise UserError(f"table3_small.py:{data}: the data behind the colon must be of {', '.join(DATA)}")
+        raise UserError(f"table3_small.py:{data}: the data behind the colon must be one of {', '.join(DATA)}")
     config = DATA[data].get_config()
     config.name = f"table3_small-{data}"
     config.label_smoothing = 0.1

@@ -1,6 +1,7 @@
 """Command lines as people type them: their order, short forms, and messages about their mistakes."""
 
 import difflib
+import itertools
 import re
 import sys
 from collections.abc import Iterable
@@ -34,9 +35,24 @@ def parse(argv: list[str]) -> list[str]:
         argv = arrange(argv, default=parser.default)
         sys.argv[:] = argv  # where ml_collections looks for the fields that are set
     try:
-        return flags.FLAGS(argv)
+        others = flags.FLAGS(argv)
     except (flags.Error, ValueError) as error:
         raise UserError(_explain(error)) from error
+    _require_values(argv)
+    return others
+
+
+def _require_values(argv: list[str]) -> None:
+    """Checks that no flag without a value has taken the next flag for it.
+
+    Raises:
+      UserError: one has.
+    """
+    for argument, following in itertools.pairwise(itertools.takewhile(lambda argument: argument != "--", argv)):
+        name = argument.lstrip("-")
+        is_flag = argument.startswith("-") and name in flags.FLAGS
+        if is_flag and following.startswith("--") and not isinstance(flags.FLAGS[name].parser, flags.BooleanParser):
+            raise UserError(f"--{name} has no value before {following}; write --{name}=VALUE")
 
 
 def arrange(argv: list[str], *, default: str) -> list[str]:

@@ -131,7 +131,7 @@ def _reword(error: Exception) -> str:
     if found := re.match(cast, text, re.DOTALL):
         field, value, wanted = found.groups()
         types = {str(known): must for known, must in TYPES.items()}
-        return f"field {field!r} cannot be {value!r}; it must be {types.get(wanted, 'a section of fields')}"
+        return f"field {field!r} cannot be {value}; it must be {types.get(wanted, 'a section of fields')}"
     found = re.match(r"\W*(?:Key )?\W*([\w.]+)", text)
     if isinstance(error, (AttributeError, KeyError)) and found and "object has no attribute" not in text:
         hint = re.search(r'Did you mean "(\w+)', text)

@@ -1,8 +1,8 @@
 """Writes a trained model into one folder, to hand it on: python -m transformer_flax.export --workdir=runs/base OUTPUT.
 
 With --format=safetensors, OUTPUT holds the parameters, the config and the tokenizer. Every command takes it as
---workdir; only training on it is refused. With --format=ctranslate2, OUTPUT holds a model of CTranslate2 and the
-tokenizer.
+--workdir, but its training cannot be resumed: --config.init_from=OUTPUT starts a new one from it. With
+--format=ctranslate2, OUTPUT holds a model of CTranslate2 and the tokenizer.
 """
 
 import os

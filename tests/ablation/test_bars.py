@@ -52,6 +52,8 @@ def test_a_terminal_shows_how_far_each_run_is(tmp_path, monkeypatch):
 
 def test_elsewhere_only_lines_are_printed(tmp_path, monkeypatch):
     told = watched(tmp_path, monkeypatch, terminal=False).split("\n\n")[0]
-    begins, resumes = "E seed 0 begins", "a[bold]b seed 0 resumes from step 250"
-    assert told.splitlines()[1:3] == [begins, resumes]
+    begins, resumes = "E seed 0 begins; log: ", "a[bold]b seed 0 resumes from step 250; log: "
+    for line, told_first in zip(told.splitlines()[1:3], (begins, resumes), strict=True):
+        assert line.startswith(told_first)
+    assert str(tmp_path / "E/seed0.log") in told.replace("\n", "")
     assert "running" not in told

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import pathlib
 import re
+import shutil
 import signal
 import time
 
@@ -180,6 +181,19 @@ def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
     ):
         show_plan([], recipe, together=False)
     assert (swept.workdir / "results.jsonl").read_text() == before
+
+
+def test_of_a_run_that_has_begun_only_the_rest_is_to_be_made(swept, config, capsys):
+    recipe = recipe_of(config, swept.workdir)
+    trials = recipe.trials(make_variants(recipe.base, "base", axes=[f"{TOKENS}=512"]), 2)
+    trials[1].path.mkdir()
+    (trials[1].path / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0, "train/learning_rate": 0.1}\n')
+    show_plan(trials, recipe, together=False)
+    said = capsys.readouterr().out
+    whole, left = (float(number) for number in re.findall(r"\S+e\+\d+", said)[1:3])
+    assert "at step 1 " in said
+    assert left == pytest.approx(whole * (1 - 1 / trials[1].steps), rel=0.01)
+    shutil.rmtree(trials[1].path)
 
 
 def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):

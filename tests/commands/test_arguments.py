@@ -87,6 +87,17 @@ def test_a_mistake_gets_one_message_that_says_what_to_type(command, argument, me
     assert "\n" not in said
 
 
+@pytest.mark.parametrize("name", ["seeds", "config.data.path", "config.model.dtype"])
+def test_a_flag_does_not_take_the_next_one_for_its_value(command, name):
+    with pytest.raises(UserError, match=rf"--{name} has no value before --beam_size=2; write --{name}=VALUE"):
+        command(f"--{name}", "--beam_size=2")
+
+
+def test_flags_that_need_no_value_and_values_with_a_hyphen_are_as_they_were(command):
+    assert command("--config.eval.test", "--profile", "--config.data.path", "-", "--beam_size=2").data.path == "-"
+    assert command("--config.data.path=--x", "--beam_size=2").data.path == "--x"
+
+
 def test_other_kinds_of_configs_are_told_of_their_own_fields(command):
     with pytest.raises(UserError, match="no field 'num_heads'; "):
         command("--config=configs/recurrent.py", "--config.model.num_heads=4")

@@ -61,12 +61,12 @@ def test_a_model_that_it_cannot_run_is_refused_by_the_field(name, field):
 def test_a_field_that_the_export_does_not_know_is_refused():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Extended(TransformerConfig):
-        ffn: str = one_of(("relu", "swiglu"), default="relu")
+        gate: str = one_of(("none", "sigmoid"), default="none")
 
     fields = vars(dataclasses.replace(VARIANTS["paper"], **HEADS))
     require_supported(Extended(**fields))
-    with pytest.raises(UserError, match=r"config\.model\.ffn is 'swiglu', and must be 'relu'"):
-        require_supported(Extended(**fields, ffn="swiglu"))
+    with pytest.raises(UserError, match=r"config\.model\.gate is 'sigmoid', and must be 'none'"):
+        require_supported(Extended(**fields, gate="sigmoid"))
 
 
 def test_residuals_with_a_weight_are_refused():

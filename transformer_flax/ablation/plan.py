@@ -106,12 +106,14 @@ def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> Non
         source = f"time and FLOPs as in {counted(estimator.measured, 'run')} that finished"
     else:
         source = (
-            f"FLOPs of full batches; time without evaluations, and at {UTILISATION:.0%}, which is assumed, of the "
+            f"FLOPs of full batches; time without evaluations, assuming {UTILISATION:.0%} of the "
             f"{rate / 1e9:,.1f} GFLOP/s that a large matrix product reaches here"
         )
     rows = []
+    done = {trial: trial.steps if result else trial.progress().step for trial, result in found.items()}
     for trial, result in found.items():
-        cells = [str(trial), "finished" if result else "", f"{parameters(trial.variant.config):,}", f"{trial.steps:,}"]
+        state = "finished" if result else f"at step {done[trial]:,}" if done[trial] else ""
+        cells = [str(trial), state, f"{parameters(trial.variant.config):,}", f"{trial.steps:,}"]
         rows.append([*cells, f"{estimator.flops(trial):.2e}", duration(estimator.seconds(trial))])
     progress = Progress()
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]
@@ -119,7 +121,9 @@ def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> Non
     left = [trial for trial, result in found.items() if not result]
     for job in make_jobs(left, together=together):
         progress.say(recipe.shown(job))
-    flops, seconds = sum(map(estimator.flops, left)), sum(map(estimator.seconds, left))
+    shares = {trial: 1 - done[trial] / trial.steps for trial in left}
+    flops = sum(share * estimator.flops(trial) for trial, share in shares.items())
+    seconds = sum(share * estimator.seconds(trial) for trial, share in shares.items())
     progress.say(
         f"{counted(len(left), 'run')} to make: {flops:.2e} FLOPs, {duration(seconds)} one after another ({source})"
     )

@@ -188,7 +188,7 @@ class _Sweep:
             self._left[trial] = progress.step
             if trial not in self._bars:
                 step = f"resumes from step {progress.step:,}" if progress.step else "begins"
-                self._progress.say(f"{trial} {step}")
+                self._progress.say(f"{trial} {step}; log: {job.log}")
                 bar = contextlib.ExitStack()
                 self._bars[trial] = bar, bar.enter_context(self._progress.bar(str(trial), progress.step))
             _, show = self._bars[trial]

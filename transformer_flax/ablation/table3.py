@@ -134,8 +134,8 @@ def find(name: str) -> Row:
     if name not in ALL:
         hint = f" ({near})" if (near := did_you_mean(name, ALL)) else ""
         raise UserError(
-            f"table 3 has no row {name!r}{hint}; its rows are {', '.join(ROWS)}, and beyond it there are "
-            f"{', '.join([*BEYOND, *RECIPES])}"
+            f"table 3 has no row {name!r}{hint}; its rows are {', '.join(ROWS)}; beyond it there are "
+            f"{', '.join([*BEYOND, *RECIPES])}; groups of rows are {', '.join(GROUPS)}"
         )
     return ALL[name]
 

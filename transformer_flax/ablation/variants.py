@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.ablation import table3
 from transformer_flax.errors import UserError, did_you_mean
+from transformer_flax.model.config import TYPES
 from transformer_flax.training.config_checks import check
 from transformer_flax.training.fields import flatten
 
@@ -112,7 +113,9 @@ def _parse_axes(texts: Iterable[str], base: ConfigDict) -> dict[tuple[str, ...],
             try:
                 parsed = list(dict.fromkeys(PARSERS[type(like)].parse(value) for value in values.split(",")))
             except ValueError as error:
-                raise UserError(f"--grid {text}: {error}; the base has {like!r}") from error
+                raise UserError(
+                    f"--grid {text}: each value must be {TYPES[type(like)]}; the base has {like!r}"
+                ) from error
         axes[fields] = parsed
     return axes
 
@@ -160,5 +163,5 @@ def _typed(field: str, value: Any, like: Any, where: str) -> Any:
     if type(like) is float and type(value) is int and abs(value) < LARGEST_WHOLE:
         return float(value)
     if type(like) in PARSERS and type(value) is not type(like):
-        raise UserError(f"{where}: {field} is {value!r}; it must have the type of the base's {like!r}")
+        raise UserError(f"{where}: {field} is {value!r}; it must be {TYPES[type(like)]}; the base has {like!r}")
     return value

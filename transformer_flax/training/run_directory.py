@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.errors import UserError
+from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.files import (
     CHECKSUM,
     checked,
@@ -71,7 +71,10 @@ class RunDirectory:
           UserError: it holds a run of another config, other data or another tokenizer, a longer one, or something else.
         """
         if self.params_file.exists():
-            raise UserError(f"{self.path} is an exported model, which cannot be trained on; choose another --workdir")
+            raise UserError(
+                f"{self.path} is an exported model, which cannot be resumed; to start from it, set another "
+                f"--workdir and --config.init_from={self.path}"
+            )
         if self.config_file.exists():
             self._refuse_another(config, fingerprints, tokenizer)
         elif self.path.exists() and any(file.name != LOCK and not is_partial(file) for file in self.path.iterdir()):
@@ -193,7 +196,9 @@ class RunDirectory:
 
     def _load_run(self) -> dict:
         if not self.path.is_dir():
-            raise UserError(f"there is no directory {self.path}")
+            folders = [str(path) for path in self.path.parent.glob("*/")]
+            hint = did_you_mean(str(self.path), folders)
+            raise UserError(f"there is no directory {self.path}{hint and f'; {hint}'}")
         if not self.config_file.exists():
             runs = sorted(str(file.parent) for file in self.path.glob(f"*/{self.config_file.name}"))
             hint = f"; there are {', '.join(runs[:5])}" if runs else ""
@@ -229,7 +234,10 @@ class RunDirectory:
         saved = saved_steps(self.checkpoints)
         step = max(saved, default=0)
         if step > config.steps:
-            raise UserError(f"{self.path} is at step {step:,} already, past config.steps={config.steps:,}")
+            raise UserError(
+                f"{self.path} is at step {step:,} already, past config.steps={config.steps:,}; set config.steps to at "
+                f"least {step}, or choose another --workdir"
+            )
         written = [self.path / what for what in (*OUTPUTS, self.profile.name)]
         for place in (*written, *(self.checkpoints / str(step) for step in saved)):
             if place.is_symlink():
