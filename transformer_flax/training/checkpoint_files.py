@@ -3,12 +3,14 @@
 Orbax keeps no checksums of the arrays that it stores. Beside each state lies a seal: a fingerprint of every part.
 """
 
+import asyncio
 import contextlib
 import json
 import pathlib
 import re
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +20,9 @@ from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json
-from transformer_flax.training.event_loops import settled_loops
 from transformer_flax.training.multihost import share
 
+PATIENCE = 60  # seconds that pending tasks of a failed read have
 STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint
 
 
@@ -66,7 +68,7 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kin
 def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
     """A context in which a checkpoint is read; any failure becomes an UnreadableError."""
     try:
-        with settled_loops():
+        with _settled_loops():
             yield
     except Exception as error:  # of whatever kind the storage has for it
         if isinstance(error.__cause__, KeyboardInterrupt):  # which the storage takes for a damage
@@ -169,3 +171,44 @@ def require_own(seal: Seal, **numbers: int) -> None:
     for name, number in numbers.items():
         if seal.fingerprints[name] != number:
             raise AnotherError(f"its state is of {name} {seal.fingerprints[name]}, not {number}")
+
+
+@contextlib.contextmanager
+def _settled_loops() -> Iterator[None]:
+    """A context in which new event loops finish their pending tasks before they close.
+
+    Else a failed read of Orbax leaves tasks that complain later of a closed loop.
+    """
+    makers: list[Any] = [asyncio, *filter(None, [sys.modules.get("uvloop")])]  # Orbax's, the second where one runs
+    functions = [module.new_event_loop for module in makers]
+    try:
+        for module, function in zip(makers, functions, strict=True):
+            module.new_event_loop = _settling(function)
+        yield
+    finally:
+        for module, function in zip(makers, functions, strict=True):
+            module.new_event_loop = function
+
+
+def _settling(new_event_loop: Callable[[], Any]) -> Callable[[], Any]:
+    def make() -> Any:
+        loop = new_event_loop()
+        close = loop.close
+
+        def settle_and_close() -> None:
+            if not loop.is_closed():
+                loop.run_until_complete(_others())
+            close()
+
+        loop.close = settle_and_close
+        return loop
+
+    return make
+
+
+async def _others() -> None:
+    """Waits for all other tasks of its loop."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.gather(*others, return_exceptions=True)
