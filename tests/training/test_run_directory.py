@@ -153,3 +153,9 @@ def test_the_tokenizer_comes_back_as_it_was(tmp_path):
 def test_translations_are_one_line_each(tmp_path):
     file = RunDirectory(tmp_path).save_outputs("translations", "valid", 5, ["a b", "", "ü"])
     assert file.read_bytes() == "a b\n\nü\n".encode()
+
+
+def test_a_misspelt_directory_is_told_the_one_beside_it(tmp_path):
+    (tmp_path / "numbers").mkdir()
+    with pytest.raises(UserError, match=r"there is no directory \S+nmbers; did you mean 'numbers'\?"):
+        RunDirectory(tmp_path / "nmbers").load_config()

@@ -132,7 +132,11 @@ class RunDirectory:
 
     def load_config(self) -> ConfigDict:
         """The config of the run that lies here; fields that are younger than the run have their defaults."""
-        return complete(ConfigDict(self._load_run()["config"]))
+        config = self._load_run()["config"]
+        try:
+            return complete(ConfigDict(config))
+        except (ValueError, AttributeError) as error:  # a name with a dot, or of a method
+            raise self._unreadable(error) from error
 
     def added_fields(self) -> dict[str, Any]:
         """The fields that the config of the run, if there is one, lacks as it is older than they are."""
@@ -196,8 +200,7 @@ class RunDirectory:
 
     def _load_run(self) -> dict:
         if not self.path.is_dir():
-            folders = [str(path) for path in self.path.parent.glob("*/")]
-            hint = did_you_mean(str(self.path), folders)
+            hint = did_you_mean(self.path.name, [path.name for path in self.path.parent.glob("*/")])
             raise UserError(f"there is no directory {self.path}{hint and f'; {hint}'}")
         if not self.config_file.exists():
             runs = sorted(str(file.parent) for file in self.path.glob(f"*/{self.config_file.name}"))
@@ -213,10 +216,13 @@ class RunDirectory:
                 raise ValueError("not the config of a run")
             return run
         except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: neither JSON nor UTF-8
-            raise UserError(
-                f"{self.config_file} cannot be read as the config of a run ({error}); put the original there, or mend "
-                f"it and take its {CHECKSUM!r} out"
-            ) from error
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> UserError:
+        return UserError(
+            f"{self.config_file} cannot be read as the config of a run ({error}); put the original there, or mend it "
+            f"and take its {CHECKSUM!r} out"
+        )
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()
