@@ -127,9 +127,10 @@ def load_config(argument: str) -> ConfigDict:
 def _reword(error: Exception) -> str:
     """Rewords ml_collections' errors about an unknown field and about a value of another type; "" for any other."""
     text = str(error)
-    cast = r"Could not override field '(\w+)'.*?\. (.*) is of original type .* to type (.*)"
+    cast = r"Could not override field '(\w+)'.*?\. (.*) is of original type (.*) and .* to type (.*)"
     if found := re.match(cast, text, re.DOTALL):
-        field, value, wanted = found.groups()
+        field, value, given, wanted = found.groups()
+        value = repr(value) if given == str(str) else value
         types = {str(known): must for known, must in TYPES.items()}
         return f"field {field!r} cannot be {value}; it must be {types.get(wanted, 'a section of fields')}"
     found = re.match(r"\W*(?:Key )?\W*([\w.]+)", text)

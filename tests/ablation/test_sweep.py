@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import io
+import json
 import pathlib
 import re
 import shutil
@@ -187,12 +188,14 @@ def test_of_a_run_that_has_begun_only_the_rest_is_to_be_made(swept, config, caps
     recipe = recipe_of(config, swept.workdir)
     trials = recipe.trials(make_variants(recipe.base, "base", axes=[f"{TOKENS}=512"]), 2)
     trials[1].path.mkdir()
-    (trials[1].path / "metrics.jsonl").write_text('{"step": 1, "seconds": 1.0, "train/learning_rate": 0.1}\n')
+    half = trials[1].steps // 2
+    line = {"step": half, "seconds": 1.0, "train/learning_rate": 0.1}
+    (trials[1].path / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
     show_plan(trials, recipe, together=False)
     said = capsys.readouterr().out
     whole, left = (float(number) for number in re.findall(r"\S+e\+\d+", said)[1:3])
-    assert "at step 1 " in said
-    assert left == pytest.approx(whole * (1 - 1 / trials[1].steps), rel=0.01)
+    assert f"at step {half:,} " in said
+    assert left == pytest.approx(whole * (1 - half / trials[1].steps), rel=0.01)
     shutil.rmtree(trials[1].path)
 
 

@@ -87,7 +87,7 @@ def test_a_file_names_variants_a_line_each(tmp_path):
         ("base", ["model=1"], "the base has no field 'model'"),
         ("base", ["pooling=max"], "the base has no field 'pooling'; the file that --config names, or those it"),
         ("base", ["model.dropout"], r"--grid 'model\.dropout' has no values; write it like --grid"),
-        ("base", ["model.dropout=wide"], r"--grid model\.dropout=wide: each value must be a number; the base has"),
+        ("base", ["model.dropout=wide"], r"model\.dropout=wide: each value must be a number; the base has 0\.05"),
         ("base", ["steps=1.5"], r"--grid steps=1\.5: each value must be a whole number; the base has 1000"),
         ("base", ["steps=5", "steps=6"], "--grid steps is given twice"),
         ("base", ["steps,log.every=5", "steps=6"], "--grid steps is given twice"),

@@ -68,7 +68,7 @@ def test_an_error_promises_no_checkpoint():
         ),
         (
             BASED.format(module="base", mistake="config.model.d_ff = '4'"),
-            ", line 6: field 'd_ff' cannot be 4; it must be a whole number",
+            ", line 6: field 'd_ff' cannot be '4'; it must be a whole number",
         ),
         (
             BASED.format(module="base", mistake="config.model = 3"),

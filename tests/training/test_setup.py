@@ -17,11 +17,13 @@ from transformer_flax.console import Progress
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
+from transformer_flax.model.registry import make_model
 from transformer_flax.run import restore
 from transformer_flax.training.config_checks import check, check_text, device_dtype, model_config
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_data
+from transformer_flax.training.tasks import make_task
 
 
 @pytest.mark.parametrize(
@@ -350,6 +352,17 @@ train(small_config(parallel__num_devices=0, parallel__cpu_devices=2, **{fields})
     jax.tree.map(np.testing.assert_array_equal, divided.params, of_eight.params)
     outputs = [(tmp_path / name / "translations/3.txt").read_text() for name in ("divided", "of_eight")]
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize(("num_devices", "cpu_devices", "searching"), [(0, 1, 1), (0, 2, 2), (3, 2, 3)])
+def test_evaluations_search_on_the_devices_that_a_cpu_counts_as(tmp_path, num_devices, cpu_devices, searching):
+    write_text(tmp_path)
+    config = small_config(data__path=str(tmp_path), data__cache_dir=str(tmp_path / "cache"))
+    config.parallel.update(num_devices=num_devices, cpu_devices=cpu_devices)
+    with Progress() as progress:
+        data = prepare_data(config, RunDirectory(tmp_path / "run"), progress)
+    task = make_task(config, make_model(model_config(config, data.tokenizer.vocab_size)), data)
+    assert task._decoder.num_devices == searching
 
 
 def test_a_number_of_cpu_devices_that_jax_knows_stays():
