@@ -34,8 +34,7 @@ from transformer_flax.training.checkpoint_files import (
 from transformer_flax.training.multihost import from_first, share
 from transformer_flax.training.step import TrainState
 
-_training: Any = ocp.training  # its policies do not have the types that its checkpointer asks for
-HALF = ".orbax-checkpoint-tmp"  # how Orbax names what is not whole, which it clears away when it opens the directory
+HALF = ".orbax-checkpoint-tmp"  # how Orbax names what is not whole
 
 
 class Checkpoints:
@@ -56,19 +55,18 @@ class Checkpoints:
         self._every, self._keep, self._seed = every, keep, seed
         self._watcher = concurrent.futures.ThreadPoolExecutor(1)
         self._under_way: concurrent.futures.Future | None = None
-        self._open()
+        from_first(self._clear)
 
     @classmethod
     def of(cls, config: ConfigDict, directory: pathlib.Path) -> "Checkpoints":
         """The checkpoints that a run's config asks for."""
         return cls(directory, every=config.checkpoint.every, keep=config.checkpoint.keep, seed=config.seed)
 
-    def _open(self) -> None:
-        self._checkpointer = _training.Checkpointer(
-            self._directory,
-            save_decision_policy=_training.save_decision_policies.FixedIntervalPolicy(1),
-            cleanup_tmp_directories=True,
-        )
+    def _clear(self) -> None:
+        """Makes the directory, or removes what a failed or killed write has left there."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for half in self._directory.glob(f"*{HALF}*"):
+            half.unlink() if half.is_symlink() else shutil.rmtree(half, ignore_errors=True)
 
     def prune(self, newest: int, scores: Mapping[int, float]) -> None:
         """Deletes the checkpoints that are not kept, once a regular one follows them.
@@ -80,7 +78,7 @@ class Checkpoints:
         from_first(lambda: self._delete_old(newest, scores))  # the others wait, and find the room that it makes
 
     def _delete_old(self, newest: int, scores: Mapping[int, float]) -> None:
-        steps = [step for step in self._whole() if step <= newest]
+        steps = [step for step in saved_steps(self._directory) if step <= newest]
         regular = [step for step in steps if step % self._every == 0]  # others are of evaluations, or of the end
         if not regular or regular[-1] != steps[-1]:
             return
@@ -134,8 +132,8 @@ class Checkpoints:
         # A copy: the next step is given these buffers to overwrite while they are still being written.
         state = jax.tree.map(jnp.copy, state)
         with self._explaining():
-            response = self._checkpointer.save_checkpointables_async(
-                int(state.step), {"state": state}, custom_metadata=seal(vars(state), totals)
+            response = ocp.save_checkpointables_async(
+                str(self._directory / str(state.step)), {"state": state}, custom_metadata=seal(vars(state), totals)
             )
         self._under_way = self._watcher.submit(response.result)
 
@@ -183,18 +181,11 @@ class Checkpoints:
         folder = self._directory / str(step)
         aside = next(path for n in itertools.count(1) if not (path := folder.with_name(f"{step}.{why}.{n}")).exists())
         folder.rename(aside)
-        self._checkpointer.close()
-        self._open()
         return aside
 
     def steps(self) -> list[int]:
         """The steps that can be restored, ascending."""
-        return from_first(self._whole)
-
-    def _whole(self) -> list[int]:
-        """The steps that were there at the beginning or have been saved since, and neither deleted nor only begun."""
-        known = self._checkpointer.checkpoints
-        return sorted(each.step for each in known if (self._directory / str(each.step)).is_dir())
+        return from_first(lambda: saved_steps(self._directory))
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
         """The mean of the parameters of the last `count` checkpoints up to a step, as `to_average` chooses them.
@@ -234,7 +225,6 @@ class Checkpoints:
             self.wait()
         finally:
             self._watcher.shutdown()
-            self._checkpointer.close()
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -242,10 +232,8 @@ class Checkpoints:
             yield
         except Exception as error:  # of whatever kind the storage has for it
             self._require_directory()
-            if share()[1] == 1:  # others would wait for those who have not failed
-                with contextlib.suppress(Exception):  # the same once more
-                    self._checkpointer.close()
-                self._open()  # which also clears away what was half written, and takes room
+            if share()[1] == 1:  # another process may be writing still
+                self._clear()  # it takes room
             raise UserError(
                 f"a checkpoint could not be written to {self._directory}: {error}; {self._afterwards()}"
             ) from error
