@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention
 from transformer_flax.model.config import EncoderConfig, ModelConfig, TransformerConfig
-from transformer_flax.model.dense import Dense, wide_einsum, xavier
+from transformer_flax.model.dense import Dense, product, wide_einsum, xavier
 from transformer_flax.model.dropout import Dropout
 
 LAYER_NORM_EPSILON = 1e-6
@@ -43,6 +43,8 @@ def embed(embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
 
 def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:
     """The linear transformation before the softmax (section 3.4): [..., d_model], [V, d_model] -> [..., V], float32."""
+    if y.dtype == jnp.float32:  # on a CPU, its gradient needs less time and memory
+        return product(y, embedding.T, (((y.ndim - 1,), (0,)), ((), ())))
     return wide_einsum("...d,vd->...v", y, embedding.astype(y.dtype))
 
 

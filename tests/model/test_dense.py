@@ -1,0 +1,29 @@
+"""A product with a gradient of its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from transformer_flax.model.dense import product
+
+TOKENS = 64
+LAST_BY_FIRST = (((1,), (0,)), ((), ()))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 32), (32, 8)])
+def test_the_gradient_of_a_matrix_is_exact_and_transposes_the_narrower_side_alone(inputs, outputs):
+    rng = np.random.default_rng(0)
+    x, dy, matrix = (
+        rng.integers(-9, 9, shape).astype(np.float32)  # whole numbers, whose sums are exact in any order
+        for shape in ((TOKENS, inputs), (TOKENS, outputs), (inputs, outputs))
+    )
+
+    def gradient(matrix, x, dy):
+        return jax.grad(lambda matrix: jnp.sum(product(x, matrix, LAST_BY_FIRST) * dy))(matrix)
+
+    compiled = jax.jit(gradient).lower(matrix, x, dy).compile()
+    np.testing.assert_array_equal(compiled(matrix, x, dy), x.T @ dy)
+    program = compiled.as_text()
+    assert f"f32[{min(inputs, outputs)},{TOKENS}]" in program
+    assert f"f32[{max(inputs, outputs)},{TOKENS}]" not in program
