@@ -78,11 +78,13 @@ class Bounds(NamedTuple):
     @classmethod
     def of(cls, longest: jax.Array, max_length: int, *, shortest: Any = 1, prefix: jax.Array | None = None) -> "Bounds":
         """Bounds for outputs of up to `max_length`, L; a prefix is [B, P] for any P <= L."""
-        free = jnp.full((longest.shape[0], max_length), PAD_ID, jnp.int32)
+        if prefix is None:
+            prefix = jnp.full((longest.shape[0], max_length), PAD_ID, jnp.int32)
         return cls(
             shortest=jnp.broadcast_to(shortest, longest.shape).astype(jnp.int32),
             longest=longest.astype(jnp.int32),
-            prefix=free if prefix is None else free.at[:, : prefix.shape[1]].set(prefix),
+            # `.at[:, :P].set` of all positions has an empty index: in a shard_map, XLA of jaxlib 0.11 crashes at it.
+            prefix=jnp.pad(prefix, ((0, 0), (0, max_length - prefix.shape[1])), constant_values=PAD_ID),
         )
 
 
