@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
     config.r_drop = 0.0
     config.ema_decay = 0.0  # of a moving average of the parameters, which evaluations then use in place of `average`
     config.max_skipped = 10  # so many updates left out in a row, as loss or gradient are not finite, end the run
-    # the run, where a checkpoint, metrics or translations cannot be written; or "go on"
+    # if a checkpoint, metrics or translations cannot be written: "stop" ends the run, "go on" continues it
     config.on_write_failure = "stop"
     config.deterministic = False  # on a GPU: bit-for-bit repeatable, slower; a CPU always is
 
@@ -59,7 +59,8 @@ def get_config() -> ConfigDict:
     config.model.start = "xavier"
     # The same model, otherwise computed:
     config.model.scan_layers = False  # one compiled layer for all N of a stack: compiles in a fraction of the time
-    # or "cudnn", one kernel on a GPU: in bfloat16, without dropout on weights, additive scores or relative positions
+    # or "cudnn", one kernel on a GPU: in bfloat16, with d_k = d_v, a multiple of 8 up to 256, and batches of even
+    # widths, without dropout on weights, additive scores or relative positions
     config.model.attention_implementation = "plain"
     # what gradients store: "none": every activation; "products": products with weights; "layers": each layer's input;
     # the rest is computed again
@@ -102,8 +103,8 @@ def get_config() -> ConfigDict:
     config.data.num_buckets = 12  # batch shapes, at most, when bucketed
     # the width of every shape divides by it, when bucketed: 8 and more suit accelerators, 1 pads least
     config.data.length_multiple_of = 8
-    config.data.rows_multiple_of = 8  # rows divide by it, and so among devices and accumulation steps
-    config.data.seed = 0  # of the data: tokenizer sample, generated numbers, what is held out, order of shapes
+    config.data.rows_multiple_of = 8  # rows divide by it, and so among devices x accumulation steps x loss_chunks
+    config.data.seed = 0  # of the data: tokenizer sample, made text, what is held out, order of shapes, BPE-dropout
     config.data.cache_dir = ""  # tokenised text, and large text until it is; empty: the user's cache directory
 
     config.optimizer = ConfigDict()
@@ -130,7 +131,7 @@ def get_config() -> ConfigDict:
     config.decode.min_length = 2  # shortest output in tokens, the end symbol included; 1 also allows no token before it
     config.decode.max_extra_length = 50  # output tokens beyond the input's
     config.decode.max_input_length = 256  # tokens; longer inputs, and pairs whose loss is measured, are cut and counted
-    config.decode.batch_size = 64  # sentences at a time, on each device
+    config.decode.batch_size = 64  # sentences at a time, on each device; fewer where they are longer than 64 tokens
     config.decode.window = 2048  # lines that are sorted by length, to be translated with those of like length
 
     config.eval = ConfigDict()

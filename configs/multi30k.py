@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     config.data.update(source="folder", name="", vocab_size=5_000, max_length=80, tokens_per_batch=1536, num_buckets=6)
     config.data.length_multiple_of = 1  # a CPU has no use for more
     config.optimizer.update(factor=0.7, warmup_steps=800)  # the paper's rate is for batches 16 times as large
-    config.parallel.cpu_devices = 2  # 1.35 times as fast on two cores (docs/performance.md)
+    config.parallel.cpu_devices = 2  # some 1.4 times as fast on two cores (docs/performance.md)
     config.eval.update(every=1_000, final_average=5)
     config.checkpoint.update(every=250, keep=5)
     return config

@@ -6,7 +6,7 @@
 Rows keep the paper's ratios to their base (transformer_flax/ablation/table3.py), so the base is such that each divides:
 num_layers by 3 (rows C-N2, C-N4 and C-N8 have a third, two thirds and four thirds of them), num_heads by 8 (A-h1),
 d_k and d_v by 4 (B-dk16, A-h32), d_model by 4 (C-d256, whose sinusoids come in pairs). All rows together cost 31 runs
-of the base, of which `big` takes 12: four times the parameters for three times the steps.
+of the base, of which `big` takes 11: nearly four times the parameters for three times the steps.
 
 Number words are easy: any row learns them all in the end, and then all tie. So their base is stopped early, when it
 gets 60 to 95 % of them right, and a row that learns faster has an advantage that it would not have at the paper's

@@ -29,7 +29,7 @@ def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
     A hash of the element's number and the key, with one round per word of the key of the best mixer that Wellons (2018)
     found for 32 bits. These few operations are fused into those that use the bits. The 20 rounds of JAX's threefry, a
-    cryptographic generator, would take a tenth of a training step.
+    cryptographic generator, would take some 5 % of a training step.
     """
     bits = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     for word in jax.random.key_data(key):
