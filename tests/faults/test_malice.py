@@ -127,6 +127,7 @@ def test_what_links_lead_to_is_neither_changed_nor_deleted(place):
     result = train(place, steps=300)  # so that checkpoints are deleted
     assert result.returncode == 0, result.stderr
     assert not (run / "checkpoints/150").exists()
+    assert not list((run / "checkpoints").glob("*.orbax-checkpoint-tmp"))  # also those that are links
     assert snapshot(outside) == before
     assert json.loads((run / "selection.json").read_text())["used"] > 0
 

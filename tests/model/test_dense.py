@@ -1,4 +1,4 @@
-"""A product with a gradient of its own."""
+"""A product with a gradient of its own, and the logits, which are one."""
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from transformer_flax.model.dense import product
+from transformer_flax.model.layers import to_logits
 
 TOKENS = 64
 LAST_BY_FIRST = (((1,), (0,)), ((), ()))
@@ -27,3 +28,21 @@ def test_the_gradient_of_a_matrix_is_exact_and_transposes_the_narrower_side_alon
     program = compiled.as_text()
     assert f"f32[{min(inputs, outputs)},{TOKENS}]" in program
     assert f"f32[{max(inputs, outputs)},{TOKENS}]" not in program
+
+
+def test_the_gradient_of_the_embedding_is_exact_and_transposes_the_narrow_side_of_the_logits():
+    vocab_size, d_model = 32, 8
+    rng = np.random.default_rng(0)
+    y, gradient, embedding = (
+        rng.integers(-9, 9, shape).astype(np.float32)
+        for shape in ((TOKENS, d_model), (TOKENS, vocab_size), (vocab_size, d_model))
+    )
+
+    def of_embedding(embedding, y, gradient):
+        return jax.grad(lambda embedding: jnp.sum(to_logits(y, embedding) * gradient))(embedding)
+
+    compiled = jax.jit(of_embedding).lower(embedding, y, gradient).compile()
+    np.testing.assert_array_equal(compiled(embedding, y, gradient), gradient.T @ y)
+    program = compiled.as_text()
+    assert f"f32[{d_model},{TOKENS}]" in program
+    assert f"f32[{vocab_size},{TOKENS}]" not in program

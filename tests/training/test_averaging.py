@@ -86,9 +86,10 @@ def test_parameters_are_loaded_beside_a_run_that_is_writing(tmp_path):
     np.testing.assert_array_equal(load_params(directory, 20, state_at(0).params, seed=0)["w"], 20)
     assert snapshot(directory) == before
     resumed = Checkpoints(directory, every=10, keep=2, seed=0)  # the run itself clears it away
+    assert not half.exists()
     resumed.save(state_at(30), {})
     resumed.close()
-    assert not half.exists()
+    assert saved_steps(directory) == [10, 20, 30]
 
 
 def snapshot(path):

@@ -223,6 +223,7 @@ def test_a_disk_that_fills_while_a_checkpoint_is_written_is_told_of_too(small_di
     checkpoints.save(big, {})  # in the background
     with pytest.raises(UserError, match=r"could not be written to .*; the same command resumes from step 1$"):
         wait_for_failure(checkpoints)
+    assert not list((small_disk / "checkpoints").glob("2*"))  # what was half written, and takes room
     (small_disk / "other").unlink()
     checkpoints.save(big, {})  # there is room again, also that of what was half written
     checkpoints.close()

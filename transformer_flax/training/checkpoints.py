@@ -63,9 +63,10 @@ class Checkpoints:
         return cls(directory, every=config.checkpoint.every, keep=config.checkpoint.keep, seed=config.seed)
 
     def _clear(self) -> None:
-        """Makes the directory, or removes what a failed or killed write has left there."""
+        """Makes the directory, and removes what a failed or killed write has left there."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for half in self._directory.glob(f"*{HALF}*"):
+            # What cannot be removed costs room, and nothing else.
             half.unlink() if half.is_symlink() else shutil.rmtree(half, ignore_errors=True)
 
     def prune(self, newest: int, scores: Mapping[int, float]) -> None:
