@@ -1,8 +1,9 @@
-"""How fast the search is: python benchmarks/decode.py [--sizes=small,base] [--beam_sizes=1,4] [--json=FILE].
+"""How fast the search is: python benchmarks/decode.py [--sizes=small,base] [--beam_sizes=1,4] [--devices=1,2].
 
 A random model translates random sentences, every output forced to the same length. Sentences and output tokens a
 second, the median of interleaved runs with the slowest and the fastest. Where CTranslate2 is installed, it stands
 beside them with the same model and outputs as long: on a CPU in float32 with as many threads, on a GPU in float16.
+With --devices, the sentences are shared among so many devices; JAX_NUM_CPU_DEVICES=2 makes a CPU two.
 `--without_cache` adds the same search with a model that decodes the whole output anew at each step.
 """
 
@@ -12,6 +13,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import sys
 import tempfile
 
@@ -27,6 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from benchmarks.sizes import SIZES
 from benchmarks.timing import interleaved
 from transformer_flax import cli
+from transformer_flax.decoding.devices import OnDevices
 from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, follow, greedy_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.attention import padding_mask
@@ -39,6 +42,7 @@ from transformer_flax.training.config_checks import device_dtype
 
 SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")
 BEAM_SIZE = flags.DEFINE_list("beam_sizes", ["1", "4"], "hypotheses a sentence; 1 is greedy search")
+DEVICES = flags.DEFINE_list("devices", ["1"], "numbers of devices that share the sentences")
 BATCH = flags.DEFINE_integer("batch_size", 32, "sentences at a time")
 LENGTH = flags.DEFINE_integer("length", 32, "tokens of each output")
 SOURCE_LENGTH = flags.DEFINE_integer("source_length", 24, "tokens of each input")
@@ -70,11 +74,11 @@ def begin_without_cache(model: Transformer, params, source, hypotheses: int, len
     return step, (jnp.zeros((source.shape[0], hypotheses, length), jnp.int32), memory, padding_mask(source))
 
 
-def make_search(begin, model: Transformer, params, source, beam_size: int, length: int):
+def make_search(begin, model: Transformer, params, source, beam_size: int, length: int, num_devices: int = 1):
     """A compiled search of outputs of exactly so many tokens."""
+    devices = OnDevices(params, num_devices)
     penalty = LengthPenalty("gnmt", 0.6)
 
-    @jax.jit
     def search(params, source):
         step, cache = begin(model, params, source, beam_size, length)
         bounds = Bounds.of(jnp.full(source.shape[0], length), length, shortest=length)
@@ -82,7 +86,7 @@ def make_search(begin, model: Transformer, params, source, beam_size: int, lengt
             return greedy_search(step, cache, bounds, penalty)
         return beam_search(step, cache, bounds, penalty, beam_size=beam_size)
 
-    return functools.partial(search, params, source)
+    return functools.partial(devices._compile(search), devices.params, source)
 
 
 def can_compare(dtype: str) -> bool:
@@ -120,7 +124,9 @@ def main() -> None:
         source = jnp.asarray(source, jnp.int32).at[:, -1].set(END_ID)
         for beam_size in map(int, BEAM_SIZE.value):
             name = f"{size}, beam {beam_size}"
-            searches[name] = make_search(as_step, model, params, source, beam_size, length)
+            for num_devices in map(int, DEVICES.value):
+                together = make_search(as_step, model, params, source, beam_size, length, num_devices)
+                searches[f"{name}, {num_devices} devices" if num_devices > 1 else name] = together
             if compare:
                 searches[f"{name}, CTranslate2"] = make_peer_search(config, params, source, beam_size, length)
             if WITHOUT_CACHE.value:
@@ -146,7 +152,7 @@ def main() -> None:
         if slow := timings.get(f"{name}, no cache"):
             np.testing.assert_allclose(slow.result.scores, timing.result.scores, rtol=1e-3, err_msg=name)
             console.print(f"{name}: {slow.median / timing.median:.1f} times as fast as without a cache, same scores")
-        if peer := timings.get(f"{name}, CTranslate2"):
+        if peer := timings.get(f"{re.sub(', [0-9]+ devices', '', name)}, CTranslate2"):
             ratio, low, high = timing.times_as_fast_as(peer)
             ratios[name] = {"median": ratio, "low": low, "high": high}
             console.print(f"{name}: {ratio:.2f} ({low:.2f} to {high:.2f}) times as fast as CTranslate2")

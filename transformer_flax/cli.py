@@ -30,6 +30,8 @@ USER_ERROR = 2  # exit statuses
 INTERRUPTED = 130  # 128 + SIGINT
 CLOSED_PIPE = 141  # 128 + SIGPIPE
 
+CPU_DEVICES = 4  # at most; more make batches wider, and so their padding
+
 PICTURES = (".png", ".svg", ".pdf")
 
 PACKAGE = pathlib.Path(__file__).parent
@@ -175,6 +177,13 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
     def restore() -> "tuple[Run, dict[str, Any]]":
         if not workdirs.value:
             raise UserError("name the directory of a trained run: --workdir=runs/NAME")
+        # After the flags are checked: JAX takes seconds to import.
+        from transformer_flax.training.compilation_cache import keep_compiled
+        from transformer_flax.training.sharding import divide_cpu
+
+        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        divide_cpu(min(cores, CPU_DEVICES))
+        keep_compiled("")
         first, *others = [restore_named(name, average.value) for name in workdirs.value]
         run = first.ensemble(*others)
         print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
@@ -185,7 +194,6 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
 
 def restore_named(name: str, average: str | None = None) -> "Run":
     """Restores the run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,STEP,...`; steps take precedence."""
-    # After the flags are checked: JAX takes seconds to import.
     from transformer_flax.run import restore
     from transformer_flax.training.saved_model import parse_name
 

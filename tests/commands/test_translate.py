@@ -12,10 +12,17 @@ from subprocess import PIPE
 import pytest
 
 import transformer_flax
+from tests import forked
 from tests.commands.process import PATIENCE, refused, run, started, succeeds, wait_for_output
 from transformer_flax.decoding.search import Sampling
 
 LINES = ["zwanzig", "", "einhundert", "fünfhundertdreizehn", "neunzehn"]
+RESTORE = """
+from absl import flags
+from transformer_flax import translate
+flags.FLAGS(["translate", "--workdir={}"])
+run, _ = translate.RESTORE()
+"""  # as the command does
 TEXT = "".join(f"{line}\n" for line in LINES)
 
 
@@ -52,6 +59,19 @@ def test_each_line_of_standard_input_gives_one_of_standard_output(finished, expe
     first, summary = result.stderr.splitlines()
     assert first == "numbers: the mean of the parameters at steps 150, 200"
     assert re.fullmatch(r"5 lines in \d+ seconds?, [\d.]+ a second; 1 compilations?", summary)
+
+
+def test_compiled_searches_are_kept_in_the_users_cache(finished, tmp_path):
+    code = f"import jax; jax.config.update('jax_compilation_cache_dir', None)\n{RESTORE.format(finished)}"
+    result = forked.run("-c", f"{code}print(run.translate(['one']))", XDG_CACHE_HOME=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert len(list(tmp_path.glob("transformer_flax/compiled/*/*-cache"))) > 0
+
+
+def test_the_cores_of_a_cpu_are_devices_that_share_the_lines(finished):
+    code = RESTORE.format(finished) + "print(run.translator().num_devices)"
+    assert forked.run("-c", code, JAX_NUM_CPU_DEVICES="-1").stdout == f"{min(len(os.sched_getaffinity(0)), 4)}\n"
+    assert forked.run("-c", code, JAX_NUM_CPU_DEVICES="3").stdout == "3\n"
 
 
 def test_files_become_an_n_best_list_with_a_prefix_for_each_line(finished, restored, file, tmp_path):

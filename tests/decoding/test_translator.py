@@ -73,8 +73,8 @@ def test_size_of_the_batches_changes_nothing():
 @pytest.mark.parametrize("changes", [{}, {"sampling": Sampling(), "nbest": 2}], ids=str)
 def test_eight_devices_translate_and_score_as_one_does(changes):
     devices._programs.cache_clear()  # so that all that are used are compiled here
-    one, eight = new(batch_size=1, **changes), new(batch_size=1, num_devices=8, **changes)
-    assert (one.num_devices, eight.num_devices) == (1, 8)  # of a CPU, one unless told otherwise: all have its cores
+    one, eight = (new(batch_size=1, num_devices=num_devices, **changes) for num_devices in (1, 0))
+    assert (one.num_devices, eight.num_devices) == (1, 8)
     lines = WORDS * 2  # on eight devices, the last batch has rows to spare
     alone, together = (list(each.search(lines, prefixes="b")) for each in (one, eight))
     assert texts(together) == texts(alone)

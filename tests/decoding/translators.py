@@ -46,6 +46,7 @@ SETTINGS = {
     "max_input_length": 32,
     "batch_size": 4,
     "window": 100,
+    "num_devices": 1,
 }
 GREEDY = {"beam_size": 1, "nbest": 1}
 

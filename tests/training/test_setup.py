@@ -354,11 +354,11 @@ train(small_config(parallel__num_devices=0, parallel__cpu_devices=2, **{fields})
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize(("num_devices", "cpu_devices", "searching"), [(0, 1, 1), (0, 2, 2), (3, 2, 3)])
-def test_evaluations_search_on_the_devices_that_a_cpu_counts_as(tmp_path, num_devices, cpu_devices, searching):
+@pytest.mark.parametrize(("num_devices", "searching"), [(0, 8), (3, 3)])
+def test_evaluations_search_on_the_devices_that_the_run_may_use(tmp_path, num_devices, searching):
     write_text(tmp_path)
     config = small_config(data__path=str(tmp_path), data__cache_dir=str(tmp_path / "cache"))
-    config.parallel.update(num_devices=num_devices, cpu_devices=cpu_devices)
+    config.parallel.num_devices = num_devices
     with Progress() as progress:
         data = prepare_data(config, RunDirectory(tmp_path / "run"), progress)
     task = make_task(config, make_model(model_config(config, data.tokenizer.vocab_size)), data)

@@ -18,7 +18,7 @@ class OnDevices:
 
     Args:
       params: of each model. May be replaced at any time without recompiling; None until they are known.
-      num_devices: local devices, at most; 0: all, but only one CPU, as JAX's CPU devices share the cores.
+      num_devices: local devices, at most; 0: all.
 
     Raises:
       UserError: `num_devices` is negative.
@@ -26,8 +26,7 @@ class OnDevices:
 
     def __init__(self, params: Sequence[Any] | None, num_devices: int):
         require_at_least(0, num_devices=num_devices)
-        devices = jax.local_devices()
-        devices = devices[: num_devices or (1 if devices[0].platform == "cpu" else None)]
+        devices = jax.local_devices()[: num_devices or None]
         self.num_devices, self._mesh = len(devices), Mesh(np.array(devices), (ROWS,))
         self._programs: list[tuple[_Program, int]] = []  # each with how often it had been traced before
         self.params = params

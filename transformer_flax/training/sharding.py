@@ -183,11 +183,6 @@ def divide_cpu(count: int) -> None:
         logger.warning("config.parallel.cpu_devices is %d, but JAX uses the CPU as one device already", count)
 
 
-def search_devices(config) -> int:
-    """The number of devices for the search and the classifier, from `config.parallel`; 0: all, but only one CPU."""
-    return config.num_devices or (config.cpu_devices if jax.default_backend() == "cpu" else 0)
-
-
 def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_chunks: int = 1) -> Parallel:
     """Makes the devices of `config.parallel`.
 

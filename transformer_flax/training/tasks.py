@@ -13,7 +13,6 @@ from transformer_flax.decoding.translator import Translator
 from transformer_flax.model.registry import kind_of
 from transformer_flax.training.loss import LossFn, classification_loss, translation_loss
 from transformer_flax.training.setup import Data
-from transformer_flax.training.sharding import search_devices
 
 
 class Task:
@@ -56,7 +55,7 @@ class Translation(Task):
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         _, self._text = normalisers(config.data)
         # Without normalisers: the pairs of `data` are normalised already.
-        devices = search_devices(config.parallel)
+        devices = config.parallel.num_devices
         translator = Translator([model], None, data.tokenizer, num_devices=devices, **config.decode)
         super().__init__(translator, translator.translate)
 
@@ -73,7 +72,7 @@ class Classification(Task):
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         assert data.classes
         self._classes = data.classes.names
-        settings = {name: config.decode[name] for name in SETTINGS} | {"num_devices": search_devices(config.parallel)}
+        settings = {name: config.decode[name] for name in SETTINGS} | {"num_devices": config.parallel.num_devices}
         predictor = Predictor([model], None, data.tokenizer, self._classes, **settings)
         super().__init__(predictor, predictor.predict)
 
