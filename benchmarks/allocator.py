@@ -1,7 +1,7 @@
-"""What malloc's settings do for a step: python benchmarks/allocator.py [--sizes=tiny,small,base] [--rounds=5].
+"""Times a training step by malloc's settings: python benchmarks/allocator.py [--sizes=tiny,small,base] [--rounds=5].
 
-They are made when a process starts, so each measurement is a process of its own (`benchmarks/train.py`): in each round
-one with the settings of `transformer_flax.allocator` and one with the system's, alternately. CPU alone.
+The settings are made when a process starts, so each measurement is a new process of `benchmarks/train.py`. Each round
+measures the system's settings, then those of `transformer_flax.allocator`. For CPUs only.
 """
 
 import json
@@ -23,13 +23,13 @@ from transformer_flax import cli
 from transformer_flax.allocator import SWITCH
 
 ROOT = pathlib.Path(__file__).parent.parent
-BATCHES = {"tiny": (128, 16), "small": (64, 32), "base": (32, 32)}  # pairs, and tokens of each sentence
-SIZE = flags.DEFINE_list("sizes", list(BATCHES), "of the model")
-ROUNDS = flags.DEFINE_integer("rounds", 5, "processes of either kind", 1)
+BATCHES = {"tiny": (128, 16), "small": (64, 32), "base": (32, 32)}  # pairs a batch, tokens a sentence
+SIZE = flags.DEFINE_list("sizes", list(BATCHES), "sizes of the model")
+ROUNDS = flags.DEFINE_integer("rounds", 5, "processes with each setting", 1)
 
 
 def measure(size: str, allocator: str) -> tuple[float, float]:
-    """Milliseconds a step, and megabytes that the process had at most."""
+    """Returns the milliseconds of a step and the peak memory of its process in megabytes."""
     rows, length = BATCHES[size]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     with tempfile.NamedTemporaryFile() as file:

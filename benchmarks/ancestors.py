@@ -1,11 +1,11 @@
-"""Ways to follow a beam's ancestors in the cache of keys and values: python benchmarks/ancestors.py [--batch_size=16].
+"""Times ways to follow a beam's ancestors in the key-value cache: python benchmarks/ancestors.py [--batch_size=16].
 
-When hypotheses are exchanged, each goes on from the past of another. Its keys and values can be had by
-  gather   moving the cache at every step, so that each hypothesis has its own past;
-  indices  leaving it where it was written, and collecting each past by a table of ancestors;
-  mask     leaving it there too, and attending to all K hypotheses under a mask of the ancestors: as sums of products
-           (what the model does on a CPU), or as matrix products (elsewhere).
-The self-attention of a decoder's layers alone is timed, over all positions of an output, with random parents.
+The search reorders hypotheses: each continues from the past of its parent. Ways to find the keys and values of a past:
+  gather   reorder the cache at every step, so that each hypothesis has its own past;
+  indices  leave the cache as it was written, and gather each past through a table of ancestors;
+  mask     leave it as it was written, and attend to all K hypotheses under a mask of the ancestors: with sums of
+           products (the model's way on a CPU) or with matrix products (its way elsewhere).
+Only the self-attention of the decoder's layers is timed, over all positions of an output, with random parents.
 """
 
 import functools
@@ -28,19 +28,19 @@ from transformer_flax import cli
 from transformer_flax.decoding.search import follow
 from transformer_flax.model.attention import ancestor_mask, attend_to_cache
 
-BATCH = flags.DEFINE_integer("batch_size", 16, "B, sentences at a time")
+BATCH = flags.DEFINE_integer("batch_size", 16, "B, sentences a batch")
 BEAM = flags.DEFINE_integer("beam_size", 4, "K, hypotheses a sentence")
 LENGTH = flags.DEFINE_integer("length", 64, "L, tokens of each output")
-LAYERS = flags.DEFINE_integer("layers", 6, "of the decoder")
-HEADS = flags.DEFINE_integer("heads", 8, "H, of each layer")
-DEPTH = flags.DEFINE_integer("depth", 64, "D = d_k = d_v, of each head")
+LAYERS = flags.DEFINE_integer("layers", 6, "layers of the decoder")
+HEADS = flags.DEFINE_integer("heads", 8, "H, heads of each layer")
+DEPTH = flags.DEFINE_integer("depth", 64, "D = d_k = d_v of each head")
 REPEATS = flags.DEFINE_integer("repeats", 5, "timed calls of each way")
 
 put = jax.lax.dynamic_update_index_in_dim
 
 
 def attend(query, key, value, position):
-    """From [B, K, H, D] to each hypothesis' own past [B, K, H, L, D]."""
+    """Attends from queries [B, K, H, D] to each hypothesis' own past [B, K, H, L, D]."""
     products = jnp.einsum("bkhd,bkhld->bkhl", query, key) / query.shape[-1] ** 0.5
     past = jnp.arange(key.shape[3]) <= position
     return jnp.einsum("bkhl,bkhld->bkhd", jax.nn.softmax(jnp.where(past, products, -jnp.inf)), value)
@@ -74,7 +74,7 @@ def look_up_by_matrix_products(query, key, value, mask):
 
 
 def make(way: Callable, shapes: tuple[str, str]) -> Callable[[], Any]:
-    """The compiled loop over all positions, for a cache of keys and values with these axes."""
+    """Returns a compiled loop over all positions, for cached keys and values with the axes `shapes`."""
     sizes = {"B": BATCH.value, "K": BEAM.value, "L": LENGTH.value, "H": HEADS.value, "D": DEPTH.value}
 
     def room(axes: str):

@@ -1,14 +1,14 @@
 """Estimates a step on an absent accelerator: python benchmarks/aot.py --topology=cuda:h100,cuda:h100x8,v5e:2x2.
 
-Compiles the training step ahead of time, or with --what=search a beam search, and reads the program: its kernels, the
-bytes they move, FLOPs by the type of their operands, collectives and memory. From these follows a roofline, which is a
-bound and no measurement. Each kernel takes the larger of its bytes over the memory's bandwidth and its FLOPs over the
-peak of the data sheet. "Likely" takes 85 % of the bandwidth, 75 % of the peak and 1.5 microseconds a kernel. Nothing
-overlaps, and no cache keeps anything between kernels. Products are cuBLAS's: XLA's own ones are chosen by timing them.
+Compiles the training step ahead of time, or with --what=search a beam search. Reads the program's kernels, the bytes
+they move, their FLOPs by operand type, its collectives and its memory. Computes a roofline, which is a bound, not a
+measurement. Each kernel takes the larger of its bytes over the memory bandwidth and its FLOPs over the peak of the data
+sheet. "Likely" assumes 85 % of the bandwidth, 75 % of the peak and 1.5 microseconds a kernel. Kernels do not overlap,
+and no cache keeps data between them. cuBLAS computes the products, because XLA chooses its own kernels by timing them.
 A TPU's time is its compiler's estimate.
 
-Of a search, the figures are those of one position, one step of the decoder for all hypotheses. They are the same at
-every position, because attention reads the whole cache under a mask.
+The figures of a search are those of one position: one decoder step for all hypotheses. They are the same at every
+position, because attention reads the whole cache under a mask.
 
 A GPU needs `pip install -e '.[aot-gpu]'`, a TPU `.[aot-tpu]`. A base step compiles in a minute of processor time for a
 GPU, and in several for a TPU.
@@ -52,29 +52,29 @@ from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, make_train_step
 
-WHAT = flags.DEFINE_enum("what", "step", ["step", "search"], "of training, or a beam search")
-TOPOLOGY = flags.DEFINE_list("topology", ["cuda:h100"], "cuda:h100, cuda:h200, with x8 behind it for eight, or v5e:2x2")
-SIZE = flags.DEFINE_enum("size", "base", list(SIZES), "of the model")
+WHAT = flags.DEFINE_enum("what", "step", ["step", "search"], "the training step, or a beam search")
+TOPOLOGY = flags.DEFINE_list("topology", ["cuda:h100"], "cuda:h100, cuda:h200 (append x8 for eight), or v5e:2x2")
+SIZE = flags.DEFINE_enum("size", "base", list(SIZES), "size of the model")
 ROWS = flags.DEFINE_integer("rows", 784, "pairs or sentences a batch, over all devices")
-LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence; of a search, of the longest output, too")
-BEAM_SIZE = flags.DEFINE_integer("beam_size", 4, "hypotheses a sentence of a search")
-DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["float32", "bfloat16"], "of the computation")
-DROPOUT = flags.DEFINE_float("dropout", 0.1, "of every kind that the config has on")
-ATTENTION = flags.DEFINE_enum("attention", "plain", IMPLEMENTATIONS, "its implementation in a step for a GPU")
-CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "parts of the logits")
-DEAREST = flags.DEFINE_integer("dearest", 20, "lines of ours to name")
+LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence; also the longest output of a search")
+BEAM_SIZE = flags.DEFINE_integer("beam_size", 4, "hypotheses of each sentence in a search")
+DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["float32", "bfloat16"], "type of the computation")
+DROPOUT = flags.DEFINE_float("dropout", 0.1, "rate of every kind of dropout that the config has on")
+ATTENTION = flags.DEFINE_enum("attention", "plain", IMPLEMENTATIONS, "attention implementation of a step on a GPU")
+CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "chunks of the logits")
+DEAREST = flags.DEFINE_integer("dearest", 20, "most expensive source lines to print")
 HLO = flags.DEFINE_string("hlo", None, "write the compiled programs to this folder")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 
-BANDWIDTH, PEAK, LAUNCH = 0.85, 0.75, 1.5e-6  # that are likely: shares of the data sheet's, and seconds of a kernel
+BANDWIDTH, PEAK, LAUNCH = 0.85, 0.75, 1.5e-6  # likely shares of the data sheet's rates, and launch seconds
 SHORT = 2e-6  # seconds; shorter kernels wait for their launch
 
 
 def absent_devices(topology: str) -> tuple[Machine, list[jax.Device]]:
-    """The devices of a topology, for the compiler alone.
+    """Returns the machine and the devices of a topology, for compiling only.
 
     Raises:
-      UserError: the machine is not known, or its compiler not installed.
+      UserError: the machine is unknown, or its compiler is not installed.
     """
     platform, _, rest = topology.partition(":")
     name, _, count = rest.partition("x") if platform == "cuda" else (platform, "", "")
@@ -87,13 +87,13 @@ def absent_devices(topology: str) -> tuple[Machine, list[jax.Device]]:
     if platform == "cuda":
         options = {"topology": f"1x1x{count or 1}", "target_config": machine.description}
         return machine, topologies.get_topology_desc(name, platform, **options).devices
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # other compilations on this machine do no harm
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU to ask about
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # other compilations are harmless
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # there is no TPU to query
     return machine, topologies.get_topology_desc(topology, "tpu").devices
 
 
 def lower_step(config: TransformerConfig, devices: list[jax.Device], rows: int, length: int, chunks: int = 1):
-    """Lowers the update of `config` for devices that need not be there, on `rows` pairs of two `length` tokens."""
+    """Lowers the training step of `config` for absent devices, on `rows` pairs of twice `length` tokens."""
     defaults, parallel = base.get_config(), Parallel(devices)
     optimizer = make_optimizer(defaults.optimizer, config.d_model)
     loss_fn = translation_loss(Transformer(config), defaults.label_smoothing, chunks)
@@ -111,7 +111,7 @@ def lower_step(config: TransformerConfig, devices: list[jax.Device], rows: int, 
 
 
 def lower_search(config: TransformerConfig, devices: list[jax.Device], rows: int, length: int, beam_size: int):
-    """Lowers the search on one of the devices, for its share of `rows` sentences; as one loop, which never shrinks."""
+    """Lowers the search of one device, for its share of `rows` sentences, as one loop whose batch never shrinks."""
     model = Transformer(config)
     rows //= len(devices)
 
@@ -131,12 +131,12 @@ def lower_search(config: TransformerConfig, devices: list[jax.Device], rows: int
 
 
 def compile_absent(lowered: Any, machine: Machine) -> Any:
-    """Compiles for a machine that is not there."""
+    """Compiles for an absent machine."""
     return lowered.compile(compiler_options={} if machine.clock else {"xla_gpu_enable_triton_gemm": False})
 
 
 def seconds(kernel: Kernel, machine: Machine, devices: int, *, likely: bool) -> float:
-    """Time of one launch of a kernel by the roofline; a TPU's by its compiler."""
+    """Returns the time of one launch of a kernel by the roofline; on a TPU, its compiler's estimate."""
     around = 2 * (devices - 1) / devices * kernel.collective / machine.link  # all-reduce in a ring
     if machine.clock:
         return kernel.cycles / machine.clock + around
@@ -146,7 +146,7 @@ def seconds(kernel: Kernel, machine: Machine, devices: int, *, likely: bool) -> 
 
 
 def sum_flops(kernels: list[Kernel], devices: int = 1) -> dict[str, float]:
-    """FLOPs of products on a device by the type of their operands."""
+    """Sums the FLOPs of products on one device by operand type."""
     found = collections.Counter()
     for kernel in kernels:
         found.update({kind: kernel.times * n / devices for kind, n in kernel.flops.items()})
@@ -154,7 +154,7 @@ def sum_flops(kernels: list[Kernel], devices: int = 1) -> dict[str, float]:
 
 
 def report(topology: str, config: TransformerConfig, console: rich.console.Console) -> dict:
-    """Compiles for a topology, prints what the program is made of and returns it."""
+    """Compiles for a topology, prints the program's figures and returns them."""
     machine, devices = absent_devices(topology)
     of_search = WHAT.value == "search"
     if of_search:
@@ -172,7 +172,7 @@ def report(topology: str, config: TransformerConfig, console: rich.console.Conso
 
     kernels = read(compiled.as_text())
     if machine.clock:
-        # Copies to the fast memory, which have no cycles, run beside the kernels. Products have become convolutions.
+        # Copies to the fast memory have no cycles: they run beside the kernels. Products have become convolutions.
         kernels = [kernel for kernel in kernels if kernel.cycles or kernel.collective]
         flops = sum_flops(read(lowered.as_text(dialect="hlo")), 1 if of_search else len(devices))
     else:

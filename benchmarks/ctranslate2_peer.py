@@ -1,11 +1,10 @@
-"""The search that `decode.py` measures, by CTranslate2, given a model that `decoding/ctranslate2.py` has written."""
+"""CTranslate2's search, which `decode.py` measures, for a model written by `decoding/ctranslate2.py`."""
 
 import os
 import pathlib
 from collections.abc import Callable
 
-# Read when the library loads: with threads that spin while they wait, it takes many times as long on a machine that is
-# busy with anything else.
+# OpenMP reads this when the library loads. Threads that spin while waiting make it many times slower on a busy machine.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import ctranslate2
@@ -24,11 +23,11 @@ def make_search(
     nbest: int = 1,
     on_gpu: bool = False,
 ) -> Callable[[], list[ctranslate2.TranslationResult]]:
-    """A search of outputs of exactly so many tokens, none of them the end symbol; in float32, on a GPU in float16.
+    """Returns a search for outputs of exactly `length` tokens without the end symbol: in float32, on a GPU in float16.
 
-    The pieces of the model's vocabulary are the ids as text. With one length there is nothing for a length penalty to
-    rank, and scores are log P alone. Unlike ours, this P is over the tokens that are allowed: padding, the begin and
-    the end symbol are masked before the softmax.
+    The pieces of the model's vocabulary are the ids as text. All outputs have one length, so scores are log P without a
+    length penalty. Unlike ours, this P is normalised over the allowed tokens: padding, the begin symbol and the end
+    symbol are masked before the softmax.
     """
     translator = ctranslate2.Translator(
         str(folder),
@@ -38,7 +37,7 @@ def make_search(
         intra_threads=threads,
         max_queued_batches=-1,
     )
-    # The library itself adds the end symbol of a source.
+    # The library adds the end symbol of a source.
     sentences = [[str(token) for token in row if token not in (PAD_ID, END_ID)] for row in source]
 
     def search():

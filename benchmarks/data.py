@@ -1,8 +1,8 @@
-"""How fast text becomes batches: python benchmarks/data.py [--source=FILE --target=FILE].
+"""Measures how fast text becomes batches: python benchmarks/data.py [--source=FILE --target=FILE].
 
-Tokenising a corpus into the cache against the tokenizer's bare `encode_batch`, on the lines of two files (plain, .gz or
-.xz) or on number words; and, on synthetic corpora of pairs of about 30 tokens a side, the rate of ready batches, the
-share of their slots that is used; and how memory grows with the text and with the corpus.
+Compares tokenising a corpus into the cache with the tokenizer's bare `encode_batch`, on the lines of two files (plain,
+.gz or .xz) or on number words. Measures the rate of ready batches and the share of their slots that is used, on
+synthetic pairs of about 30 tokens a side. Measures how memory grows with the text and with the corpus.
 """
 
 import itertools
@@ -34,13 +34,13 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 
 SOURCE = flags.DEFINE_string("source", None, "a file of sentences; default: number words")
-TARGET = flags.DEFINE_string("target", None, "their translations, line by line")
-LINES = flags.DEFINE_integer("lines", 50_000, "of the files, at most")
-PAIRS = flags.DEFINE_integer("pairs", 1_000_000, "of the synthetic corpus")
+TARGET = flags.DEFINE_string("target", None, "a file of their translations, line by line")
+LINES = flags.DEFINE_integer("lines", 50_000, "maximum number of pairs to tokenise")
+PAIRS = flags.DEFINE_integer("pairs", 1_000_000, "pairs of the synthetic corpus")
 REPEATS = flags.DEFINE_integer("repeats", 9, "timed calls")
 
 MEMORY_PAIRS = (100_000, 5_000_000)
-PARTS = ("ids", "offsets")  # of the sentences of one side
+PARTS = ("ids", "offsets")  # arrays of one side's `Sentences`
 
 
 class Lines(list):
@@ -61,7 +61,7 @@ def read_pairs() -> Lines:
 
 
 def synthetic(pairs: int) -> Corpus:
-    """Sources of about 30 tokens, targets a few longer or shorter."""
+    """Draws sources of about 30 tokens, and targets a few tokens longer or shorter."""
     rng = np.random.default_rng(0)
     source = np.clip(rng.normal(30, 12, pairs), 3, 100).astype(np.int64)
     target = np.clip(source + rng.integers(-5, 6, pairs), 3, 100)
@@ -82,7 +82,7 @@ def make_batches(corpus: Corpus, batching: str) -> Batches:
 
 
 def measure_batches(corpus: Corpus, batching: str) -> list[str]:
-    """Of a whole epoch: shapes, million tokens a second with its planning, % of the slots of the fuller side used."""
+    """Measures an epoch: shapes, million tokens a second (planning included), % of the fuller side's slots used."""
     started = time.perf_counter()
     batches = make_batches(corpus, batching)
     used, slots = np.zeros(2, int), 0
@@ -95,13 +95,13 @@ def measure_batches(corpus: Corpus, batching: str) -> list[str]:
 
 
 def anonymous_memory() -> int:
-    """Bytes of this process that are not a file's."""
+    """Returns the bytes of this process's memory that no file backs."""
     status = pathlib.Path("/proc/self/status").read_text()
     return 1024 * int(next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon")))
 
 
 def memory_of(prepare: Callable, *arguments: Any) -> tuple[int, int]:
-    """Bytes of anonymous memory held when something has been prepared, and the most on the way there."""
+    """Returns the bytes of anonymous memory held after `prepare`, and the peak until then."""
     most, done = 0, threading.Event()
 
     def watch() -> None:
@@ -111,7 +111,7 @@ def memory_of(prepare: Callable, *arguments: Any) -> tuple[int, int]:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    prepared = prepare(*arguments)  # and held until it is measured
+    prepared = prepare(*arguments)  # kept until memory is measured
     held = anonymous_memory()
     done.set()
     watcher.join()
@@ -148,13 +148,13 @@ def make_two_epochs(folder: pathlib.Path, batching: str) -> Batches:
 
 
 def growth(write: Callable[[pathlib.Path, int], None], prepare: Callable, *arguments: Any) -> list[str]:
-    """Bytes a pair by which memory grows from fewer pairs on the disk to more: held, and at most."""
+    """Returns the growth of memory in bytes a pair, from few pairs on the disk to many: held, and at the peak."""
     results = []
     for pairs in MEMORY_PAIRS:
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             write(folder, pairs)
-            with multiprocessing.get_context("spawn").Pool(1) as pool:  # a process that has held nothing else
+            with multiprocessing.get_context("spawn").Pool(1) as pool:  # a fresh process
                 results.append(pool.apply(memory_of, (prepare, folder, *arguments)))
     few, many = results
     added = MEMORY_PAIRS[1] - MEMORY_PAIRS[0]

@@ -1,10 +1,10 @@
-"""How fast the search is: python benchmarks/decode.py [--sizes=small,base] [--beam_sizes=1,4] [--devices=1,2].
+"""Measures the search's speed: python benchmarks/decode.py [--sizes=small,base] [--beam_sizes=1,4] [--devices=1,2].
 
-A random model translates random sentences, every output forced to the same length. Sentences and output tokens a
-second, the median of interleaved runs with the slowest and the fastest. Where CTranslate2 is installed, it stands
-beside them with the same model and outputs as long: on a CPU in float32 with as many threads, on a GPU in float16.
-With --devices, the sentences are shared among so many devices; JAX_NUM_CPU_DEVICES=2 makes a CPU two.
-`--without_cache` adds the same search with a model that decodes the whole output anew at each step.
+A random model translates random sentences into outputs of one forced length. Prints sentences and output tokens a
+second: the median of interleaved calls, with the slowest and the fastest. If CTranslate2 is installed, it runs beside
+them with the same model and length: on a CPU in float32 with as many threads, on a GPU in float16. --devices shares the
+sentences among several devices; JAX_NUM_CPU_DEVICES=2 makes a CPU two devices. --without_cache adds the same search
+with a model that decodes the whole output again at each step.
 """
 
 import dataclasses
@@ -40,32 +40,32 @@ from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 from transformer_flax.training.config_checks import device_dtype
 
-SIZE = flags.DEFINE_list("sizes", ["small", "base"], "of the model: small, base")
-BEAM_SIZE = flags.DEFINE_list("beam_sizes", ["1", "4"], "hypotheses a sentence; 1 is greedy search")
+SIZE = flags.DEFINE_list("sizes", ["small", "base"], "sizes of the model: small, base")
+BEAM_SIZE = flags.DEFINE_list("beam_sizes", ["1", "4"], "hypotheses of each sentence; 1 is greedy search")
 DEVICES = flags.DEFINE_list("devices", ["1"], "numbers of devices that share the sentences")
-BATCH = flags.DEFINE_integer("batch_size", 32, "sentences at a time")
+BATCH = flags.DEFINE_integer("batch_size", 32, "sentences a batch")
 LENGTH = flags.DEFINE_integer("length", 32, "tokens of each output")
 SOURCE_LENGTH = flags.DEFINE_integer("source_length", 24, "tokens of each input")
-PEER = flags.DEFINE_bool("ctranslate2", None, "also search with CTranslate2; by default where it can")
-DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "of the computation; default: as the device likes")
+PEER = flags.DEFINE_bool("ctranslate2", None, "also search with CTranslate2; default: if it can")
+DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "type of the computation; default suits the device")
 REPEATS = flags.DEFINE_integer("repeats", 5, "timed calls of each search")
-WITHOUT_CACHE = flags.DEFINE_bool("without_cache", False, "also search with a model that remembers nothing")
+WITHOUT_CACHE = flags.DEFINE_bool("without_cache", False, "also search without a cache of keys and values")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 
 
 def decode_anew(module: Transformer, tokens, memory, memory_mask, position):
-    """The logits behind `position`, with all of the output so far [B, L] decoded for it."""
+    """Returns the logits after `position`, decoding all of the output so far [B, L]."""
     y = module.decode(tokens, memory, memory_mask)
     return to_logits(y[:, position], module.output_embedding.embedding)
 
 
 def begin_without_cache(model: Transformer, params, source, hypotheses: int, length: int):
-    """As `as_step`, for a model whose only memory is the tokens."""
+    """Does what `as_step` does, without a cache of keys and values: each step decodes all tokens."""
     memory = model.apply({"params": params}, source, method="encode")
 
     def step(tokens, parents, position, cache):
         outputs, memory, mask = cache
-        # What is given at a position was put out at the one before; at 0, it lands where shift_right drops it.
+        # The tokens given at a position are the outputs of the position before. At 0, shift_right drops them.
         outputs = follow(outputs, parents).at[:, :, position - 1].set(tokens)
         of_each = (jnp.repeat(x, hypotheses, axis=0) for x in (memory, mask))
         logits = model.apply({"params": params}, outputs.reshape(-1, length), *of_each, position, method=decode_anew)
@@ -75,7 +75,7 @@ def begin_without_cache(model: Transformer, params, source, hypotheses: int, len
 
 
 def make_search(begin, model: Transformer, params, source, beam_size: int, length: int, num_devices: int = 1):
-    """A compiled search of outputs of exactly so many tokens."""
+    """Returns a compiled search for outputs of exactly `length` tokens."""
     devices = OnDevices(params, num_devices)
     penalty = LengthPenalty("gnmt", 0.6)
 
@@ -90,7 +90,7 @@ def make_search(begin, model: Transformer, params, source, beam_size: int, lengt
 
 
 def can_compare(dtype: str) -> bool:
-    """Whether CTranslate2 is there and would do the same work."""
+    """Returns whether CTranslate2 is installed and would do the same work."""
     if not importlib.util.find_spec("ctranslate2"):
         return False
     import ctranslate2
@@ -102,13 +102,13 @@ def can_compare(dtype: str) -> bool:
 
 
 def make_peer_search(config: TransformerConfig, params, source, beam_size: int, length: int):
-    """CTranslate2's search of as many tokens, which end with no end symbol."""
+    """Returns CTranslate2's search for outputs of `length` tokens, without the end symbol."""
     from benchmarks import ctranslate2_peer
     from transformer_flax.decoding import ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
         ctranslate2.save(config, params, [str(token) for token in range(config.vocab_size)], pathlib.Path(folder))
-        threads = len(os.sched_getaffinity(0))  # as XLA takes
+        threads = len(os.sched_getaffinity(0))  # as many as XLA uses
         options = {"threads": threads, "on_gpu": jax.devices()[0].platform == "gpu"}
         return ctranslate2_peer.make_search(pathlib.Path(folder), source, beam_size, length, **options)
 

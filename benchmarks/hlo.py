@@ -1,4 +1,4 @@
-"""Reads a program as XLA prints it: its kernels, with the bytes they move and the FLOPs of their products."""
+"""Reads a program as XLA prints it: its kernels, the bytes they move and the FLOPs of their products."""
 
 import collections
 import dataclasses
@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 
 BITS = {"pred": 8, "s4": 4, "u4": 4, "bf16": 16, "f16": 16} | {f"{k}{n}": n for k in "suf" for n in (8, 16, 32, 64)}
-# Neither launches anything nor moves bytes; the second half of what is asynchronous counts with the first.
+# These launch nothing and move no bytes. The end of an asynchronous operation counts with its start.
 FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"}
-WHOLE = {"sort", "dot", "reduce", "reduce-window"}  # need all of an operand for any part of the result
+WHOLE = {"sort", "dot", "reduce", "reduce-window"}  # need a whole operand for any part of the result
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 SHAPE = re.compile(r"\b([a-z]+\d*)\[([\d,]*)\]")
 
@@ -32,13 +32,13 @@ class Array:
 @dataclasses.dataclass
 class Instruction:
     name: str
-    result: list[Array]  # several of a tuple
+    result: list[Array]  # several arrays for a tuple
     opcode: str
     operands: list[str]
     attributes: str
 
     def names_in(self, attribute: str) -> list[str]:
-        """Computations that an attribute names: `calls=a` or `branch_computations={a, b}`."""
+        """Returns the computations that an attribute names: `calls=a` or `branch_computations={a, b}`."""
         found = re.search(rf"\b{attribute}=(?:{{([^}}]*)}}|([\w.-]+))", self.attributes)
         return (found[1] or found[2]).split(", ") if found else []
 
@@ -55,17 +55,17 @@ class Instruction:
 class Kernel:
     name: str
     opcode: str
-    times: int  # in a call of the program: more than once in a loop
+    times: int  # launches in a call of the program, several in a loop
     bytes: int
-    flops: dict[str, int]  # of its products, by the type of the operands
-    collective: int  # bytes that go between devices
-    cycles: int  # as XLA for TPUs estimates them
-    line: str  # of ours that it comes from
-    scatters: list[str]  # types that it adds up by scattering
+    flops: dict[str, int]  # of its products, by operand type
+    collective: int  # bytes sent between devices
+    cycles: int  # XLA's estimate for a TPU
+    line: str  # line of the package that it comes from
+    scatters: list[str]  # types that it accumulates by scattering
 
 
 class Program:
-    """A module of HLO, in text."""
+    """An HLO module, parsed from text."""
 
     def __init__(self, text: str):
         self.computations: dict[str, dict[str, Instruction]] = {}
@@ -86,7 +86,7 @@ class Program:
         return list(self._kernels(self.entry, 1))
 
     def loops(self) -> list[list[Kernel]]:
-        """The kernels of one round of each loop, in the order of the program."""
+        """Returns the kernels of one iteration of each loop, in the order of the program."""
         loops = (each for each in self.computations[self.entry].values() if each.opcode == "while")
         return [[kernel for body in loop.names_in("body") for kernel in self._kernels(body, 1)] for loop in loops]
 
@@ -126,9 +126,9 @@ class Program:
                 yield from self._inside(each)
 
     def _bytes(self, kernel: Instruction, around: dict[str, Instruction]) -> int:
-        """Each operand read and each result written once; of what is only sliced or gathered from, those parts.
+        """Counts each operand as read once and each result as written once.
 
-        A library's scratch memory is not counted.
+        An operand that is only sliced or gathered from counts in part. A library's scratch memory does not count.
         """
         read = [around[name].bytes if name in around else 0 for name in kernel.operands]
         body = self.computations[kernel.names_in("calls")[0]] if kernel.opcode == "fusion" else {}
@@ -170,7 +170,7 @@ class Program:
 
     @functools.cache  # noqa: B019  a program lives as long as the process
     def _line_of_frame(self, frame: int) -> str:
-        """The innermost line of the package in a stack of frames."""
+        """Returns the innermost line of the package in a stack of frames."""
         while frame:
             fields = dict(re.findall(r"(\w+)=(\d+)", self._tables["StackFrames"][frame]))
             location = dict(re.findall(r"(\w+)=(\d+)", self._tables["FileLocations"][int(fields["file_location_id"])]))
@@ -182,9 +182,9 @@ class Program:
 
 
 def _needed(body: dict[str, Instruction], users: dict[str, list[tuple[Instruction, int]]]) -> dict[str, int]:
-    """The elements of each array inside a fusion that are needed for its results."""
+    """Returns how many elements of each array inside a fusion its results need."""
     needed = {}
-    for array in reversed(body.values()):  # users come behind what they use
+    for array in reversed(body.values()):  # users follow what they use
         size = sum(each.size for each in array.result)
         found = 0 if users[array.name] else size
         for user, place in users[array.name]:
@@ -192,7 +192,7 @@ def _needed(body: dict[str, Instruction], users: dict[str, list[tuple[Instructio
                 found += user.result[0].size
             elif user.opcode in ("dynamic-update-slice", "scatter") and place == 0:
                 continue
-            else:  # element by element: as many as of the user's
+            else:  # element by element: as many as of the user's result
                 like = user.result[0].size == size and user.opcode not in WHOLE
                 found += needed[user.name] if like else size
         needed[array.name] = min(size, found)
@@ -210,7 +210,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _cut(text: str) -> tuple[str, str]:
-    """A shape or a list in parentheses at the beginning of a text, and the rest."""
+    """Splits a text after the shape or the list in parentheses at its beginning."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character in "({") - (character in ")}")

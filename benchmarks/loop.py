@@ -1,8 +1,8 @@
-"""What the loop costs beside its steps: python benchmarks/loop.py [--config=... --config.data.path=FOLDER --json=FILE].
+"""Measures the overhead of the loop: python benchmarks/loop.py [--config=... --config.data.path=FOLDER --json=FILE].
 
-A run is trained as `train.py` trains it, some steps at a time; after each time, the bare step makes the same updates on
-the same batches, which lie on the device. The ratio tells what data, logging, checkpoints and the loop itself cost.
-Evaluations, and steps that compile, are left out.
+Trains a run as `train.py` does, in sections of some steps. After each section, the bare step makes the same updates on
+the same batches, which are already on the device. The ratio of the times shows the cost of data, logging, checkpoints
+and the loop itself. Evaluations and steps that compile are left out.
 """
 
 import json
@@ -29,20 +29,20 @@ from transformer_flax.training.setup import checked_config, prepare_data, set_up
 from transformer_flax.training.trainer import open_trainer
 
 CONFIG = cli.define_config("numbers.py")
-STEPS = flags.DEFINE_integer("steps", 100, "timed at a time")
-REPEATS = flags.DEFINE_integer("repeats", 5, "times")
+STEPS = flags.DEFINE_integer("steps", 100, "timed steps of each section")
+REPEATS = flags.DEFINE_integer("repeats", 5, "sections")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
-WARM = 20  # steps at the start of each time, until data are ahead and the machine is warm; the interval of logs
+WARM = 20  # steps at the start of each section, until data are ahead and the machine is warm; the interval of logs
 flags.register_validator("steps", lambda steps: steps > 0 and steps % WARM == 0, f"must be a multiple of {WARM}")
 
 
 class Bench:
-    """A run that is resumed again and again, and its bare step."""
+    """A run that is resumed for each section, and its bare step."""
 
     def __init__(self, config, folder: pathlib.Path):
         self._directory = RunDirectory(folder)
         config.eval.every, config.eval.sentences, config.eval.test, config.eval.final_average = 0, 1, False, 1
-        config.decode.update(beam_size=1, max_extra_length=0)  # as the end of a run is evaluated all the same
+        config.decode.update(beam_size=1, max_extra_length=0)  # the end of a run is evaluated in any case
         config.log.every = WARM
         config.parallel.mode = "jit"
         self._progress = Progress(quiet=True)
@@ -52,7 +52,7 @@ class Bench:
         self._programs = Programs(config, self._data, self._parallel, self._progress)
 
     def loop(self, start: int, stop: int) -> float:
-        """Seconds of the steps start + WARM + 1 to stop, in the loop."""
+        """Returns the seconds of the steps start + WARM + 1 to stop in the loop."""
         self._config.steps = stop
         given = self._config, self._directory, self._data, self._programs, self._progress
         with Interruption() as interruption, open_trainer(*given, interruption) as (trainer, state):
@@ -62,7 +62,7 @@ class Bench:
         return seconds[stop] - seconds[start + WARM]
 
     def bare(self, start: int, stop: int) -> float:
-        """Seconds of the same steps without anything else."""
+        """Returns the seconds of the same steps without anything else."""
         state = self._parallel.place(self._programs.init(0))
         batches = [self._parallel.shard(self._data.train[step]) for step in range(start, stop)]
         for batch in batches[:WARM]:
@@ -83,7 +83,7 @@ def main() -> None:
         ratios = []
         for repeat in range(1, REPEATS.value + 1):
             start, stop = repeat * span, (repeat + 1) * span
-            bench.bare(start, stop)  # compiles what is left
+            bench.bare(start, stop)  # compiles the rest
             ratios.append(bench.loop(start, stop) / bench.bare(start, stop))
     figures = {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
     rich.console.Console(highlight=False).print(

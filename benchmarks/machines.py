@@ -1,4 +1,4 @@
-"""Accelerators to compile for where they are absent: their data sheets, and the description that XLA wants."""
+"""Absent accelerators to compile for: their data sheets, and their descriptions for XLA."""
 
 import contextlib
 import dataclasses
@@ -6,7 +6,7 @@ from unittest import mock
 
 from transformer_flax.training.peak_flops import PEAKS
 
-# What an H100 and an H200 have in common: NVIDIA's tables of compute capability 9.0.
+# Properties of both H100 and H200, from NVIDIA's tables of compute capability 9.0.
 HOPPER = """
 gpu_device_info {{
   name: "{name}" device_vendor: "NVIDIA Corporation"
@@ -27,21 +27,21 @@ device_description_str: "{name}"
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A device of the data sheets; sizes are in bytes, rates a second."""
+    """A device by its data sheet. Sizes are in bytes, rates in bytes or FLOPs a second."""
 
     name: str
     bandwidth: float  # of its memory
     link: float  # to its neighbours, in one direction
     memory: int
-    clock: float = 0.0  # of a TPU, in which XLA estimates its kernels
+    clock: float = 0.0  # of a TPU, in whose cycles XLA estimates its kernels
 
     def flops(self, kind: str) -> float:
-        """The peak for products of operands of a type."""
+        """Returns the peak rate of products of operands of a type."""
         return PEAKS[self.name]["bfloat16" if kind == "bf16" else "float32"]
 
     @property
     def description(self) -> str:
-        """The GPU, as XLA's `GpuTargetConfigProto` in text."""
+        """The GPU as XLA's `GpuTargetConfigProto`, in text."""
         return HOPPER.format(name=self.name, memory=self.memory, bandwidth=int(self.bandwidth))
 
 
@@ -53,7 +53,7 @@ MACHINES = {
 
 
 def cudnn_is_there() -> contextlib.AbstractContextManager:
-    """A context in which those that ask the GPU at hand what its cuDNN can do are answered as by a Hopper."""
+    """Returns a context in which checks of the GPU's cuDNN answer as on a Hopper."""
     asked = "jax._src.cudnn.fused_attention_stablehlo"
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch("transformer_flax.model.attention.has_cudnn", return_value=True))

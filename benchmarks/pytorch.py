@@ -1,4 +1,4 @@
-"""The step that `train.py` measures, as users of PyTorch write it: `nn.Transformer`, its own dropout places, Adam."""
+"""PyTorch's training step, which `train.py` measures: `nn.Transformer` with its own places of dropout, and Adam."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from transformer_flax.special_tokens import BEGIN_ID, PAD_ID
 
 
 class Translator(nn.Module):
-    """Embeddings tied with the output's, sinusoids, and the layers of PyTorch."""
+    """Input embeddings tied with the output's, sinusoids and PyTorch's layers."""
 
     def __init__(self, config: TransformerConfig, length: int):
         super().__init__()
@@ -48,7 +48,7 @@ class Translator(nn.Module):
 def make_step(
     config: TransformerConfig, batch: dict[str, np.ndarray], *, label_smoothing: float, compiled: bool
 ) -> Callable[[], Any]:
-    """An update, to be called over and over; returns its loss."""
+    """Returns a function that makes one update and returns its loss."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":

@@ -1,9 +1,9 @@
-"""Why products are scaled (section 3.2.1): python benchmarks/scaling.py [--d_k=4,64,512 --picture=scaling.png].
+"""Effects of scaling products (section 3.2.1): python benchmarks/scaling.py [--d_k=4,64,512 --picture=scaling.png].
 
-For growing d_k, with the scale 1 / sqrt(d_k) and without it. First the softmax of queries and keys whose features are
-independent with variance 1, as the paper assumes them: its largest weight, and how far it moves when its logits do.
-Then a small model on number words: the gradient of its queries and keys before the first update, and its loss after
-some, beside that of an additive score.
+Compares the scale 1 / sqrt(d_k) with no scale for growing d_k. First measures the softmax of queries and keys whose
+features are independent with variance 1, as the paper assumes: its largest weight, and how far it moves when its logits
+do. Then trains a small model on number words, also with an additive score. Measures the gradient of its W^Q and W^K
+before the first update, and its loss after some updates.
 """
 
 import json
@@ -37,11 +37,11 @@ from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import Data, prepare_data
 from transformer_flax.training.step import TrainState, init_key, make_train_step
 
-D_K = flags.DEFINE_list("d_k", ["4", "16", "64", "256", "512"], "of each head")
-KEYS = flags.DEFINE_integer("keys", 32, "that a query of the first part sees", 2)
+D_K = flags.DEFINE_list("d_k", ["4", "16", "64", "256", "512"], "d_k of each head")
+KEYS = flags.DEFINE_integer("keys", 32, "keys of each query in the first part", 2)
 STEPS = flags.DEFINE_integer("steps", 120, "updates of the model", 10)
-SEEDS = flags.DEFINE_integer("seeds", 2, "models of each kind and d_k", 1)
-PICTURE = flags.DEFINE_string("picture", None, "draw all into this file")
+SEEDS = flags.DEFINE_integer("seeds", 2, "models of each score and d_k", 1)
+PICTURE = flags.DEFINE_string("picture", None, "draw all figures into this file")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 QUERIES = 1_000
 COLOURS = dict(zip(SCORES, ("#3b82c4", "#d9822b", "#2a9d6f"), strict=True))
@@ -49,9 +49,9 @@ DOTS = {"scaled_dot": Dot(), "dot": Dot(scaled=False)}
 
 
 def softmax_of(score: ScoreFunction, d_k: int, keys: int) -> dict[str, float]:
-    """Of queries and keys from N(0, 1): the mean of the largest weight, and the median of the softmax's derivative.
+    """Returns the mean largest weight and the median derivative of the softmax, for queries and keys from N(0, 1).
 
-    That is the Frobenius norm of diag(p) - p p^T, by which a small change of the logits changes the weights p.
+    The derivative is the Frobenius norm of the weights' Jacobian with respect to the logits, diag(p) - p p^T.
     """
     query, key = (jax.random.normal(jax.random.key(i), (1, n, 1, d_k)) for i, n in enumerate((QUERIES, keys)))
     p = attention_weights(query, key, jnp.ones((1, 1, 1, keys), bool), score)[0, 0]
@@ -61,11 +61,11 @@ def softmax_of(score: ScoreFunction, d_k: int, keys: int) -> dict[str, float]:
 
 
 def learn(config, data: Data, compatibility: str, d_k: int) -> dict[str, list[float]]:
-    """Of a small model, seed by seed.
+    """Trains a small model with each seed.
 
     Returns:
-      The norm of the loss's gradient with respect to all W^Q and W^K before the first update, and the loss in nats a
-      token over the last tenth of the updates.
+      For each seed, the norm of the loss's gradient with respect to all W^Q and W^K before the first update, and the
+      loss in nats a token over the last tenth of the updates.
     """
     config = config.copy_and_resolve_references()
     config.model.update(compatibility=compatibility, d_k=d_k)
@@ -91,7 +91,7 @@ def learn(config, data: Data, compatibility: str, d_k: int) -> dict[str, list[fl
 
 def small_config(folder: str):
     config = numbers.get_config()
-    # One head, and d_model of the order of d_k: Glorot's matrices then give queries and keys a variance of about 1.
+    # One head, with d_model of the order of d_k: Glorot's matrices then give queries and keys a variance of about 1.
     config.model.update(num_layers=1, d_model=256, d_ff=256, num_heads=1, d_v=64, dropout=0.0)
     config.data.update(num_pairs=5_000, tokens_per_batch=512, num_buckets=1, cache_dir=folder)
     config.optimizer.update(factor=0.3, warmup_steps=50)
@@ -100,7 +100,7 @@ def small_config(folder: str):
 
 
 def measure(d_ks: Sequence[int]) -> dict[str, dict[str, list[list[float]]]]:
-    """By quantity and kind, a value for each d_k and seed."""
+    """Measures each quantity of each kind of score: a value for each d_k and seed."""
     figures: dict[str, dict[str, list[list[float]]]] = {}
 
     def note(quantity: str, kind: str, values: list[float]) -> None:

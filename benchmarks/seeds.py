@@ -1,7 +1,7 @@
-"""What seeds gain by being trained as one program: python benchmarks/seeds.py [--config=... --seeds=8 --json=FILE].
+"""Measures the speed-up of seeds as one program: python benchmarks/seeds.py [--config=... --seeds=8 --json=FILE].
 
-The update of `train.py --seeds=0,1,...` on one batch a seed, against as many updates one after another. The time of one
-seed and the ratio, medians of interleaved calls with the slowest and the fastest.
+Compares the update of `train.py --seeds=0,1,...`, on one batch a seed, with as many updates one after another. Prints
+the time of a step and the ratio: medians of interleaved calls, with the slowest and the fastest.
 """
 
 import json
@@ -29,15 +29,15 @@ from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, init_key
 
 CONFIG = cli.define_config("table3_small.py")
-SEEDS = flags.DEFINE_list("seeds", ["2", "4", "8"], "how many at once")
+SEEDS = flags.DEFINE_list("seeds", ["2", "4", "8"], "numbers of seeds at once")
 LENGTH = flags.DEFINE_integer("length", 20, "tokens a sentence")
-STEPS = flags.DEFINE_integer("steps", 5, "a timed call")
+STEPS = flags.DEFINE_integer("steps", 5, "steps of each timed call")
 REPEATS = flags.DEFINE_integer("repeats", 7, "timed calls")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 
 
 class Together:
-    """The updates of `count` seeds, `steps` a call."""
+    """Updates `count` seeds at once, in --steps steps a call."""
 
     def __init__(self, config, count: int):
         model = model_config(config, config.data.vocab_size)

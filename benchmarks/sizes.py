@@ -1,4 +1,4 @@
-"""The models that are measured."""
+"""Sizes of the model that the benchmarks measure."""
 
 import dataclasses
 

@@ -1,9 +1,9 @@
-"""Table 1, measured: python benchmarks/table1.py [--lengths=512,1024,2048,4096] [--picture=table1.png].
+"""Measures table 1: python benchmarks/table1.py [--lengths=512,1024,2048,4096] [--picture=table1.png].
 
-Each kind of layer is timed as the sequence grows; the slope of the time over the length, both as logarithms, stands
-beside the paper's exponent. What is timed is what the table counts: of self-attention the two products of equation 1
-with their softmax, without projections. Then the longest path: how often a layer has to be applied until what stands
-at the end of the sequence depends on what stood at its beginning, which is found by differentiating.
+Times each kind of layer as the sequence grows. Prints the slope of the time over the length, both as logarithms, beside
+the paper's exponent. Only the operations that the table counts are timed: for self-attention, the two products of
+equation 1 with their softmax, without projections. Then measures the longest path: the number of layers after which the
+end of the sequence depends on its beginning, found by differentiating.
 """
 
 import functools
@@ -25,18 +25,18 @@ from benchmarks.table1_layers import LAYERS, applied_once, make_layers, path_len
 from benchmarks.timing import interleaved
 from transformer_flax import cli
 
-LENGTHS = flags.DEFINE_list("lengths", ["512", "1024", "2048", "4096"], "n, of the sequences that are timed")
-PATH_LENGTHS = flags.DEFINE_list("path_lengths", ["64", "256"], "n, of the sequences whose paths are measured")
-WIDTH = flags.DEFINE_integer("width", 256, "d, of the representations")
-HEADS = flags.DEFINE_integer("heads", 4, "of self-attention, which d divides among", 1)
+LENGTHS = flags.DEFINE_list("lengths", ["512", "1024", "2048", "4096"], "n, lengths of the timed sequences")
+PATH_LENGTHS = flags.DEFINE_list("path_lengths", ["64", "256"], "n, lengths of the sequences whose paths are measured")
+WIDTH = flags.DEFINE_integer("width", 256, "d, width of the representations")
+HEADS = flags.DEFINE_integer("heads", 4, "heads of self-attention; their number must divide d", 1)
 KERNEL = flags.DEFINE_integer("kernel", 3, "k, positions that a convolution sees", 2)
 NEIGHBOURHOOD = flags.DEFINE_integer("neighbourhood", 64, "r, positions that restricted self-attention sees", 2)
-REPEATS = flags.DEFINE_integer("repeats", 15, "timed calls of each layer and length, of which the fastest counts", 1)
+REPEATS = flags.DEFINE_integer("repeats", 15, "timed calls of each layer and length; the fastest counts", 1)
 PICTURE = flags.DEFINE_string("picture", None, "draw the times into this file")
 
 
 def slope(lengths: list[int], costs: list[float]) -> float:
-    """Of a line through the logarithms, by least squares."""
+    """Returns the slope of a least-squares line through the logarithms."""
     return float(np.polyfit(np.log(lengths), np.log(costs), 1)[0])
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     inputs = {n: jnp.array(rng.normal(size=(n, d)), jnp.float32) for n in lengths}
     calls = {(name, n): functools.partial(jax.jit(layer), inputs[n]) for name, layer in layers.items() for n in lengths}
     timings = interleaved(calls, REPEATS.value)
-    # The fastest call: whatever else a machine does only adds to a time, and more to a short one.
+    # The fastest call: other work of the machine only adds to a time, and more to a short one.
     seconds = {name: [timings[name, n].low for n in lengths] for name in layers}
 
     columns = ["", *(f"n = {n:,}" for n in lengths), "slope", "paper"]

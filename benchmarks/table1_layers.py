@@ -1,4 +1,4 @@
-"""Table 1: the cost of a layer of each kind, and the layers, which `table1.py` times.
+"""Table 1: the costs of each kind of layer, and the layers, which `table1.py` times.
 
 n is the length of the sequence, d the width of its representations, k the width of a convolution's kernel, and r the
 size of the neighbourhood of restricted self-attention. Constants are left out, as in the paper.
@@ -31,7 +31,7 @@ LAYERS: dict[str, Callable[[int, int, int, int], Costs]] = {  # functions of n, 
     "self-attention": lambda n, d, k, r: Costs(n**2 * d, 1, 1),
     "recurrent": lambda n, d, k, r: Costs(n * d**2, n, n),
     "convolutional": lambda n, d, k, r: Costs(k * n * d**2, 1, math.log(n, k)),
-    # not in the table, but in the text beside it
+    # from the text beside the table
     "separable convolutional": lambda n, d, k, r: Costs(k * n * d + n * d**2, 1, math.log(n, k)),
     "restricted self-attention": lambda n, d, k, r: Costs(r * n * d, 1, n / r),
 }
@@ -42,7 +42,7 @@ def _attend(query, key, value, mask):
 
 
 def self_attention(x: jax.Array, dilation: int = 1, *, heads: int, r: int = 0) -> jax.Array:
-    """Equation 1 of x with itself, in heads, to everything or to a neighbourhood of r."""
+    """Attends from x to itself by equation 1, in heads, to all positions or to a neighbourhood of r."""
     split = x.reshape(1, len(x), heads, -1)
     mask = jnp.ones((1, 1, 1, len(x)), bool)
     mixed = attend_locally(_attend, split, split, split, mask, r) if r else _attend(split, split, split, mask)
@@ -60,7 +60,7 @@ def recurrent(x: jax.Array, dilation: int = 1, *, inner: jax.Array, outer: jax.A
 
 
 def recurrent_once(x: jax.Array, dilation: int = 1, *, inner: jax.Array, outer: jax.Array) -> jax.Array:
-    """The same cell applied once at all positions: each state goes one position on."""
+    """Applies the cell of `recurrent` once at all positions: each state moves one position."""
     return jnp.tanh(x @ inner + _shift(x, 1) @ outer)
 
 
@@ -70,7 +70,7 @@ def convolutional(x: jax.Array, dilation: int = 1, *, kernel: jax.Array) -> jax.
 
 
 def separable(x: jax.Array, dilation: int = 1, *, depthwise: jax.Array, pointwise: jax.Array) -> jax.Array:
-    """The same with W_i = diag(w_i) P: each feature for itself, w [k, d], then all features of a position, P [d, d]."""
+    """`convolutional` with W_i = diag(w_i) P: w [k, d] acts on each feature, then P [d, d] on all of a position."""
     each = sum((_shift(x, i * dilation) * weights for i, weights in enumerate(depthwise)), jnp.zeros(x.shape))
     return each @ pointwise
 
@@ -81,7 +81,7 @@ def _shift(x: jax.Array, by: int) -> jax.Array:
 
 
 def make_layers(d: int, heads: int, k: int, r: int) -> dict[str, Apply]:
-    """The layers of table 1, by its names, with random parameters."""
+    """Makes the layers of `LAYERS` by name, with random parameters."""
     rng = np.random.default_rng(0)
 
     def normal(*shape):
@@ -97,22 +97,22 @@ def make_layers(d: int, heads: int, k: int, r: int) -> dict[str, Apply]:
 
 
 def applied_once(layers: Mapping[str, Apply]) -> dict[str, Apply]:
-    """The same layers as the operations that a path is made of."""
+    """Replaces the recurrent layer with one application of its cell, the operation that its path counts."""
     whole: functools.partial = layers["recurrent"]  # pyrefly: ignore (all of them are)
     return {**layers, "recurrent": functools.partial(recurrent_once, **whole.keywords)}
 
 
 def path_length(layer: Apply, n: int, d: int, dilations: Callable[[int], int] = lambda depth: 1) -> int:
-    """How many of these layers it takes until the last position's output depends on the first position's input.
+    """Returns the number of layers after which the last position's output depends on the first position's input.
 
-    Layer by layer, the derivative along what has been reached so far tells which positions are reached next; only which
-    ones is kept, as far ones would soon be too small for a float.
+    The derivative of each layer along the positions reached so far shows which positions it reaches. Only the set of
+    positions is kept, because derivatives of far positions would soon be too small for a float.
 
     Args:
-      layer: what is applied over and over.
-      n: positions.
-      d: features.
-      dilations: that of a convolution at a depth, counted from 0.
+      layer: applied repeatedly.
+      n: number of positions.
+      d: number of features.
+      dilations: returns the dilation of a convolution at a depth, counted from 0.
     """
     derivative = jax.jit(
         lambda x, tangent, dilation: jax.jvp(lambda x: layer(x, dilation), (x,), (tangent,))[1], static_argnums=2

@@ -1,4 +1,4 @@
-"""Times functions side by side, so that a noisy machine is noisy to all of them."""
+"""Times functions in turn, so that a machine's noise affects all of them."""
 
 import dataclasses
 import statistics
@@ -13,10 +13,10 @@ import rich.progress
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """Seconds of one call."""
+    """Timed calls of one function."""
 
-    seconds: tuple[float, ...]  # round by round
-    first: float  # the first call, which compiles
+    seconds: tuple[float, ...]  # of each round
+    first: float  # seconds of the first call, which compiles
     result: Any  # of the first call
 
     @property
@@ -32,17 +32,17 @@ class Timing:
         return max(self.seconds)
 
     def per_second(self, count: int) -> str:
-        """So many of a thing done in a call, as `median (from worst to best)` a second."""
+        """Formats the rate of `count` things in a call: `median (worst to best)` a second."""
         return f"{count / self.median:,.1f} ({count / self.high:,.1f} to {count / self.low:,.1f})"
 
     def times_as_fast_as(self, other: "Timing") -> tuple[float, float, float]:
-        """(median, least, greatest) of the ratios in each round, which slow hours of the machine leave alone."""
+        """Returns (median, least, greatest) of each round's ratio, which slow hours of the machine do not affect."""
         ratios = [theirs / ours for ours, theirs in zip(self.seconds, other.seconds, strict=True)]
         return statistics.median(ratios), min(ratios), max(ratios)
 
 
 def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, Timing]:
-    """Calls each function once to compile it, then all of them in turn, `repeats` times; waits for what they return."""
+    """Calls each function once to compile it, then all in turn `repeats` times; waits for their results."""
 
     console = rich.console.Console(stderr=True)
     with rich.progress.Progress(console=console, disable=not console.is_terminal) as progress:

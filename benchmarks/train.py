@@ -1,8 +1,8 @@
-"""How fast an update is: python benchmarks/train.py [--sizes=small,base] [--json=FILE].
+"""Measures the speed of the training step: python benchmarks/train.py [--sizes=small,base] [--json=FILE].
 
-The step of training itself, on a batch without padding: model FLOPs a second (`model.flops`), and their
-share of the rate of one large matrix product, measured in the same run. Where PyTorch is installed, its
-`nn.Transformer` does the same work beside it. Medians of interleaved calls, with the slowest and the fastest.
+Uses a batch without padding. Prints model FLOPs a second (`model.flops`) and their share of the rate of a large matrix
+product, which is measured in the same run. If PyTorch is installed, its `nn.Transformer` does the same work beside
+ours. The figures are medians of interleaved calls, with the slowest and the fastest.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ from benchmarks.sizes import SIZES
 from benchmarks.timing import interleaved
 from configs import base
 from transformer_flax import cli
+from transformer_flax.allocator import keep_memory
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import IMPLEMENTATIONS, TransformerConfig
 from transformer_flax.model.config import REMAT as REMAT_POLICIES
@@ -41,30 +42,30 @@ from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, make_train_step
 
 PEERS = ("pytorch", "pytorch compiled")
-SIZE = flags.DEFINE_list("sizes", ["base", "small", "tiny"], f"of the model: {', '.join(SIZES)}")
-PEER = flags.DEFINE_list("peers", None, f"beside ours: {', '.join(PEERS)}; default: all that are installed")
+SIZE = flags.DEFINE_list("sizes", ["base", "small", "tiny"], f"sizes of the model: {', '.join(SIZES)}")
+PEER = flags.DEFINE_list("peers", None, f"peers beside ours: {', '.join(PEERS)}; default: all that are installed")
 ROWS = flags.DEFINE_integer("rows", None, "pairs a batch; default: small 64, base 32, on an accelerator 784 of both")
 LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence")
-DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "of the computation; default: as the device likes")
-STEPS = flags.DEFINE_integer("steps", 1, "a timed call; many, where one takes no time")
+DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "type of the computation; default suits the device")
+STEPS = flags.DEFINE_integer("steps", 1, "steps of each timed call; use many if one is very short")
 REPEATS = flags.DEFINE_integer("repeats", 11, "timed calls; 0: only memory and compilation", 0)
-ACCUMULATION = flags.DEFINE_integer("accumulation_steps", 1, "micro-batches of ours", 1)
-CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "parts of our logits", 1)
-SCAN = flags.DEFINE_bool("scan_layers", False, "ours")
-ATTENTION = flags.DEFINE_enum("attention", "plain", IMPLEMENTATIONS, "the implementation of ours")
-REMAT = flags.DEFINE_enum("remat", "none", REMAT_POLICIES, "what of our layers is kept for gradients")
-DROPOUT = flags.DEFINE_float("dropout", 0.1, "of every kind that the config has on")
+ACCUMULATION = flags.DEFINE_integer("accumulation_steps", 1, "micro-batches of our step", 1)
+CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "chunks of our logits", 1)
+SCAN = flags.DEFINE_bool("scan_layers", False, "scan our layers")
+ATTENTION = flags.DEFINE_enum("attention", "plain", IMPLEMENTATIONS, "our attention implementation")
+REMAT = flags.DEFINE_enum("remat", "none", REMAT_POLICIES, "what our layers keep for gradients")
+DROPOUT = flags.DEFINE_float("dropout", 0.1, "rate of every kind of dropout that the config has on")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 
 
 def make_batch(config: TransformerConfig, rows: int, length: int) -> dict[str, np.ndarray]:
-    """Random tokens without padding."""
+    """Draws random tokens without padding."""
     tokens = np.random.default_rng(0).integers(NUM_SPECIAL, config.vocab_size, (2, rows, length), dtype=np.int32)
     return dict(zip(("source", "target"), tokens, strict=True))
 
 
 class Step:
-    """The update as the loop compiles it, called `steps` times a call."""
+    """The training step as the loop compiles it, executed `steps` times a call."""
 
     def __init__(self, config: TransformerConfig, batch: dict[str, np.ndarray], steps: int):
         defaults = base.get_config()
@@ -106,12 +107,13 @@ def main() -> None:
             raise UserError(f"--{flag.name}={unknown.pop()}: it must be of {', '.join(known)}")
     if PEER.value and not importlib.util.find_spec("torch"):
         raise UserError("--peers needs PyTorch, which is not installed: pip install -e '.[compare]'")
+    keep_memory()  # as training does
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
     dtype = DTYPE.value or device_dtype()
     installed = PEERS if importlib.util.find_spec("torch") else ()
     peers = installed if PEER.value is None else PEER.value
-    product, product_flops = large_product(dtype, repeats=10)  # of which the first ones are slower
+    product, product_flops = large_product(dtype, repeats=10)  # the first ones are slower
     functions, flops, tokens, steps = {"a matrix product": product}, {}, {}, {}
     for size in SIZE.value:
         config = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""malloc keeps memory and uses huge pages where JAX computes on a CPU, unless the user says otherwise."""
+"""malloc keeps memory and uses huge pages where a model is trained on a CPU, unless the user says otherwise."""
 
 import json
 import os
@@ -13,7 +13,9 @@ ROOT = pathlib.Path(__file__).parent.parent
 # How many page faults it takes to write to 16 MB that were just given back, eight times over.
 PROGRAM = """
 import ctypes, json, resource
-import transformer_flax
+from configs.numbers import get_config
+from transformer_flax.training.setup import checked_config
+{begin}
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 def write():
@@ -28,13 +30,15 @@ faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 huge = sum(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages"))
 print(json.dumps([faults, huge]))
 """
+TRAINING = "checked_config(get_config())"
 
 
-def measure(**environment: str) -> tuple[int, int]:
+def measure(begin: str = TRAINING, **environment: str) -> tuple[int, int]:
     """Page faults of the program, and its kB in huge pages, with nothing of malloc's set but this."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    ours = ("MALLOC_", "GLIBC_", "TRANSFORMER_FLAX_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM.replace("{begin}", begin)],
         env=clean | {"JAX_PLATFORMS": "cpu"} | environment,
         cwd=ROOT,
         capture_output=True,
@@ -57,8 +61,13 @@ def test_memory_that_was_freed_is_given_again_without_page_faults():
 
 @pytest.mark.parametrize(
     "choice",
-    [{"TRANSFORMER_FLAX_ALLOCATOR": "system"}, {"MALLOC_TOP_PAD_": "0"}, {"JAX_PLATFORMS": "cuda,cpu"}],
-    ids=["the switch", "malloc's own variables", "an accelerator"],
+    [
+        {"TRANSFORMER_FLAX_ALLOCATOR": "system"},
+        {"MALLOC_TOP_PAD_": "0"},
+        {"JAX_PLATFORMS": "cuda,cpu", "begin": "__import__('transformer_flax.allocator').allocator.keep_memory()"},
+        {"begin": ""},
+    ],
+    ids=["the switch", "malloc's own variables", "an accelerator", "no training"],
 )
 def test_the_allocator_is_left_as_it_is(choice):
     faults, _ = measure(**choice)

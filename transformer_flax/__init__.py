@@ -3,8 +3,6 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from transformer_flax.allocator import keep_memory
-
 if TYPE_CHECKING:
     from transformer_flax.cli import load_config
     from transformer_flax.decoding.search import Sampling
@@ -20,8 +18,6 @@ _MODULES = {
     "restore": "run",
 }
 __all__ = ["Run", "Sampling", "UserError", "__version__", "load_config", "restore"]
-
-keep_memory()  # must precede the import of JAX
 
 
 def __getattr__(name: str):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from transformer_flax.allocator import keep_memory
 from transformer_flax.console import Progress
 from transformer_flax.data.batches import Batches, training_batches
 from transformer_flax.data.bpe_dropout import BpeDropout
@@ -73,6 +74,7 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
     check(config)
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
+    keep_memory()
     divide_cpu(config.parallel.cpu_devices)
     if config.model.dtype == AUTO:
         runs = [workdir.load_config() for workdir in workdirs if workdir.config_file.exists()]
