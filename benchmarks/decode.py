@@ -40,7 +40,7 @@ from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 from transformer_flax.training.config_checks import device_dtype
 
-SIZE = flags.DEFINE_list("sizes", ["small", "base"], "sizes of the model: small, base")
+SIZE = flags.DEFINE_list("sizes", ["small", "base"], f"sizes of the model: {', '.join(SIZES)}")
 BEAM_SIZE = flags.DEFINE_list("beam_sizes", ["1", "4"], "hypotheses of each sentence; 1 is greedy search")
 DEVICES = flags.DEFINE_list("devices", ["1"], "numbers of devices that share the sentences")
 BATCH = flags.DEFINE_integer("batch_size", 32, "sentences a batch")

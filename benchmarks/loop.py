@@ -1,6 +1,6 @@
 """Measures the overhead of the loop: python benchmarks/loop.py [--config=... --config.data.path=FOLDER --json=FILE].
 
-Trains a run as `train.py` does, in sections of some steps. After each section, the bare step makes the same updates on
+Trains a run as `train.py` does, in sections of some steps. After each section, the bare step makes as many updates on
 the same batches, which are already on the device. The ratio of the times shows the cost of data, logging, checkpoints
 and the loop itself. Evaluations and steps that compile are left out.
 """

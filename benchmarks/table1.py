@@ -30,7 +30,7 @@ PATH_LENGTHS = flags.DEFINE_list("path_lengths", ["64", "256"], "n, lengths of t
 WIDTH = flags.DEFINE_integer("width", 256, "d, width of the representations")
 HEADS = flags.DEFINE_integer("heads", 4, "heads of self-attention; their number must divide d", 1)
 KERNEL = flags.DEFINE_integer("kernel", 3, "k, positions that a convolution sees", 2)
-NEIGHBOURHOOD = flags.DEFINE_integer("neighbourhood", 64, "r, positions that restricted self-attention sees", 2)
+NEIGHBOURHOOD = flags.DEFINE_integer("neighbourhood", 64, "r: restricted self-attention sees r / 2 on each side", 2)
 REPEATS = flags.DEFINE_integer("repeats", 15, "timed calls of each layer and length; the fastest counts", 1)
 PICTURE = flags.DEFINE_string("picture", None, "draw the times into this file")
 

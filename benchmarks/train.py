@@ -44,7 +44,7 @@ from transformer_flax.training.step import TrainState, make_train_step
 PEERS = ("pytorch", "pytorch compiled")
 SIZE = flags.DEFINE_list("sizes", ["base", "small", "tiny"], f"sizes of the model: {', '.join(SIZES)}")
 PEER = flags.DEFINE_list("peers", None, f"peers beside ours: {', '.join(PEERS)}; default: all that are installed")
-ROWS = flags.DEFINE_integer("rows", None, "pairs a batch; default: small 64, base 32, on an accelerator 784 of both")
+ROWS = flags.DEFINE_integer("rows", None, "pairs a batch; default: small 64, others 32; on an accelerator 784")
 LENGTH = flags.DEFINE_integer("length", 32, "tokens a sentence")
 DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "type of the computation; default suits the device")
 STEPS = flags.DEFINE_integer("steps", 1, "steps of each timed call; use many if one is very short")
@@ -54,7 +54,7 @@ CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "chunks of our logits", 1)
 SCAN = flags.DEFINE_bool("scan_layers", False, "scan our layers")
 ATTENTION = flags.DEFINE_enum("attention", "plain", IMPLEMENTATIONS, "our attention implementation")
 REMAT = flags.DEFINE_enum("remat", "none", REMAT_POLICIES, "what our layers keep for gradients")
-DROPOUT = flags.DEFINE_float("dropout", 0.1, "rate of every kind of dropout that the config has on")
+DROPOUT = flags.DEFINE_float("dropout", 0.1, "rate of dropout")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 
 
