@@ -5,8 +5,8 @@ the name and probability of each class, separated by tabs. Files may be plain, .
 """
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -22,12 +22,15 @@ PROBABILITIES = flags.DEFINE_bool("probabilities", False, "print the probability
 
 
 def main(*files: str) -> None:
-    with IO.opened(files) as lines:
-        IO.open_output()
+    with IO.opened(files) as io:
         run, settings = RESTORE()
-        predictor = run.predictor(**IO.settings | settings)
-        found = predictor.log_probabilities(lines, progress=IO.start(lines))
-        IO.write((_show(log_probs, predictor.classes) for log_probs in found), predictor)
+        predictor = run.predictor(**io.settings | settings)
+
+        def results(progress: Callable[[int], Any]) -> Iterator[str]:
+            found = predictor.log_probabilities(io, progress=progress)
+            return (_show(log_probs, predictor.classes) for log_probs in found)
+
+        io.write(results, predictor)
 
 
 def _show(log_probs: "np.ndarray", classes: Sequence[str]) -> str:

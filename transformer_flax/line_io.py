@@ -1,6 +1,7 @@
 """Input and output of commands that write a line for each line they read: files, pipes or a prompt."""
 
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class LineIO:
-    """Defines the flags of a command's input and output, reads the one and writes the other."""
+    """Defines the flags of a command's input and output."""
 
     def __init__(self):
         self._output = flags.DEFINE_string("output", None, "write to this file instead of standard output")
@@ -29,62 +30,78 @@ class LineIO:
         )
 
     @contextlib.contextmanager
-    def opened(self, files: Sequence[str], *, prompt: bool = True) -> Iterator[Iterator[str]]:
-        """A context with the lines of files; without files, of standard input, or a prompt if that is a terminal."""
-        with contextlib.ExitStack() as self._stack:
-            self._inputs = [self._stack.enter_context(open_input(file)) for file in files] or [sys.stdin.buffer]
-            self._prompts = prompt and not files and sys.stdin.isatty()
-            yield _prompt() if self._prompts else self.read(self._inputs)
+    def opened(self, files: Sequence[str], *, prompt: bool = True) -> Iterator["Lines"]:
+        """A context with open files, or standard input without any, and the open output, which is not changed yet.
+
+        Raises:
+          UserError: the output is one of the inputs.
+          OSError: a file cannot be opened.
+        """
+        with contextlib.ExitStack() as stack:
+            inputs = [stack.enter_context(open_input(file)) for file in files] or [sys.stdin.buffer]
+            name, output = self._output.value, sys.stdout.buffer
+            if name is not None:
+                if os.path.isfile(name) and any(os.path.samestat(os.stat(name), os.fstat(i.fileno())) for i in inputs):
+                    raise UserError(f"{name} is an input; write to another file")
+                output = stack.enter_context(open(name, "ab"))
+            prompts = prompt and not files and sys.stdin.isatty()
+            yield Lines(inputs, output, name, prompts, self._invalid.value == "refuse", self._long.value == "refuse")
+
+
+@dataclasses.dataclass(frozen=True)
+class Lines:
+    """The open input and output of a command."""
+
+    inputs: list[BinaryIO]
+    output: BinaryIO
+    name: str | None  # of the output; None for standard output
+    prompts: bool  # the input is a terminal
+    refuse_invalid: bool
+    refuse_long: bool
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the model's translator or classifier that follow from the input."""
-        return {"refuse_long": self._long.value == "refuse"} | ({"batch_size": 1, "window": 1} if self._prompts else {})
+        return {"refuse_long": self.refuse_long} | ({"batch_size": 1, "window": 1} if self.prompts else {})
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the lines of the input, each read when it is asked for."""
+        return _prompt() if self.prompts else self.read(self.inputs)
 
     def read(self, files: Sequence[BinaryIO]) -> Iterator[str]:
-        """Yields the lines of files, each read when it is asked for."""
+        """Yields the lines of files. Invalid ones are refused or replaced as those of the input."""
         spoilt: list[str] = []
         for file in files:
             name = getattr(file, "name", "the input")  # .xz files have none
-            yield from decode_lines(file, name, spoilt=None if self._invalid.value == "refuse" else spoilt)
+            yield from decode_lines(file, name, spoilt=None if self.refuse_invalid else spoilt)
         if spoilt:
             logger.warning("%d lines are not UTF-8 (%s first); bytes were replaced by U+FFFD", len(spoilt), spoilt[0])
 
-    def open_output(self) -> None:
-        """Opens the output before the work, without changing it: if it cannot be written, the work does not begin."""
-        name, self._out = self._output.value, sys.stdout.buffer
-        if name is None:
+    def write(
+        self, make: Callable[[Callable[[int], Any]], Iterable[str]], model: Any, *, count: int | None = None
+    ) -> None:
+        """Empties the output and writes a line for each result as it comes; then prints the count and the rate.
+
+        Args:
+          make: makes the results; is given a function to call with the number of lines done.
+          model: whose compilations are printed.
+          count: the number of results; None: that of the lines in the input, which is still to be read.
+        """
+        from transformer_flax.console import Progress, counted
+
+        started, done = time.perf_counter(), 0
+        if self.name is not None and os.path.isfile(self.name):  # not a pipe
+            self.output.truncate(0)
+        seen = sys.stderr.isatty() and not self.prompts and (self.name is not None or not sys.stdout.isatty())
+        with Progress(stderr=True, quiet=not seen) as progress, progress.bar("lines") as update:
+            of = _count_lines(self.inputs) if seen and count is None else count
+            for result in make(lambda done: update(done, of)):
+                self.output.write(f"{result}\n".encode())
+                self.output.flush()  # at once: a prompt waits for it, and a closed pipe is noticed
+                done += 1
+        if self.prompts:
             return
-        if os.path.isfile(name) and any(os.path.samestat(os.stat(name), os.fstat(i.fileno())) for i in self._inputs):
-            raise UserError(f"{name} is an input; write to another file")
-        self._out = self._stack.enter_context(open(name, "ab"))  # noqa: SIM115
-
-    def start(self, lines: Any) -> Callable[[int], None]:
-        """Empties the output file and starts the clock; returns a function that shows how many lines are done."""
-        self._started = time.perf_counter()
-        if self._output.value is not None and os.path.isfile(self._output.value):  # not a pipe
-            self._out.truncate(0)
-        if self._prompts or not sys.stderr.isatty() or (self._output.value is None and sys.stdout.isatty()):
-            return lambda done: None
-        from transformer_flax.console import Progress
-
-        update = self._stack.enter_context(self._stack.enter_context(Progress(stderr=True)).bar("lines"))
-        of = len(lines) if isinstance(lines, list) else _count_lines(self._inputs)
-        return lambda done: update(done, of)
-
-    def write(self, results: Iterable[str], model: Any) -> None:
-        """Writes a line for each result as it comes; then prints the count, the rate and the model's compilations."""
-        done = 0
-        for result in results:
-            self._out.write(f"{result}\n".encode())
-            self._out.flush()  # at once: a prompt waits for it, and a closed pipe is noticed
-            done += 1
-        if self._prompts:
-            return
-        seconds = time.perf_counter() - self._started
-        self._stack.close()  # the bar goes before the summary comes
-        from transformer_flax.console import counted
-
+        seconds = time.perf_counter() - started
         rate = f"{counted(done, 'line')} in {counted(round(seconds), 'second')}, {done / seconds:,.1f} a second"
         print(f"{rate}; {counted(model.compilations, 'compilation')}", file=sys.stderr)
 

@@ -7,7 +7,7 @@ With --target, it prints the probability of given translations instead: log P (e
 each token, a tab, and the tokens as the vocabulary spells them, byte by byte, with a blank as \u0120.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -15,7 +15,7 @@ from absl import flags
 from transformer_flax import cli
 from transformer_flax.data.text_files import require_as_many, require_characters
 from transformer_flax.errors import UserError
-from transformer_flax.line_io import LineIO, open_input
+from transformer_flax.line_io import LineIO, Lines, open_input
 
 if TYPE_CHECKING:
     from transformer_flax.data.tokenizer import Tokenizer
@@ -43,28 +43,29 @@ SEED = flags.DEFINE_integer("seed", 0, "seed of samples")
 
 
 def main(*files: str) -> None:
-    with IO.opened(files, prompt=TARGET.value is None) as lines:
-        own_settings = _own_settings()
+    own_settings = _own_settings()
+    require_characters(PREFIX.value or "", "--prefix")
+    with IO.opened(files, prompt=TARGET.value is None) as io:
+        lines: Iterable[str] = io
         prefixes: str | list[str] = PREFIX.value or ""
-        require_characters(PREFIX.value or "", "--prefix")
-        targets = None
+        targets: list[str] = []
         if TARGET.value is not None:
-            lines, targets = _read_side_by_side(lines, TARGET.value)
+            lines, targets = _read_side_by_side(io, TARGET.value)
         elif PREFIX_FILE.value is not None:
-            lines, prefixes = _read_side_by_side(lines, PREFIX_FILE.value)
-        IO.open_output()
+            lines, prefixes = _read_side_by_side(io, PREFIX_FILE.value)
 
         run, settings = RESTORE()
-        translator = run.translator(**IO.settings | settings | own_settings)
-        progress = IO.start(lines)
-        if isinstance(lines, list) and targets is not None:
-            scored = translator.score(lines, targets, progress=progress)
-            targets = map(translator.normalise[1], targets)
-            results = (_show_scores(*result, run.tokenizer) for result in zip(targets, scored, strict=True))
-        else:
+        translator = run.translator(**io.settings | settings | own_settings)
+
+        def results(progress: Callable[[int], Any]) -> Iterator[str]:
+            if TARGET.value is not None:
+                scored = translator.score([*lines], targets, progress=progress)
+                normalised = map(translator.normalise[1], targets)
+                return (_show_scores(*result, run.tokenizer) for result in zip(normalised, scored, strict=True))
             found = translator.search(lines, prefixes=prefixes, progress=progress)
-            results = (_show(number, translations) for number, translations in enumerate(found))
-        IO.write(results, translator)
+            return (_show(number, translations) for number, translations in enumerate(found))
+
+        io.write(results, translator, count=len(lines) if isinstance(lines, list) else None)
 
 
 def _own_settings() -> dict[str, Any]:
@@ -91,11 +92,11 @@ def _own_settings() -> dict[str, Any]:
     return settings
 
 
-def _read_side_by_side(lines: Iterable[str], name: str) -> tuple[list[str], list[str]]:
+def _read_side_by_side(io: Lines, name: str) -> tuple[list[str], list[str]]:
     """Returns the lines of the input and of a file that must have as many."""
     with open_input(name) as file:
-        beside = list(IO.read([file]))
-    lines = list(lines)
+        beside = list(io.read([file]))
+    lines = list(io)
     require_as_many(name, beside, "the input", lines)
     return lines, beside
 

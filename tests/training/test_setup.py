@@ -362,7 +362,8 @@ def test_evaluations_search_on_the_devices_that_the_run_may_use(tmp_path, num_de
     with Progress() as progress:
         data = prepare_data(config, RunDirectory(tmp_path / "run"), progress)
     task = make_task(config, make_model(model_config(config, data.tokenizer.vocab_size)), data)
-    assert task._decoder.num_devices == searching
+    translator, _ = task._decoder({})
+    assert translator.num_devices == searching
 
 
 def test_a_number_of_cpu_devices_that_jax_knows_stays():

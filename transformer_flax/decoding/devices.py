@@ -17,28 +17,20 @@ class OnDevices:
     """Models whose parameters are on every device; each device computes rows of its own, at its own pace.
 
     Args:
-      params: of each model. May be replaced at any time without recompiling; None until they are known.
+      params: of each model.
       num_devices: local devices, at most; 0: all.
 
     Raises:
       UserError: `num_devices` is negative.
     """
 
-    def __init__(self, params: Sequence[Any] | None, num_devices: int):
+    def __init__(self, params: Sequence[Any], num_devices: int):
         require_at_least(0, num_devices=num_devices)
         devices = jax.local_devices()[: num_devices or None]
         self.num_devices, self._mesh = len(devices), Mesh(np.array(devices), (ROWS,))
         self._programs: list[tuple[_Program, int]] = []  # each with how often it had been traced before
-        self.params = params
-
-    @property
-    def params(self) -> Any:
-        return self._params
-
-    @params.setter
-    def params(self, params: Any) -> None:
-        several = self.num_devices > 1
-        self._params = jax.device_put(params, NamedSharding(self._mesh, PartitionSpec())) if several else params
+        on_all = NamedSharding(self._mesh, PartitionSpec())
+        self.params = jax.device_put(params, on_all) if self.num_devices > 1 else params
 
     @property
     def compilations(self) -> int:

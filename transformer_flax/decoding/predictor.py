@@ -34,7 +34,7 @@ class Predictor(OnDevices):
     def __init__(
         self,
         models: Sequence[nn.Module],
-        params: Sequence[Any] | None,
+        params: Sequence[Any],
         tokenizer: Tokenizer,
         classes: Sequence[str],
         normalise: Normaliser = PLAIN,

@@ -72,7 +72,7 @@ class Translator(OnDevices):
     def __init__(
         self,
         models: Sequence[nn.Module],
-        params: Sequence[Any] | None,
+        params: Sequence[Any],
         tokenizer: Tokenizer,
         normalise: tuple[Normaliser, Normaliser] = (PLAIN, PLAIN),
         *,

@@ -5,6 +5,7 @@ a default, and none is ever taken out of these classes or given another meaning.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -90,7 +91,7 @@ class ParallelConfig:
 class DecodeConfig:
     beam_size: int = at_least(1)
     length_penalty: str
-    alpha: float
+    alpha: float = checked(math.isfinite, "finite")
     min_length: int = at_least(0)
     max_extra_length: int = at_least(0)
     max_input_length: int = at_least(2)

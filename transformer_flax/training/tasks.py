@@ -1,5 +1,6 @@
 """The tasks that a model can learn: each has a loss, outputs for a text, and scores for these."""
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,36 +16,28 @@ from transformer_flax.training.loss import LossFn, classification_loss, translat
 from transformer_flax.training.setup import Data
 
 
-class Task:
-    """A task, as the training loop sees it.
-
-    Args:
-      decoder: of the run's model, without parameters.
-      decode: its method that makes outputs of texts.
-    """
+class Task(abc.ABC):
+    """A task, as the training loop sees it."""
 
     outputs: str  # the name of its outputs, and of the folder that keeps them
     score: str  # the validation score that says which checkpoint is best
     reads_target: bool  # teacher-forced: the model may ignore the source
-
-    def __init__(self, decoder: Translator | Predictor, decode: Callable[..., list[str]]):
-        self._decoder, self._decode = decoder, decode
-
-    @property
-    def compilations(self) -> int:
-        """The number of programs compiled for `write`."""
-        return self._decoder.compilations
+    compilations = 0  # programs compiled for `write`
 
     def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
         """Translates or classifies each text, with parameters that are on the device."""
-        self._decoder.params = [params]
-        outputs = self._decode(sources, progress=progress)
-        self._decoder.params = None  # training has use for the memory
+        decoder, decode = self._decoder(params)
+        outputs = decode(sources, progress=progress)
+        self.compilations += decoder.compilations
         return outputs
 
+    @abc.abstractmethod
+    def _decoder(self, params: Any) -> tuple[Translator | Predictor, Callable[..., list[str]]]:
+        """What makes outputs of texts, and its method that does."""
+
+    @abc.abstractmethod
     def measure(self, outputs: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
         """Scores outputs against their references, and how each was made where there are several ways."""
-        raise NotImplementedError
 
 
 class Translation(Task):
@@ -53,11 +46,14 @@ class Translation(Task):
     outputs, score, reads_target = "translations", "bleu", True
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
+        self._config, self._model, self._tokenizer = config, model, data.tokenizer
         _, self._text = normalisers(config.data)
+
+    def _decoder(self, params: Any) -> tuple[Translator, Callable[..., list[str]]]:
         # Without normalisers: the pairs of `data` are normalised already.
-        devices = config.parallel.num_devices
-        translator = Translator([model], None, data.tokenizer, num_devices=devices, **config.decode)
-        super().__init__(translator, translator.translate)
+        devices = self._config.parallel.num_devices
+        translator = Translator([self._model], [params], self._tokenizer, num_devices=devices, **self._config.decode)
+        return translator, translator.translate
 
     def measure(self, outputs: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
         found = score(outputs, references, self._text)
@@ -71,10 +67,12 @@ class Classification(Task):
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         assert data.classes
-        self._classes = data.classes.names
-        settings = {name: config.decode[name] for name in SETTINGS} | {"num_devices": config.parallel.num_devices}
-        predictor = Predictor([model], None, data.tokenizer, self._classes, **settings)
-        super().__init__(predictor, predictor.predict)
+        self._model, self._tokenizer, self._classes = model, data.tokenizer, data.classes.names
+        self._settings = {name: config.decode[name] for name in SETTINGS} | {"num_devices": config.parallel.num_devices}
+
+    def _decoder(self, params: Any) -> tuple[Predictor, Callable[..., list[str]]]:
+        predictor = Predictor([self._model], [params], self._tokenizer, self._classes, **self._settings)
+        return predictor, predictor.predict
 
     def measure(self, outputs: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
         return {"macro_f1": score_labels(outputs, references, self._classes).macro_f1}, {}
