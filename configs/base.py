@@ -3,10 +3,10 @@
     pip install -e ".[wmt]"
     python train.py --config=configs/base.py
 
-The first run fetches 1.7 GB of archives and prepares them, once; from then on TensorFlow is not needed any more.
+The first run downloads 1.7 GB of archives and prepares them. After that, TensorFlow is not needed any more.
 In the paper: 8 P100 for 12 hours, 27.3 BLEU on newstest2014, perplexity 4.92 and 25.8 BLEU on newstest2013.
-Every field that a Transformer's run has is here, with the paper's value unless it says otherwise. Those that only
-another kind of model has are in classifier.py, recurrent.py and convolutional.py, those of word vectors in vectors.py.
+This file has every field of a Transformer's run, with the paper's value unless the comment says otherwise. Fields of
+other kinds of models are in classifier.py, recurrent.py and convolutional.py. Fields of word vectors are in vectors.py.
 """
 
 from ml_collections import ConfigDict
@@ -15,21 +15,23 @@ from ml_collections import ConfigDict
 def get_config() -> ConfigDict:
     config = ConfigDict()
     config.name = "base"  # names the working directory, runs/<name>, unless --workdir is given
-    config.seed = 0  # of the run: initial parameters, dropout, order of the data
-    config.init_from = ""  # a run (or RUN@STEP,..., or an exported folder) that parameters and tokenizer are from
-    config.train_only = ""  # train only parameters whose names begin so, as in "decoder,embedding"; empty: all
-    config.embedding_init = ""  # a folder of word vectors that embeddings start from (docs/vectors.md); empty: chance
+    config.seed = 0  # the run's seed: initial parameters, dropout, order of the data
+    config.init_from = ""  # take parameters and tokenizer from this run (or RUN@STEP,..., or an exported folder)
+    config.train_only = ""  # train only parameters whose names begin like this: "decoder,embedding"; empty: train all
+    config.embedding_init = ""  # start embeddings from this folder of word vectors (docs/vectors.md); empty: at random
     config.steps = 100_000
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
-    config.loss_chunks = 1  # makes the logits in so many parts, to save memory; the result is the same
+    config.loss_chunks = 1  # compute the logits in this many parts, to save memory; the result is the same
     config.label_smoothing = 0.1
-    # alpha of R-Drop, two passes that are to agree (Wu et al., 2021: 5); a step costs twice as much; 0: one pass
+    # alpha of R-Drop: two passes, trained to agree (Wu et al., 2021: 5), so a step costs twice as much; 0: one pass
     config.r_drop = 0.0
-    config.ema_decay = 0.0  # of a moving average of the parameters, which evaluations then use in place of `average`
-    config.max_skipped = 10  # so many updates left out in a row, as loss or gradient are not finite, end the run
-    # if a checkpoint, metrics or translations cannot be written: "stop" ends the run, "go on" continues it
+    # Decay of a moving average of the parameters, which evaluations use instead of averaged checkpoints; 0: none.
+    config.ema_decay = 0.0
+    # An update is skipped if the loss or the gradient is not finite. This many skipped updates in a row end the run.
+    config.max_skipped = 10
+    # If a checkpoint, metrics or translations cannot be written: "stop" ends the run, "go on" continues the run.
     config.on_write_failure = "stop"
-    config.deterministic = False  # on a GPU: bit-for-bit repeatable, slower; a CPU always is
+    config.deterministic = False  # True: a GPU repeats runs bit for bit, but is slower; a CPU always repeats them
 
     config.model = ConfigDict()
     config.model.kind = "transformer"
@@ -39,115 +41,120 @@ def get_config() -> ConfigDict:
     config.model.num_heads = 8  # h
     config.model.d_k = 64
     config.model.d_v = 64
-    config.model.dropout = 0.1  # on each sub-layer's output, and on embeddings plus positions
-    # "sinusoidal", or "learned" (row E), or "sinusoidal_concatenated" (released code); or, inside self-attention alone,
-    # "relative", learned for each distance (Shaw et al., 2018), or "rotary" (Su et al., 2021)
+    config.model.dropout = 0.1  # on each sub-layer's output, and on embeddings plus positions (section 5.4)
+    # Added to the embeddings: "sinusoidal", "learned" (row E) or "sinusoidal_concatenated" (released code). Inside
+    # self-attention only: "relative", learned for each distance (Shaw et al., 2018), or "rotary" (Su et al., 2021).
     config.model.positions = "sinusoidal"
-    config.model.max_length = 512  # learned positions; the others have no limit
-    config.model.clip_distance = 16  # of relative positions: larger distances are clipped to it
-    config.model.neighbourhood = 0  # r: self-attention sees so many positions around its own (section 4); 0: all
-    # Not in the paper's text, but in its released code, or in earlier or later work:
-    config.model.compatibility = "scaled_dot"  # of q and k; or "dot", unscaled, or "additive" (section 3.2.1)
+    config.model.max_length = 512  # number of learned positions; other positions have no limit
+    config.model.clip_distance = 16  # of relative positions: larger distances are clipped to this one
+    config.model.neighbourhood = 0  # r: self-attention sees this many positions around its own (section 4); 0: all
+    # The next fields allow what is not in the paper's text, but in its released code, or in earlier or later work:
+    config.model.compatibility = "scaled_dot"  # score of q and k; or "dot", unscaled, or "additive" (section 3.2.1)
     config.model.attention_dropout = 0.0  # on attention weights
     config.model.ffn_dropout = 0.0  # inside the feed-forward
     config.model.pre_norm = False  # LayerNorm before each sub-layer instead of after
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
     config.model.attention_bias = False  # biases on the attention projections
-    config.model.branch_init = 1.0  # times the initial W^V, W^O, W_1 and W_2: see docs/initial_values.md
-    # initial values: "xavier"; or "fairseq", W^Q, W^K and W^V times 0.71 (Ott et al., 2019); or "deepnorm", W^V, W^O,
-    # W_1, W_2 and residuals times factors that follow from the depth (Wang et al., 2022); branch_init multiplies all
+    config.model.branch_init = 1.0  # multiplies the initial W^V, W^O, W_1 and W_2; see docs/initial_values.md
+    # Initial values. "xavier"; "fairseq": W^Q, W^K and W^V times 0.71 (Ott et al., 2019); "deepnorm": W^V, W^O, W_1,
+    # W_2 and residuals times factors that depend on the depth (Wang et al., 2022). branch_init applies to each of them.
     config.model.start = "xavier"
-    # The same model, otherwise computed:
-    config.model.scan_layers = False  # one compiled layer for all N of a stack: compiles in a fraction of the time
-    # or "cudnn", one kernel on a GPU: in bfloat16, with d_k = d_v, a multiple of 8 up to 256, and batches of even
-    # widths, without dropout on weights, additive scores or relative positions
+    # The next fields change how the model is computed, not the model:
+    config.model.scan_layers = False  # compile one layer for all N layers of a stack, in a fraction of the time
+    # "plain"; or "cudnn": one kernel on a GPU. It needs bfloat16, d_k = d_v, a multiple of 8 up to 256, and batches of
+    # even widths. It cannot have dropout on weights, additive scores or relative positions.
     config.model.attention_implementation = "plain"
-    # what gradients store: "none": every activation; "products": products with weights; "layers": each layer's input;
-    # the rest is computed again
+    # What is stored for the gradient: "none": every activation; "products": products with weights; "layers": each
+    # layer's input. Everything else is recomputed.
     config.model.remat = "none"
-    # "float32", "bfloat16" or "auto": bfloat16 on a GPU or TPU that has it, float32 elsewhere; config.json has which.
-    # Parameters, softmax and loss are float32.
-    config.model.dtype = "auto"  # of the computation
+    # Type of the computation: "float32", "bfloat16" or "auto". "auto" is bfloat16 on a GPU or TPU that has it, float32
+    # elsewhere; config.json records the choice. Parameters, softmax and loss are float32.
+    config.model.dtype = "auto"
 
     config.data = ConfigDict()
-    # "tfds"; or "folder": files <split>.<language>; or "tsv": <split>.tsv, with labels; or made: "numbers" in words;
-    # "copy" or "reverse", lines of random letters
+    # "tfds": TensorFlow Datasets; "folder": files <split>.<language>; "tsv": files <split>.tsv, with labels.
+    # Made text: "numbers" in words; "copy" or "reverse": lines of random letters.
     config.data.source = "tfds"
-    config.data.name = "wmt14_translate/de-en"  # for tfds: a translation set of TensorFlow Datasets, with its config
-    config.data.path = ""  # for folder and tsv; for tfds, where sets lie: TFDS_DATA_DIR or ~/tensorflow_datasets if ""
-    config.data.num_pairs = 0  # training pairs: the first so many, 0: all; of what is made: as many are made
-    config.data.longest_trained = 6  # for numbers: digits, for copy and reverse: symbols, of train and valid, at most
-    config.data.longest_tested = 6  # and of test; if it is more, all of test is longer than anything trained on
-    config.data.label_column = 0  # for tsv: counted from 0
-    config.data.text_column = 1  # for tsv
-    config.data.held_out = 0.0  # for tsv: share of the training texts that are the valid split; 0: valid.tsv is
+    config.data.name = "wmt14_translate/de-en"  # for tfds: the name of a translation set, with its config
+    # For folder and tsv: the folder. For tfds: where sets lie; "" is TFDS_DATA_DIR or ~/tensorflow_datasets.
+    config.data.path = ""
+    # Number of training pairs to use, the first of the split; 0: all. For made text: number of training pairs to make.
+    config.data.num_pairs = 0
+    config.data.longest_trained = 6  # maximum digits (numbers) or symbols (copy, reverse) in train and valid
+    config.data.longest_tested = 6  # the same for test; if larger, all of test is longer than anything trained on
+    config.data.label_column = 0  # for tsv: the label's column, counted from 0
+    config.data.text_column = 1  # for tsv: the text's column
+    config.data.held_out = 0.0  # for tsv: share of the training texts that become the valid split; 0: read valid.tsv
     config.data.source_language = "en"
     config.data.target_language = "de"
-    # Normalised, in training as in translating; published scores of small sets are often of such text. A tokenized run
-    # also translates into tokens.
+    # The next two fields normalise the text, in training and in translation. Published scores of small sets are often
+    # measured on such text. A tokenized run also translates into tokens.
     config.data.lowercase = False
-    config.data.tokenized = False  # punctuation normalised and words split from it, as Moses' scripts do
-    # "bpe", or "wordpiece": the longest piece first; both byte-level and lossless; or "words", not for translators
+    config.data.tokenized = False  # normalise punctuation and split it from words, as Moses' scripts do
+    # "bpe"; "wordpiece": the longest piece first; both are byte-level and lossless. Or "words", not for translators.
     config.data.tokenizer = "bpe"
-    config.data.tokenizer_file = ""  # a tokenizer.json of Hugging Face's tokenizers to use instead; empty: train one
-    # pieces shared by both languages, at most; with a tokenizer_file, as many as it has
+    config.data.tokenizer_file = ""  # use this tokenizer.json of Hugging Face's tokenizers; empty: train a tokenizer
+    # Maximum number of pieces, shared by both languages. With a tokenizer_file, exactly the file's number of pieces.
     config.data.vocab_size = 37_000
-    config.data.tokenizer_sample = 2_000_000  # pairs that the tokenizer is trained on, at most
-    # probability that BPE leaves a merge out of the training text, anew each epoch (Provilkov et al., 2020: 0.1)
+    config.data.tokenizer_sample = 2_000_000  # maximum number of pairs that the tokenizer is trained on
+    # Probability that BPE leaves out a merge in the training text, anew each epoch (Provilkov et al., 2020: 0.1).
     config.data.bpe_dropout = 0.0
-    config.data.max_length = 256  # tokens; longer pairs are left out of training
-    config.data.max_length_ratio = 0.0  # of the longer side to the shorter, or the pair is left out too; 0: any
-    config.data.drop_duplicates = False  # leave out pairs that stand before in the split
-    config.data.tokens_per_batch = 25_000  # tokens a side with their padding, at most
-    config.data.batching = "bucketed"  # like lengths together; or "packed": pairs side by side, rows of max_length
-    config.data.num_buckets = 12  # batch shapes, at most, when bucketed
-    # the width of every shape divides by it, when bucketed: 8 and more suit accelerators, 1 pads least
+    config.data.max_length = 256  # tokens; training leaves out pairs with a longer side
+    config.data.max_length_ratio = 0.0  # maximum ratio of longer to shorter side for training; 0: any ratio
+    config.data.drop_duplicates = False  # leave out pairs that occur earlier in the split
+    config.data.tokens_per_batch = 25_000  # maximum tokens on each side of a batch, padding included
+    config.data.batching = "bucketed"  # pairs of similar length in a batch; or "packed": pairs share rows of max_length
+    config.data.num_buckets = 12  # maximum number of batch shapes, when bucketed
+    # When bucketed, the width of every shape is a multiple of this. 8 and more suit accelerators, 1 pads least.
     config.data.length_multiple_of = 8
-    config.data.rows_multiple_of = 8  # rows divide by it, and so among devices x accumulation steps x loss_chunks
-    config.data.seed = 0  # of the data: tokenizer sample, made text, what is held out, order of shapes, BPE-dropout
-    config.data.cache_dir = ""  # tokenised text, and large text until it is; empty: the user's cache directory
+    # Rows of a batch are a multiple of this. It must be a multiple of devices x accumulation_steps x loss_chunks.
+    config.data.rows_multiple_of = 8
+    config.data.seed = 0  # the data's seed: tokenizer sample, made text, held-out texts, order of shapes, BPE-dropout
+    config.data.cache_dir = ""  # for tokenised text, and large text until it is tokenised; empty: the user's cache
 
     config.optimizer = ConfigDict()
-    # or "muon", which makes the update of each matrix orthogonal (Jordan et al., 2024) and leaves the rest to Adam; or
-    # "schedule_free", Adam at a rate that stays at its peak, evaluated with an average (Defazio et al., 2024)
+    # "adam"; "muon": makes the update of each matrix orthogonal (Jordan et al., 2024), and leaves the rest to Adam;
+    # "schedule_free": Adam with a rate that stays at its peak, evaluated with an average (Defazio et al., 2024).
     config.optimizer.name = "adam"
-    config.optimizer.factor = 1.0  # times the paper's learning rate
+    config.optimizer.factor = 1.0  # multiplies the paper's learning rate (section 5.3)
     config.optimizer.warmup_steps = 4000
-    config.optimizer.b1 = 0.9  # the momentum, for Muon 0.95; with Schedule-Free the share of the average in gradients
+    config.optimizer.b1 = 0.9  # momentum; Muon: 0.95; Schedule-Free: the average's share where gradients are taken
     config.optimizer.b2 = 0.98
     config.optimizer.eps = 1e-9
-    config.optimizer.clip_norm = 0.0  # of the whole gradient; 0: off
+    config.optimizer.clip_norm = 0.0  # largest norm of the whole gradient; 0: no clipping
 
     config.parallel = ConfigDict()
-    config.parallel.mode = "jit"  # over a mesh of devices, or "pmap"
-    config.parallel.num_devices = 0  # 0: all there are
-    config.parallel.cpu_devices = 1  # that a CPU counts as; several compute side by side
-    config.parallel.shard_params = False  # a share of parameters, moments and moving average on each; "jit" only
+    config.parallel.mode = "jit"  # "jit" over a mesh of devices, or "pmap"
+    config.parallel.num_devices = 0  # 0: all devices
+    config.parallel.cpu_devices = 1  # devices that a CPU is divided into; several compute side by side
+    # True: each device stores a share of parameters, moments and moving average; for mode "jit" only.
+    config.parallel.shard_params = False
 
     config.decode = ConfigDict()
     config.decode.beam_size = 4
     config.decode.length_penalty = "gnmt"  # ((5 + |Y|) / 6)^alpha, or "length": |Y|^alpha, or "none"
     config.decode.alpha = 0.6
     config.decode.min_length = 2  # shortest output in tokens, the end symbol included; 1 also allows no token before it
-    config.decode.max_extra_length = 50  # output tokens beyond the input's
-    config.decode.max_input_length = 256  # tokens; longer inputs, and pairs whose loss is measured, are cut and counted
-    config.decode.batch_size = 64  # sentences at a time, on each device; fewer where they are longer than 64 tokens
-    config.decode.window = 2048  # lines that are sorted by length, to be translated with those of like length
+    config.decode.max_extra_length = 50  # an output may have this many tokens more than the input
+    # Tokens. Longer inputs are cut and counted, and so are longer pairs whose loss is measured.
+    config.decode.max_input_length = 256
+    config.decode.batch_size = 64  # sentences at a time, on each device; fewer if they are longer than 64 tokens
+    config.decode.window = 2048  # lines that are sorted by length, so that similar lengths are translated together
 
     config.eval = ConfigDict()
-    config.eval.every = 5_000  # steps; 0: at the end only
-    config.eval.patience = 0  # evaluations without a better validation loss after which a run ends; 0: never
-    config.eval.sentences = 0  # of the validation split that are translated during training; 0: all
-    config.eval.final_sentences = 0  # of each split that are translated at the end; 0: all
-    config.eval.average = 1  # checkpoints averaged for evaluations during training: the newest, at the interval
-    config.eval.final_average = 5  # and at the end; table 3 uses none (1), big 20
+    config.eval.every = 5_000  # steps between evaluations; 0: evaluate at the end only
+    config.eval.patience = 0  # a run ends after this many evaluations without a better validation loss; 0: never
+    config.eval.sentences = 0  # sentences of the validation split to translate during training; 0: all
+    config.eval.final_sentences = 0  # sentences of each split to translate at the end; 0: all
+    config.eval.average = 1  # checkpoints to average for evaluations during training: the newest, at checkpoint.every
+    config.eval.final_average = 5  # the same at the end; table 3 uses 1 (no average), big 20
     config.eval.test = True  # score the test split at the end
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 1_500  # steps: 10 minutes of the paper's base model
-    config.checkpoint.keep = 5  # the latest at that interval; the best evaluated one stays too
+    config.checkpoint.keep = 5  # latest checkpoints to keep at that interval; the best evaluated one is kept too
 
     config.log = ConfigDict()
-    config.log.every = 100  # steps
-    config.log.wandb = ""  # a project of Weights & Biases that metrics are sent to, too; empty: none
+    config.log.every = 100  # steps between log lines
+    config.log.wandb = ""  # also send the metrics to this project of Weights & Biases; empty: do not
     return config

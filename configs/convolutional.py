@@ -3,7 +3,7 @@
     python train.py --config=configs/convolutional.py --config.data.path=FOLDER
 
 It has 3.39 million parameters, the Transformer 3.48 million.
-Its recipe is that of an earlier configs/multi30k.py: compare scores by configs/rivals_small.py.
+Its recipe is that of an earlier version of configs/multi30k.py. To compare scores, use configs/rivals_small.py.
 """
 
 from ml_collections import ConfigDict
@@ -17,14 +17,14 @@ def get_config() -> ConfigDict:
     config.model = ConfigDict()
     config.model.kind = "convolutional"
     config.model.num_layers = 5  # N, of the encoder and of the decoder
-    config.model.d_model = 184  # of embeddings and of what the gates let through
-    config.model.kernel_width = 3  # k, odd; N layers see N (k - 1) words around or before a word
-    config.model.max_length = 320  # learned positions: no sentence is longer
+    config.model.d_model = 184  # width of the embeddings and of the gates' outputs
+    config.model.kernel_width = 3  # k, odd; N layers see N (k - 1) words around a word (encoder) or before it (decoder)
+    config.model.max_length = 320  # number of learned positions; no sentence may be longer
     config.model.dropout = 0.2  # on embeddings, on the input of each convolution, and on the decoder's output
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
-    # "float32", "bfloat16" or "auto": bfloat16 on a GPU or TPU that has it, float32 elsewhere; config.json has which.
-    # Parameters, softmax and loss are float32.
-    config.model.dtype = "auto"  # of the computation
+    # Type of the computation: "float32", "bfloat16" or "auto". "auto" is bfloat16 on a GPU or TPU that has it, float32
+    # elsewhere; config.json records the choice. Parameters, softmax and loss are float32.
+    config.model.dtype = "auto"
     config.steps = 5_500
     config.optimizer.update(factor=0.35, warmup_steps=400)
     config.optimizer.clip_norm = 1.0

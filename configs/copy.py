@@ -1,11 +1,11 @@
-"""Copies lines of random letters: what does a model make of lines longer than any it was trained on? No download.
+"""Copies lines of random letters, to test a model on lines longer than any it was trained on. No download.
 
     python train.py --config=configs/copy.py
     python -m transformer_flax.sweep --config=configs/copy.py --grid model.positions=sinusoidal,learned --seeds=3
     python docs/length.py --output=copy_length.png runs/sweep-copy/*/seed?
 
-Validation lines are as long as those of training, 20 letters at most; test lines are longer, up to 40. docs/length.md
-has the picture.
+Training and validation lines have at most 20 letters. Test lines are longer, up to 40 letters. docs/length.md shows
+the results.
 """
 
 from ml_collections import ConfigDict
@@ -17,10 +17,10 @@ def get_config() -> ConfigDict:
     config = numbers.get_config()
     config.name = "copy"
     config.steps = 2_000
-    config.label_smoothing = 0.0  # nothing is uncertain here
+    config.label_smoothing = 0.0  # the right output is never uncertain
     config.model.update(d_model=64, d_ff=128, d_k=16, d_v=16, dropout=0.0)
-    config.model.max_length = 64  # of learned positions: those beyond longest_trained are there, and never trained
-    config.data.update(source="copy", vocab_size=285)  # 259 and a piece for each letter with the blank before it
+    config.model.max_length = 64  # learned positions; positions beyond longest_trained exist, but are never trained
+    config.data.update(source="copy", vocab_size=285)  # 259, and a piece for each letter with a blank before it
     config.data.update(longest_trained=20, longest_tested=40)
     config.decode.update(beam_size=1, max_input_length=48, max_extra_length=10)
     config.eval.update(every=0, final_average=1)

@@ -3,7 +3,7 @@
     pip install -e ".[wmt]"
     python train.py --config=configs/en_fr.py
 
-The first run fetches 6.7 GB of archives. In the paper: 36M pairs, 32,000 word-pieces, 38.1 BLEU on newstest2014.
+The first run downloads 6.7 GB of archives. In the paper: 36M pairs, 32,000 word-pieces, 38.1 BLEU on newstest2014.
 """
 
 from ml_collections import ConfigDict

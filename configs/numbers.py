@@ -2,8 +2,8 @@
 
     python train.py
 
-About 3 minutes on two cores; 99.9 % of 1,000 held-out numbers exactly right. A German number is a single word, so BLEU,
-which wants four words in a row, is 0; `exact_match` is the measure.
+About 3 minutes on two cores; 99.9 % of 1,000 held-out numbers exactly right. Ignore BLEU here: a German number is one
+word, and BLEU counts four words in a row, so it is 0. Read `exact_match`.
 """
 
 from ml_collections import ConfigDict
@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
         source="numbers",
         name="",
         num_pairs=20_000,
-        vocab_size=320,  # few, so that a German number, one long word, is spelt out of its parts
+        vocab_size=320,  # small, so that a German number, one long word, is spelt as several pieces
         max_length=64,
         tokens_per_batch=2048,
         num_buckets=3,

@@ -4,7 +4,7 @@
     python train.py --config=configs/recurrent.py --config.data.path=FOLDER --config.model.attention=none
 
 With additive attention it has 3.52 million parameters, the Transformer 3.48 million.
-Its recipe is that of an earlier configs/multi30k.py: compare scores by configs/rivals_small.py.
+Its recipe is that of an earlier version of configs/multi30k.py. To compare scores, use configs/rivals_small.py.
 """
 
 from ml_collections import ConfigDict
@@ -18,15 +18,15 @@ def get_config() -> ConfigDict:
     config.model = ConfigDict()
     config.model.kind = "recurrent"
     config.model.num_layers = 2  # N, of the encoder and of the decoder
-    config.model.d_model = 288  # of embeddings and states; even, as each direction of the encoder has a half of it
+    config.model.d_model = 288  # width of embeddings and states; even, as each direction of the encoder has half of it
     config.model.cell = "gru"  # or "lstm"
-    config.model.attention = "additive"  # or "dot", "scaled_dot", over sqrt(d_model); "none": the encoder's last state
-    config.model.dropout = 0.2  # on embeddings, behind each layer, and on what the logits are made of
+    config.model.attention = "additive"  # or "dot", or "scaled_dot": / sqrt(d_model); "none": the encoder's last state
+    config.model.dropout = 0.2  # on embeddings, after each layer, and on the features that logits are computed from
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
-    # "float32", "bfloat16" or "auto": bfloat16 on a GPU or TPU that has it, float32 elsewhere; config.json has which.
-    # Parameters, states and loss are float32.
-    config.model.dtype = "auto"  # of the computation
+    # Type of the computation: "float32", "bfloat16" or "auto". "auto" is bfloat16 on a GPU or TPU that has it, float32
+    # elsewhere; config.json records the choice. Parameters, states and loss are float32.
+    config.model.dtype = "auto"
     config.steps = 5_500
     config.optimizer.update(factor=0.35, warmup_steps=400)
-    config.optimizer.clip_norm = 1.0  # of gradients through many steps of time, some are huge
+    config.optimizer.clip_norm = 1.0  # some gradients through many time steps are huge
     return config

@@ -1,9 +1,9 @@
-"""Reverses lines of random letters, from the last to the first, and else as configs/copy.py. No download.
+"""Reverses lines of random letters, from the last to the first; otherwise like configs/copy.py. No download.
 
     python train.py --config=configs/reverse.py
     python -m transformer_flax.sweep --config=configs/reverse.py --grid model.positions=sinusoidal,learned --seeds=3
 
-docs/length.md says how lengths are measured, and what comes out.
+docs/length.md explains how lengths are measured, and shows the results.
 """
 
 from ml_collections import ConfigDict

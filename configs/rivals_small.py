@@ -7,7 +7,7 @@
     python -m transformer_flax.sweep --config=configs/rivals_small.py:convolutional --config.data.path=FOLDER \\
       --rows=base --seeds=3
 
-FOLDER holds Multi30k. A run takes a quarter of an hour of one core; docs/rivals.md has what comes out.
+FOLDER holds Multi30k. A run takes a quarter of an hour of one core; docs/rivals.md has the results.
 """
 
 from ml_collections import ConfigDict
@@ -16,7 +16,7 @@ from configs import convolutional, multi30k, recurrent
 from transformer_flax.errors import UserError
 
 KINDS = {"transformer": multi30k, "recurrent": recurrent, "convolutional": convolutional}
-OWN = {  # of model and optimizer; docs/rivals.md tells how rates and dropout were chosen
+OWN = {  # values of model and optimizer; docs/rivals.md explains how rates and dropout were chosen
     "transformer": {
         "model": {"d_model": 96, "d_ff": 256, "d_k": 24, "d_v": 24, "dropout": 0.1},
         "optimizer": {"factor": 1.0, "warmup_steps": 400},

@@ -1,10 +1,10 @@
-"""Whether a phrase of a film review is positive: SST-2 (Socher et al., 2013), 60,614 training phrases.
+"""Classifies phrases of film reviews as positive or not: SST-2 (Socher et al., 2013), 60,614 training phrases.
 
     python train.py --config=configs/sst2.py --config.data.path=FOLDER
 
-80.7 % of GLUE's 872 development sentences, which are the test split here; the mean of three seeds, three minutes on
-two cores (docs/classification.md).
-FOLDER holds train.tsv, valid.tsv and test.tsv, a phrase a line: 1 for positive or 0, tab, phrase.
+Three minutes on two cores; 80.7 % of the test split is classified correctly, the mean of three seeds
+(docs/classification.md). The test split is GLUE's 872 development sentences.
+FOLDER holds train.tsv, valid.tsv and test.tsv. Each line is 1 (positive) or 0, a tab and a phrase.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""A row of table 3 on the paper's base model, or one beyond it, by its name.
+"""A row of table 3, or a row beyond table 3, on the paper's base model; the row's name follows the colon.
 
     python train.py --config=configs/table3.py:A-h16
     python train.py --config=configs/table3.py:rotary

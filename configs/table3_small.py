@@ -3,19 +3,19 @@
     python -m transformer_flax.sweep --config=configs/table3_small.py --rows=all --seeds=3 --jobs=2
     python -m transformer_flax.sweep --config=configs/table3_small.py:multi30k --config.data.path=FOLDER --rows=base,A,D
 
-Rows keep the paper's ratios to their base (transformer_flax/ablation/table3.py), so the base is such that each divides:
-num_layers by 3 (rows C-N2, C-N4 and C-N8 have a third, two thirds and four thirds of them), num_heads by 8 (A-h1),
-d_k and d_v by 4 (B-dk16, A-h32), d_model by 4 (C-d256, whose sinusoids come in pairs). All rows together cost 31 runs
-of the base, of which `big` takes 11: nearly four times the parameters for three times the steps.
+Rows keep the paper's ratios to their base (transformer_flax/ablation/table3.py), so the base's sizes must divide:
+num_layers by 3 (rows C-N2, C-N4 and C-N8 have a third, two thirds and four thirds of the layers), num_heads by 8
+(A-h1), d_k and d_v by 4 (B-dk16, A-h32), d_model by 4 (C-d256, whose sinusoids come in pairs). All rows together cost
+31 runs of the base. `big` takes 11 of these 31: it has nearly four times the parameters and three times the steps.
 
-Number words are easy: any row learns them all in the end, and then all tie. So their base is stopped early, when it
-gets 60 to 95 % of them right, and a row that learns faster has an advantage that it would not have at the paper's
-length. docs/table3/numbers/report.md is the sweep of the first line: an hour on two cores, where a run of the base
-takes a minute, alone or beside another.
+Number words are easy: in the end, any row learns all of them, and then all rows tie. So the base on number words stops
+early, when it gets 60 to 95 % of them right. Therefore a row that learns faster has an advantage that it would not have
+at the paper's length. docs/table3/numbers/report.md is the sweep of the first command. The sweep takes an hour on two
+cores, and a run of the base takes a minute, alone or beside another run.
 
-The base on Multi30k is the paper's in small: 10 epochs (the paper's: 8 to 18), 1.6 million parameters for 0.6 million
-target tokens, and no row with d_k below 4. It was chosen on 2026-11-22, before any other row was run, with seed 101,
-which the sweep does not use (docs/initial_values.md). A run of the base takes 20 minutes of one core.
+The base on Multi30k is a small version of the paper's base: 10 epochs (the paper's: 8 to 18), 1.6 million parameters
+for 0.6 million target tokens, and no row with d_k below 4. It was chosen on 2026-11-22, before any other row was run,
+with seed 101, which the sweep does not use (docs/initial_values.md). A run of the base takes 20 minutes of one core.
 
 As in the paper, the final step's raw parameters are scored, on the validation set.
 """
@@ -38,16 +38,16 @@ def get_config(data: str = "numbers") -> ConfigDict:
     if data == "numbers":
         config.steps = 300
         config.model.update(d_model=64, d_ff=256, d_k=8, d_v=8)
-        config.optimizer.update(factor=0.3, warmup_steps=100)  # that of the paper is for 12 times the batch
+        config.optimizer.update(factor=0.3, warmup_steps=100)  # the paper's factor is for batches 12 times as large
     else:
         config.steps = 5_000
         config.data.vocab_size = 2_000
-        config.model.update(d_model=128, d_ff=512, d_k=16, d_v=16, branch_init=0.5)  # docs/initial_values.md: why 0.5
+        config.model.update(d_model=128, d_ff=512, d_k=16, d_v=16, branch_init=0.5)  # 0.5: docs/initial_values.md
         config.optimizer.update(factor=1.0, warmup_steps=400)
     evaluations = {"numbers": 4, "multi30k": 10}[data]
     config.eval.update(every=config.steps // evaluations, sentences=100, average=1, final_average=1, test=False)
     config.checkpoint.update(every=config.steps // evaluations, keep=1)
     config.log.every = 50
     config.parallel.cpu_devices = 1  # a sweep gives each run a core
-    config.decode.min_length = 0  # as in the sweeps of docs/table3, which can so be resumed
+    config.decode.min_length = 0  # as in the sweeps of docs/table3, so that they can be resumed
     return config

@@ -4,8 +4,8 @@
     python -m transformer_flax.vectors nearest --vectors=vectors/NAME dog Hund
     python -m transformer_flax.vectors plot --vectors=vectors/NAME --output=plane.png
 
-A translator of configs/multi30k.py starts from them with --config.embedding_init=vectors/NAME and their tokenizer
-(docs/vectors.md).
+To start a translator of configs/multi30k.py from these vectors, set --config.embedding_init=vectors/NAME and use the
+vectors' tokenizer (docs/vectors.md).
 """
 
 from ml_collections import ConfigDict
@@ -16,21 +16,21 @@ from configs import base
 def get_config() -> ConfigDict:
     config = ConfigDict()
     config.name = "vectors"
-    config.seed = 0  # of the training: initial vectors, order of the text, noise
+    config.seed = 0  # the training's seed: initial vectors, order of the text, noise
 
-    config.vectors = ConfigDict()  # in brackets: Mikolov et al. (2013)
+    config.vectors = ConfigDict()  # values in brackets: Mikolov et al. (2013)
     config.vectors.kind = "skipgram"  # a word predicts each word around it; or "cbow": their mean predicts the word
-    config.vectors.d_model = 192  # of a translator that is to start from them, such as configs/multi30k.py's
-    config.vectors.window = 5  # words to each side, at most; how many is drawn for each word, as often 1 as 5 (5)
+    config.vectors.d_model = 192  # that of the translator that will start from the vectors, such as configs/multi30k.py
+    config.vectors.window = 5  # maximum words on each side; each word draws its number uniformly from 1 to 5 (5)
     config.vectors.negatives = 5  # k, noise words for each word (5 to 20)
-    config.vectors.shared_negatives = 32  # noise words that 64 words in a row share; each weighs k / 32
-    config.vectors.noise_power = 0.75  # noise is drawn by frequency to this power (0.75)
+    config.vectors.shared_negatives = 32  # noise words that a row of 64 words shares; each has weight k / 32
+    config.vectors.noise_power = 0.75  # noise words are drawn by their frequency to this power (0.75)
     config.vectors.subsample = 1e-4  # t: a word of frequency f is left out with probability 1 - sqrt(t / f); 0: none
-    config.vectors.sides = "both"  # of the text, each for itself; "interleaved": merged; or "source" or "target" alone
+    config.vectors.sides = "both"  # each side of the text by itself; "interleaved": merged; "source" or "target": one
     config.vectors.epochs = 15
     config.vectors.rows_per_batch = 16  # of 64 words each
-    config.vectors.learning_rate = 0.15  # of Adagrad, at the beginning; it falls to 0 in a line (0.025, of plain SGD)
+    config.vectors.learning_rate = 0.15  # of Adagrad, at the start; it falls linearly to 0 (0.025, of plain SGD)
 
-    config.data = base.get_config().data  # of which text, languages and tokenizer matter here
-    config.data.update(source="folder", name="", vocab_size=16_000)  # many, so that most words are one piece
+    config.data = base.get_config().data  # only the fields of text, languages and tokenizer matter here
+    config.data.update(source="folder", name="", vocab_size=16_000)  # large, so that most words are one piece
     return config

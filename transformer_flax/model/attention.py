@@ -22,21 +22,21 @@ SCALED_DOT = Dot()  # the paper's score
 
 
 def padding_mask(tokens: jax.Array) -> jax.Array:
-    """True where a key may be attended to: [B, M] tokens -> [B, 1, 1, M]. It masks keys; a query needs no mask."""
+    """Returns True where a key is not padding: tokens [B, M] -> [B, 1, 1, M]. Only keys are masked, not queries."""
     return (tokens != PAD_ID)[:, None, None, :]
 
 
 def causal_mask(length: int) -> jax.Array:
-    """True where key position <= query position: [1, 1, length, length]."""
+    """Returns True where key position <= query position (section 3.2.3): [1, 1, length, length]."""
     return jnp.tril(jnp.ones((length, length), bool))[None, None]
 
 
 def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
-    """True where query and key belong to the same sentence of a row that holds several.
+    """Returns True where the query and the key belong to the same sentence, for rows that hold several sentences.
 
     Args:
       query_segments: [B, Q], the number of each position's sentence in its row, counted from 1; 0 for padding.
-      key_segments: [B, M].
+      key_segments: [B, M], the same for the keys.
 
     Returns:
       [B, 1, Q, M].
@@ -46,11 +46,13 @@ def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Arra
 
 
 def ancestor_mask(ancestors: jax.Array, position: jax.Array, window: int = 0) -> jax.Array:
-    """True where hypothesis k may attend to the key that hypothesis j wrote at position l: its own past, or itself.
+    """Returns True where hypothesis k may attend to the key that hypothesis j wrote at position l.
+
+    That is so if the key belongs to a token of hypothesis k, at `position` or before.
 
     Args:
-      ancestors: int [B, K, L], the hypothesis that wrote each one's token at each position.
-      position: the last one written.
+      ancestors: int [B, K, L]; [b, k, l] is the hypothesis j that wrote the token of hypothesis k at position l.
+      position: the last position written.
       window: r of local self-attention; 0 for unrestricted.
 
     Returns:
@@ -70,19 +72,19 @@ def attention_weights(
     score: ScoreFunction = SCALED_DOT,
     offsets: jax.Array | None = None,
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(d_k)), the left half of equation 1, in float32; or the softmax of another score.
+    """Computes softmax(Q K^T / sqrt(d_k)), the left half of equation 1, in float32; or the softmax of another score.
 
-    The score, with its division by sqrt(d_k), is `scores.Dot`.
+    `scores.Dot` computes the score, and divides it by sqrt(d_k).
 
     Args:
       query: [B, Q, H, d_k].
       key: [B, M, H, d_k].
       mask: broadcastable to [B, H, Q, M]; True where attention is allowed.
-      score: of queries and keys.
-      offsets: [Q, M, d_k], added to the keys as each query sees them.
+      score: the score function.
+      offsets: [Q, M, d_k], what each query adds to the keys.
 
     Returns:
-      [B, H, Q, M]; rows sum to 1. A row with nothing allowed is all zeros, with finite gradients.
+      [B, H, Q, M]; each row sums to 1. A row in which no key is allowed is all zeros, with finite gradients.
     """
     return _masked_softmax(score.full(query, key, offsets), mask)
 
@@ -95,14 +97,14 @@ def _masked_softmax(logits: jax.Array, mask: jax.Array) -> jax.Array:
 def attend_to_cache(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, score: ScoreFunction = SCALED_DOT
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1, for the few queries of a decoding step.
+    """Computes softmax(Q K^T / sqrt(d_k)) V, equation 1, for the few queries of a decoding step.
 
     Args:
       query: [B, K, H, d_k].
       key: [B, H, d_k, M].
       value: [B, H, M, d_v].
       mask: broadcastable to [B, H, K, M]; True where attention is allowed.
-      score: of queries and keys.
+      score: the score function.
 
     Returns:
       [B, K, H, d_v].
@@ -112,23 +114,24 @@ def attend_to_cache(
 
 
 def has_cudnn() -> bool:
-    """Whether the device is a GPU that cuDNN's attention runs on: NVIDIA's from the A100 on."""
-    capability = getattr(jax.devices()[0], "compute_capability", "")  # NVIDIA's say "8.0", AMD's "gfx90a"
+    """Returns whether the device is a GPU that runs cuDNN's attention: an NVIDIA GPU from the A100 on."""
+    capability = getattr(jax.devices()[0], "compute_capability", "")  # "8.0" on an NVIDIA GPU, "gfx90a" on an AMD GPU
     return capability[:1].isdigit() and float(capability) >= 8
 
 
 def attend_fused(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, *, scaled: bool = True
 ) -> jax.Array:
-    """softmax(Q K^T / sqrt(d_k)) V, equation 1, by one kernel of cuDNN where there is one, which writes no weights.
+    """Computes softmax(Q K^T / sqrt(d_k)) V, equation 1, by one kernel of cuDNN, which writes no attention weights.
 
-    Elsewhere XLA computes the same, so what a GPU has trained is read on any device.
+    On devices without cuDNN, XLA computes the same, so a model that was trained on a GPU can be used on any device.
 
     Args:
       query: [B, Q, H, d_k].
       key: [B, M, H, d_k].
       value: [B, M, H, d_k].
-      mask: [B | 1, 1, Q | 1, M]; True where attention is allowed. A row with nothing allowed attends to all alike.
+      mask: [B | 1, 1, Q | 1, M]; True where attention is allowed. A row in which no key is allowed attends to all keys
+        equally.
       scaled: whether to divide by sqrt(d_k).
 
     Returns:
@@ -145,16 +148,20 @@ def attend_fused(
 
 
 class MultiHeadAttention(nn.Module):
-    """MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+    """Multi-head attention (section 3.2.2).
 
-    Training uses `__call__`. Decoding caches keys and values: those of the encoder's output once (`cache_memory`,
-    `attend_to_memory`), and those of the outputs so far step by step (`init_cache`, `decode_step`). They lie in the
-    variable collections "memory" and "cache". The weights of a call are in the collection "intermediates", where that
-    is mutable.
+        MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O
+        head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
+
+    Training uses `__call__`. Decoding caches keys and values in two variable collections. "memory" has those of the
+    memory (the encoder output), computed once (`cache_memory`, `attend_to_memory`). "cache" has those of the output
+    tokens so far, computed step by step (`init_cache`, `decode_step`).
+
+    If the collection "intermediates" is mutable, `__call__` stores the attention weights there.
     """
 
     config: EncoderConfig
-    to_itself: bool = False  # self-attention, which alone can be local and have relative or rotary positions
+    to_itself: bool = False  # self-attention; only self-attention can be local, or have relative or rotary positions
 
     def setup(self):
         c = self.config
@@ -182,7 +189,7 @@ class MultiHeadAttention(nn.Module):
             query, key = rotate(query, turns), rotate(key, turns)
         if self.window and not self.is_mutable_collection("intermediates"):
             return self.output(attend_locally(self._attend, query, key, value, mask, self.window))
-        if self.window:  # the weights are wanted, in one piece
+        if self.window:  # the weights are stored as one matrix [L, L], not in blocks
             mask = mask & local_mask(len(x[0]), self.window)
         return self.output(self._attend(query, key, value, mask))
 
@@ -196,7 +203,7 @@ class MultiHeadAttention(nn.Module):
         return jnp.einsum("bhqm,bmhv->bqhv", weights, value)
 
     def cache_memory(self, memory: jax.Array) -> None:
-        """Projects memory [B, M, d_model] once, for every later `attend_to_memory`."""
+        """Projects the memory [B, M, d_model] to keys and values once, for all later calls of `attend_to_memory`."""
         self.put_variable("memory", "key", self.key(memory).transpose(0, 2, 3, 1))
         self.put_variable("memory", "value", self.value(memory).swapaxes(1, 2))
 
@@ -206,7 +213,7 @@ class MultiHeadAttention(nn.Module):
         return self.output(attend_to_cache(self.query(x), key, value, mask, self.score))
 
     def init_cache(self, batch: int, hypotheses: int, length: int) -> None:
-        """Makes room for the keys [B, H, d_k, K, L] and values [B, H, K, L, d_v] of all positions to come."""
+        """Allocates the cache: keys [B, H, d_k, K, L] and values [B, H, K, L, d_v] of all positions."""
         c = self.config
         self.put_variable("cache", "key", jnp.zeros((batch, c.num_heads, c.d_k, hypotheses, length), c.dtype))
         self.put_variable("cache", "value", jnp.zeros((batch, c.num_heads, hypotheses, length, c.d_v), c.dtype))
@@ -214,8 +221,8 @@ class MultiHeadAttention(nn.Module):
     def decode_step(self, x: jax.Array, position: jax.Array, mask: jax.Array) -> jax.Array:
         """x [B, K, d_model], at `position`, attends to its own past and itself -> [B, K, d_model].
 
-        Keys and values stay where they were written: each hypothesis attends to those of all K under a mask
-        [B, 1, K, K * L] of its ancestors (`ancestor_mask`), so exchanging hypotheses moves nothing.
+        Keys and values stay where they were written. Each hypothesis attends to the keys of all K hypotheses under a
+        mask [B, 1, K, K * L] of its ancestors (`ancestor_mask`). So a search that reorders hypotheses moves no keys.
         """
         query, key = self.query(x), self.key(x)
         keys, values = self.get_variable("cache", "key"), self.get_variable("cache", "value")
@@ -223,12 +230,12 @@ class MultiHeadAttention(nn.Module):
         if self.rotary:
             turns = jnp.asarray(sinusoids(length, self.config.d_k))[position][None]
             query, key = rotate(query, turns), rotate(key, turns)
-        # `.at[].set` is a scatter, which checks the position and is not sure to write in place.
+        # `.at[].set` would be a scatter, which checks the position and may not write in place.
         keys = jax.lax.dynamic_update_index_in_dim(keys, key.transpose(0, 2, 3, 1), position, 4)
         values = jax.lax.dynamic_update_index_in_dim(values, self.value(x).swapaxes(1, 2), position, 3)
         self.put_variable("cache", "key", keys)
         self.put_variable("cache", "value", values)
         keys, values = keys.reshape(*keys.shape[:3], -1), values.reshape(*values.shape[:2], -1, values.shape[-1])
-        if self.distances:  # the cache holds keys without distances, which depend on the query
+        if self.distances:  # the cache has no embeddings of distances, as they depend on the query
             keys += jnp.tile(self.distances(jnp.arange(length) - position), (hypotheses, 1)).T
         return self.output(attend_to_cache(query, keys, values, mask, self.score))

@@ -1,7 +1,7 @@
-"""Sizes and choices of models, in the paper's symbols; each row of table 3 is one `TransformerConfig`.
+"""Sizes and choices of models, in the paper's symbols. Each row of table 3 is one `TransformerConfig`.
 
-A field states which values it allows, so a new field is one line. A field that is added later needs a default, the
-behaviour before there was the field: saved runs lack it.
+A field states which values it allows, so a new field is one line. A field that is added later needs a default, because
+saved runs lack the field. The default must be the behaviour before the field existed.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ REMAT = ("none", "products", "layers")
 STARTS = ("xavier", "fairseq", "deepnorm")
 IMPLEMENTATIONS = ("plain", "cudnn")
 DTYPES = ("float32", "bfloat16")
-# Larger values are typing errors; without a limit they would be traced for hours before they fail.
+# Larger values are typing errors. Without a limit, JAX would trace such a model for hours before it fails.
 MOST_LAYERS = 1_000
 LARGEST = 1 << 24
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 def checked(is_valid: Callable[[Any], bool], requirement: str, **default: Any) -> Any:
-    """A dataclass field whose values, which are of its type, must be valid."""
+    """Returns a dataclass field whose values must satisfy `is_valid`, which is called only with values of its type."""
     return dataclasses.field(metadata={"is_valid": is_valid, "requirement": requirement}, **default)
 
 
@@ -47,7 +47,7 @@ def one_of(known: tuple[str, ...], **default: Any) -> Any:
 
 
 def requirement(field: dataclasses.Field, value: Any) -> str | None:
-    """The requirement that a value of a field misses: its type, or what `checked` asks for; None if it meets both."""
+    """Returns the requirement that a field's value violates: its type, or that of `checked`. None: no violation."""
     wanted: Any = field.type
     if type(value) is not wanted and not (wanted is float and type(value) is int):
         return TYPES[wanted]
@@ -62,7 +62,7 @@ class CheckedConfig:
       UserError: a value is not allowed; the message names the config field.
     """
 
-    section: ClassVar[str]  # of the run's config
+    section: ClassVar[str]  # its name in the run's config
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
@@ -71,7 +71,7 @@ class CheckedConfig:
                 raise UserError(f"config.{self.section}.{field.name} is {value!r}; it must be {must}")
 
     def require(self, name: str, is_valid: Callable[[Any], bool], must: str) -> None:
-        """Checks a field beside others."""
+        """Checks a field against a condition that depends on other fields."""
         value = getattr(self, name)
         if not is_valid(value):
             raise UserError(f"config.{self.section}.{name} is {value!r}; it must be {must}")
@@ -91,13 +91,13 @@ class ModelConfig(CheckedConfig):
 
     @property
     def most_positions(self) -> int | None:
-        """The number of learned positions, which limits all lengths; None if nothing does."""
+        """The number of learned positions, which limits the length of every sequence. None: no limit."""
         return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ModelConfig):
-    """Figure 1's layers; `configs/base.py` explains each field."""
+    """The fields of the layers in figure 1 (section 3.1). `configs/base.py` explains each field."""
 
     d_ff: int = size()
     num_heads: int = size()  # h
@@ -146,6 +146,6 @@ class EncoderConfig(ModelConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig(EncoderConfig):
-    """The whole model."""
+    """The fields of the whole Transformer (section 3)."""
 
     tie_embeddings: bool

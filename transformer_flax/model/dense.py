@@ -1,7 +1,7 @@
 """Products whose gradients are products in the same type, and linear layers that sum gradients of biases in float32.
 
-The gradient of a bias is a sum over all tokens of a batch. In bfloat16, which keeps 8 bits, such a sum stops growing
-where a token adds less than 0.4 % of it.
+The gradient of a bias is a sum over all tokens of a batch. bfloat16 keeps 8 bits, so a sum in bfloat16 stops growing
+when a token adds less than 0.4 % of the sum.
 """
 
 import functools
@@ -20,11 +20,12 @@ def _all_but_the_bias(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def product(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
-    """x W, over the last axes of x and the first of W, called as `nn.DenseGeneral` calls `jax.lax.dot_general`.
+    """Computes x W, over the last axes of x and the first axes of W; takes the arguments of `jax.lax.dot_general`.
 
-    The gradient of W is written out as x^T dy. On a CPU, one of the two is transposed first, as a copy of its own:
-    otherwise XLA copies dy transposed, element by element and with its dropout drawn again, and then multiplies at a
-    fifth of the usual rate. Of the two it is the narrower one, as a wide copy takes longer than the product.
+    `nn.DenseGeneral` calls it in place of that function. The gradient of W is written as x^T dy. On a CPU, x or dy is
+    first copied in transposed order. Otherwise XLA would transpose dy element by element, draw dy's dropout again, and
+    multiply at a fifth of the usual rate. The narrower of x and dy is copied, because a wide copy takes longer than the
+    product.
     """
     return jax.lax.dot_general(x, kernel, dimension_numbers, precision)
 
@@ -56,12 +57,13 @@ product.defvjp(_forward, _backward)
 
 
 def wide_einsum(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """`jnp.einsum` of two arrays into float32, which keeps the sums of narrower operands as they are.
+    """Computes `jnp.einsum` of two arrays in float32, so that the sums are not rounded to a narrower type.
 
-    JAX would multiply the gradient in float32 too, its type being the result's: on a GPU at half the rate of bfloat16.
-    Here the gradient is rounded to the operands' type first. A TPU rounds it inside the product, and gains nothing.
+    The gradient has the result's type, float32, and JAX would multiply it in float32. On a GPU, this has half the rate
+    of bfloat16. Here the gradient is first rounded to the operands' type. On a TPU it is not: a TPU rounds inside the
+    product, so rounding first would gain nothing.
     """
-    if x.dtype == y.dtype == jnp.float32:  # which can be differentiated forwards, too
+    if x.dtype == y.dtype == jnp.float32:  # forward-mode differentiation works here, too
         return jnp.einsum(equation, x, y)
     return _wide_einsum(equation, x, y)
 
@@ -91,7 +93,7 @@ _wide_einsum.defvjp(_wide_forward, _wide_backward)
 
 
 class Dense(nn.DenseGeneral):
-    """x W + b, over the last axes of x, in `dtype`; b is added in float32."""
+    """A linear layer x W + b, over the last axes of x, in `dtype`; b is added in float32."""
 
     promote_dtype: Any = _all_but_the_bias
     dot_general: Any = product
@@ -110,5 +112,5 @@ class Conv(nn.Conv):
 
 
 def xavier(gain: float = 1.0) -> nn.initializers.Initializer:
-    """Initial values of a matrix, uniform as in Glorot and Bengio (2010), times `gain`."""
+    """Returns Xavier's initializer of a matrix, uniform as in Glorot and Bengio (2010), times `gain`."""
     return nn.initializers.variance_scaling(gain**2, "fan_avg", "uniform")

@@ -1,4 +1,4 @@
-"""Dropout (section 5.4), active when a key is given."""
+"""Dropout (section 5.4), active when a "dropout" key is given."""
 
 import math
 
@@ -9,9 +9,9 @@ import numpy as np
 
 
 class Dropout(nn.Module):
-    """Sets a share `rate` of the elements to zero and scales the others by 1 / (1 - rate).
+    """Dropout (section 5.4): sets a share `rate` of the elements to zero and scales the others by 1 / (1 - rate).
 
-    Active exactly when `apply` is given `rngs={"dropout": key}`: no flag travels through the model.
+    Dropout is active exactly when `apply` is given `rngs={"dropout": key}`. So the model's methods need no flag.
     """
 
     rate: float
@@ -25,11 +25,11 @@ class Dropout(nn.Module):
 
 
 def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """32 random bits for each element: uint32 [shape].
+    """Returns 32 random bits for each element: uint32 [shape].
 
-    A hash of the element's number and the key, with one round per word of the key of the best mixer that Wellons (2018)
-    found for 32 bits. These few operations are fused into those that use the bits. The 20 rounds of JAX's threefry, a
-    cryptographic generator, would take some 5 % of a training step.
+    The bits are a hash of the element's index and the key. Each word of the key takes one round of the best mixer that
+    Wellons (2018) found for 32 bits. XLA fuses these few operations into the operations that use the bits. The 20
+    rounds of JAX's threefry, a cryptographic generator, would take about 5 % of a training step.
     """
     bits = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     for word in jax.random.key_data(key):

@@ -1,4 +1,4 @@
-"""Costs of a model, all read off the model that is built: parameters, floating-point operations, activations."""
+"""Costs of a model, counted from the model that is built: parameters, floating-point operations, activations."""
 
 import collections
 import dataclasses
@@ -19,7 +19,7 @@ from transformer_flax.model.registry import init_params, kind_of, make_model
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
-    """Parameters by module; layers of a stack are counted together, as "encoder/self_attention"."""
+    """Counts the parameters of each module. Layers of a stack are counted together, as "encoder/self_attention"."""
     counts: dict[str, int] = {}
     for name, module in _shapes(config).items():
         for inner, content in module.items():
@@ -34,10 +34,10 @@ def _shapes(config: ModelConfig) -> Any:
 
 
 def forward_flops(config: ModelConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, int]:
-    """Floating-point operations, by module, for the logits of sentence pairs of these lengths [pairs].
+    """Counts the floating-point operations of each module for the logits of sentence pairs of these lengths [pairs].
 
-    Counts the matrix products and convolutions of the program: 2 for each token and element of a matrix, a product and
-    a sum, and the same for attention's two products. Masks save nothing, but local attention counts only the keys in
+    Counts the matrix products and convolutions of the program, and attention's two products. Each token and element of
+    a matrix counts 2 operations, a product and a sum. Masks save nothing, but local attention counts only the keys in
     its window. Padding, lookups and element-wise operations count nothing. A classifier reads the source alone.
     """
     source, target = (np.asarray(lengths, np.int64) for lengths in (source_lengths, target_lengths))
@@ -58,16 +58,16 @@ PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
 
 @functools.cache
 def _flops_polynomials(model: Any) -> dict[str, dict[tuple[int, int], int]]:
-    """Floating-point operations of a pair by module: factors of S^s T^t, by (s, t).
+    """Returns the floating-point operations of a pair by module, as a polynomial: the factors of S^s T^t, by (s, t).
 
-    They are read off one program, for a source and a target whose lengths are primes that divide no size of the model:
-    how often a prime divides the operations of a product is the power of that length.
+    One traced program gives all factors. Its source and target lengths are primes that divide no size of the model. So
+    the number of times that a prime divides the operations of a product is the power of that length.
     """
     config = model.config
     modules = count_parameters(config)
     sizes = [value for value in vars(config).values() if type(value) is int]
     primes = [prime for prime in PRIMES if all(size % prime or not size for size in sizes)][:2]
-    # Local attention is computed in blocks, learned positions may be too few, a library's kernel hides its products.
+    # The traced program has no blocks of local attention, enough learned positions and no kernel that hides products.
     changes: dict[str, Any] = {"neighbourhood": 0, "max_length": max(primes), "attention_implementation": "plain"}
     config = dataclasses.replace(config, **{name: value for name, value in changes.items() if name in vars(config)})
     lengths = dict(zip(("source", "target"), primes, strict=True))
@@ -86,11 +86,11 @@ def _flops_polynomials(model: Any) -> dict[str, dict[tuple[int, int], int]]:
 
 
 def _module_of(stack: str, modules: Iterable[str]) -> str:
-    """The module of an operation, by its stack of names, as "Transformer/encoder/encoder_0/.../self_attention/query".
+    """Finds the module of an operation by its name stack, "Transformer/encoder/encoder_0/.../self_attention/query".
 
     Returns:
-      One of `modules`, from the outermost name on as far inside as it goes. If none is in the stack, the first name
-      below the model's, or "logits".
+      One of `modules`: those that begin with the outermost name, and of these the one that ends furthest inside. If no
+      module is in the stack, the first name below the model's, or "logits".
     """
     names = [re.sub(r"_\d+$", "", name) for name in re.split(r"[/.]", stack)]
     around = {module: module.split("/") for module in modules if set(module.split("/")) <= set(names)}
@@ -100,7 +100,7 @@ def _module_of(stack: str, modules: Iterable[str]) -> str:
 
 
 def product_flops(program: Any, stack: str = "") -> list[tuple[str, int]]:
-    """The matrix products and convolutions in a jaxpr: the names of the modules around each, and its operations."""
+    """Lists the matrix products and convolutions in a jaxpr: the name stack and the operations of each."""
     found = []
     for equation in program.eqns:
         names = f"{stack}/{equation.source_info.name_stack}"
@@ -123,10 +123,10 @@ def product_flops(program: Any, stack: str = "") -> list[tuple[str, int]]:
 
 
 def training_flops(config: ModelConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> int:
-    """Floating-point operations of an update on sentence pairs of these lengths [pairs]: "model FLOPs".
+    """Counts the floating-point operations of an update on sentence pairs of these lengths [pairs]: "model FLOPs".
 
-    They are three times `forward_flops`: the gradient with respect to either factor of a product costs as much as the
-    product. Recomputation counts nothing.
+    The count is three times `forward_flops`: the gradient with respect to either factor of a product costs as much as
+    the product. Recomputation counts nothing.
     """
     return 3 * sum(forward_flops(config, source_lengths, target_lengths).values())
 
@@ -134,10 +134,10 @@ def training_flops(config: ModelConfig, source_lengths: np.ndarray, target_lengt
 def activation_bytes(
     config: ModelConfig, rows: int, source_length: int, target_length: int, *, loss_chunks: int = 1
 ) -> int:
-    """Bytes that differentiation keeps of the forward pass over `rows` pairs of these lengths, with dropout.
+    """Counts the bytes that a forward pass over `rows` pairs of these lengths, with dropout, stores for the gradient.
 
     Counts the arrays of the program as it is written, without running it, and the logits of one of `loss_chunks`. XLA
-    keeps less where it recomputes cheap operations, and needs a little room besides.
+    stores less where it recomputes cheap operations, and needs a little more memory for other purposes.
     """
     kind = kind_of(config)
     lengths = {"source": source_length, "target": target_length}

@@ -20,13 +20,19 @@ LAYER_NORM_EPSILON = 1e-6
 
 
 def embedding(config: ModelConfig, name: str, deviation: float = 1.0) -> nn.Embed:
-    """The embedding matrix [V, d_model] (section 3.4). At first, `embed` returns entries of this standard deviation."""
+    """Returns an embedding layer with the matrix [V, d_model] (section 3.4).
+
+    Before training, the entries that `embed` returns have the standard deviation `deviation`.
+    """
     init = nn.initializers.normal(deviation * config.d_model**-0.5)
     return nn.Embed(config.vocab_size, config.d_model, embedding_init=init, name=name)
 
 
 def embeddings(config: ModelConfig, *, tied: bool) -> tuple[nn.Embed, nn.Embed, nn.Embed]:
-    """The embeddings of source and target, and the matrix of the logits. Tied, all are one (section 3.4)."""
+    """Returns the source embedding, the target embedding and the matrix of the logits.
+
+    If `tied`, all three are the same matrix (section 3.4).
+    """
     if tied:
         return (embedding(config, "embedding"),) * 3
     source, target, output = (embedding(config, f"{name}_embedding") for name in ("source", "target", "output"))
@@ -34,16 +40,17 @@ def embeddings(config: ModelConfig, *, tied: bool) -> tuple[nn.Embed, nn.Embed, 
 
 
 def embed(embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
-    """Tokens [...] -> [..., d_model], times sqrt(d_model) (section 3.4).
+    """Returns the embeddings of tokens, times sqrt(d_model) (section 3.4): [...] -> [..., d_model].
 
-    In float32 whatever the model computes in: the gradient of a frequent word's vector is a sum over many tokens.
+    The result is float32, whatever type the model computes in: the gradient of a frequent word's vector is a sum over
+    many tokens.
     """
     return embedding(tokens) * embedding.features**0.5
 
 
 def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:
-    """The linear transformation before the softmax (section 3.4): [..., d_model], [V, d_model] -> [..., V], float32."""
-    if y.dtype == jnp.float32:  # on a CPU, its gradient needs less time and memory
+    """Computes the logits y E^T before the softmax (section 3.4): [..., d_model], [V, d_model] -> float32 [..., V]."""
+    if y.dtype == jnp.float32:  # on a CPU, the gradient of `product` needs less time and memory
         return product(y, embedding.T, (((y.ndim - 1,), (0,)), ((), ())))
     return wide_einsum("...d,vd->...v", y, embedding.astype(y.dtype))
 
@@ -62,18 +69,18 @@ class FeedForward(nn.Module):
 
 
 def layer_norm(config: EncoderConfig, **kwargs) -> nn.LayerNorm:
-    # The plain variance: the fast one, E[x^2] - E[x]^2, cancels where activations are large beside their spread.
+    # The fast variance, E[x^2] - E[x]^2, loses digits to cancellation if the mean is large and the variance small.
     return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, dtype=config.dtype, use_fast_variance=False, **kwargs)
 
 
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection around every sub-layer (sections 3.1 and 5.4).
 
-    With `pre_norm`, x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code.
+    With `pre_norm`, it is x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code.
     """
 
     config: EncoderConfig
-    alpha: float = 1.0  # DeepNorm's, times x (`started`)
+    alpha: float = 1.0  # DeepNorm's factor of the residual x (`started`)
 
     @nn.compact
     def __call__(self, x: jax.Array, sublayer) -> jax.Array:
@@ -81,13 +88,13 @@ class AddAndNorm(nn.Module):
         dropout = Dropout(self.config.dropout)
         if self.config.pre_norm:
             return x + dropout(sublayer(norm(x)))
-        # 1 * x would sum the gradients of x in another order, and so round otherwise.
+        # A product 1 * x would add the gradients of x in another order, and so change their rounding.
         residual = x if self.alpha == 1 else self.alpha * x
         return norm(residual + dropout(sublayer(x)))
 
 
 class EncoderLayer(nn.Module):
-    """Figure 1, left: self-attention, then feed-forward."""
+    """A layer of the encoder (section 3.1; figure 1, left): self-attention, then feed-forward."""
 
     config: EncoderConfig
     alpha: float = 1.0
@@ -104,7 +111,10 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Figure 1, right: masked self-attention, attention to the encoder's output, feed-forward."""
+    """A layer of the decoder (section 3.1; figure 1, right).
+
+    It consists of masked self-attention, attention to the memory (the encoder output), and feed-forward.
+    """
 
     config: EncoderConfig
     alpha: float = 1.0
@@ -133,14 +143,14 @@ class DecoderLayer(nn.Module):
 
 
 def started(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, float]:
-    """The config of a stack's layers, and the factor alpha of their residuals: LayerNorm(alpha x + Sublayer(x)).
+    """Returns the config of a stack's layers, and the alpha of their residuals: LayerNorm(alpha x + Sublayer(x)).
 
     DeepNorm (Wang et al., 2022, figure 2) multiplies the initial W^V, W^O, W_1 and W_2 by beta, as `branch_init` does.
-    Both depend on the stack, and on whether a decoder follows the encoder.
+    alpha and beta differ between encoder and decoder. Those of an encoder depend on whether a decoder follows it.
     """
     if config.start != "deepnorm":
         return config, 1.0
-    n = config.num_layers  # of the encoder as of the decoder
+    n = config.num_layers  # of the encoder, N, and of the decoder, M
     if not isinstance(config, TransformerConfig):
         alpha, beta = (2 * n) ** 0.25, (8 * n) ** -0.25
     elif decoder:
@@ -151,10 +161,12 @@ def started(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, flo
 
 
 class Stack(nn.Module):
-    """N layers, one after the other. With `pre_norm` a LayerNorm follows, as no layer normalises its output.
+    """N layers, one after the other (section 3.1).
 
-    The model that a stack is part of shares its scope with it (`nn.share_scope`): parameters are the model's
-    encoder_0, encoder_1, ..., encoder_norm.
+    With `pre_norm`, a LayerNorm follows the last layer, because no layer normalises its output.
+
+    The stack shares the scope of the model that contains it (`nn.share_scope`): encoder_0, encoder_1, ...,
+    encoder_norm are direct children of the model.
     """
 
     config: EncoderConfig
@@ -164,14 +176,14 @@ class Stack(nn.Module):
     def setup(self):
         layer = self.layer
         c, alpha = started(self.config, decoder=layer is DecoderLayer)
-        if c.remat != "none":  # gradients compute layers again instead of keeping them
+        if c.remat != "none":  # the backward pass recomputes activations instead of storing them
             policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
             layer = nn.remat(layer, policy=policies[c.remat], prevent_cse=not c.scan_layers)
         self.layers = [layer(c, alpha, name=f"{self.prefix}_{n}") for n in range(c.num_layers)]
         self.norm = layer_norm(c, name=f"{self.prefix}_norm") if c.pre_norm else lambda x: x
 
     def __call__(self, x: jax.Array, *others: jax.Array) -> jax.Array:
-        """x [B, T, d_model], and the other arguments of each layer -> [B, T, d_model]."""
+        """Applies the layers: x [B, T, d_model], and the remaining arguments of every layer -> [B, T, d_model]."""
         if self.config.scan_layers and not self.is_initializing():
             return self.norm(self._scan(x, *others))
         for layer in self.layers:
@@ -179,7 +191,7 @@ class Stack(nn.Module):
         return self.norm(x)
 
     def _scan(self, x: jax.Array, *others: jax.Array) -> jax.Array:
-        # Parameters are stacked here and not in checkpoints, so that a run looks the same either way.
+        # Parameters are stacked here, so that checkpoints are the same with and without `scan_layers`.
         params = jax.tree.map(lambda *p: jnp.stack(p), *(layer.variables["params"] for layer in self.layers))
         keys = jax.random.split(self.make_rng("dropout"), len(self.layers)) if self.has_rng("dropout") else None
         one = self.layers[0].clone(parent=None)

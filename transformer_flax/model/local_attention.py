@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 
 def local_mask(length: int, r: int) -> jax.Array:
-    """True where a key is at most r // 2 positions from the query: [1, 1, length, length]."""
+    """Returns True where a key is at most r // 2 positions from the query: [1, 1, length, length]."""
     position = jnp.arange(length)
     return (jnp.abs(position[:, None] - position) <= r // 2)[None, None]
 
@@ -23,16 +23,16 @@ def attend_locally(
     mask: jax.Array,
     r: int,
 ) -> jax.Array:
-    """`attend(query, key, value, mask)` under `local_mask`, at a cost that grows with L r instead of L^2.
+    """Computes `attend(query, key, value, mask)` under `local_mask`, at a cost that grows with L r instead of L^2.
 
-    Splits the queries into blocks of r // 2. A block sees only itself and the blocks beside it, so each block attends
-    as a sentence of its own to three blocks of keys.
+    The queries are split into blocks of r // 2. A block of queries sees only its own block of keys and the two beside
+    it. So each block is computed like a separate sentence, with three blocks of keys.
 
     Args:
       attend: a function of query [B', Q, H, d_k], key [B', M, H, d_k], value [B', M, H, d_v] and a mask that is
         broadcastable to [B', H, Q, M]; returns [B', Q, H, d_v].
       query, key, value: [B, L, H, d_k], [B, L, H, d_k] and [B, L, H, d_v].
-      mask: [B | 1, 1, L | 1, L]; applies besides `local_mask`.
+      mask: [B | 1, 1, L | 1, L]; applies in addition to `local_mask`.
       r: width of the window.
 
     Returns:
@@ -40,11 +40,11 @@ def attend_locally(
     """
     batch, length = query.shape[:2]
     block = max(r // 2, 1)
-    if length <= 3 * block:  # one block would see nearly all
+    if length <= 3 * block:  # a block would see nearly all keys
         return attend(query, key, value, mask & local_mask(length, r))
     blocks = -(-length // block)
     rest = blocks * block - length  # padding of the last block
-    columns = jnp.arange(blocks)[:, None] * block + jnp.arange(3 * block)  # [blocks, 3 block], keys of each block
+    columns = jnp.arange(blocks)[:, None] * block + jnp.arange(3 * block)  # [blocks, 3 block], the keys of each block
 
     def cut(x: jax.Array) -> jax.Array:
         """[B, L, ...] -> [B blocks, block, ...]."""
@@ -52,7 +52,7 @@ def attend_locally(
         return x.reshape(-1, block, *x.shape[2:])
 
     def around(x: jax.Array) -> jax.Array:
-        """[B, L, ...] -> [B blocks, 3 block, ...]: each block with those beside it."""
+        """[B, L, ...] -> [B blocks, 3 block, ...]: each block with its two neighbours."""
         x = jnp.pad(x, ((0, 0), (block, block + rest), *[(0, 0)] * (x.ndim - 2)))
         return x[:, columns].reshape(-1, 3 * block, *x.shape[2:])
 

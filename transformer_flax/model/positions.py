@@ -12,13 +12,13 @@ from transformer_flax.model.config import DISTANCES, EncoderConfig
 
 
 def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.ndarray:
-    """The paper's sinusoids, float32 [length, d_model]:
+    """Returns the paper's sinusoids (section 3.5), float32 [length, d_model].
 
         PE(pos, 2i)   = sin(pos / 10000^(2i / d_model))
         PE(pos, 2i+1) = cos(pos / 10000^(2i / d_model))
 
-    With `concatenated`, as in the authors' released code: all sines, then all cosines, with the exponent
-    i / (d_model/2 - 1). This is more than a permutation: its longest timescale is 10000, the paper's is shorter.
+    With `concatenated`, all sines come before all cosines, and the exponent is i / (d_model/2 - 1), as in the authors'
+    released code. This is more than a permutation: its longest timescale is 10000; the paper's is shorter.
     """
     half = d_model // 2
     exponent = np.arange(half) / max(half - 1, 1) if concatenated else np.arange(half) * 2 / d_model
@@ -28,16 +28,16 @@ def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.nd
 
 
 def positions_in_segments(segments: jax.Array) -> jax.Array:
-    """Position of each token in its own sentence, counted from 0: segments [B, L] -> [B, L]."""
+    """Returns the position of each token in its own sentence, counted from 0: segments [B, L] -> [B, L]."""
     column = jnp.arange(segments.shape[1])
     begins = segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
     return column - jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
 
 
 class Positions(nn.Module):
-    """Encodings of the positions 0 .. length - 1, [length, d_model]: sinusoids, or learned (table 3, row E).
+    """Encodings of positions 0 .. length - 1, [length, d_model]: sinusoids (section 3.5), or learned (table 3, row E).
 
-    Zeros where self-attention uses relative or rotary positions instead.
+    The encodings are zeros if self-attention uses relative or rotary positions instead.
     """
 
     config: Any  # has positions, d_model and max_length
@@ -59,14 +59,15 @@ class Positions(nn.Module):
 
 
 def rotate(x: jax.Array, sinusoids: jax.Array) -> jax.Array:
-    """Queries or keys turned by their positions: rotary positions (Su et al., 2021).
+    """Rotates queries or keys by angles that depend on their positions: rotary positions (Su et al., 2021).
 
-    Turns the pair of features (2i, 2i+1) by the angle pos / 10000^(2i / d_k) of the paper's sinusoids. The product of
-    a query at m and a key at n then depends on the positions only through n - m.
+    The pair of features (2i, 2i+1) is rotated by the angle pos / 10000^(2i / d_k) of the paper's sinusoids. The product
+    of a query at position m and a key at position n then depends on the positions only through n - m.
 
     Args:
-      x: [B, P, H, d_k].
-      sinusoids: [P, d_k], from `sinusoids`: sines and cosines of the angles; or [1, d_k], the same for all P.
+      x: [B, P, H, d_k], the queries or keys.
+      sinusoids: [P, d_k], the sines and cosines of the angles, as the function `sinusoids` returns them; or [1, d_k],
+        the same for all P positions.
     """
     sine, cosine = sinusoids[:, None, 0::2], sinusoids[:, None, 1::2]  # [P, 1, d_k / 2]
     first, second = x[..., 0::2], x[..., 1::2]
@@ -75,10 +76,10 @@ def rotate(x: jax.Array, sinusoids: jax.Array) -> jax.Array:
 
 
 def distances_between(queries: int, keys: int) -> jax.Array:
-    """Positions of the keys minus those of the queries, [queries, keys].
+    """Returns the positions of the keys minus the positions of the queries, [queries, keys].
 
-    If there are more keys than queries, the others stand half to the left and half to the right, as in the blocks of
-    `attend_locally`.
+    If there are more keys than queries, half of the additional keys are to the left of the queries and half to the
+    right, as in the blocks of `attend_locally`.
     """
     return jnp.arange(keys) - (keys - queries) // 2 - jnp.arange(queries)[:, None]
 
@@ -86,8 +87,9 @@ def distances_between(queries: int, keys: int) -> jax.Array:
 class Distances(nn.Module):
     """Relative positions (Shaw et al., 2018): learned embeddings of distances, [...] -> [..., d_k], added to keys.
 
-    All heads of a layer share them. Distances beyond `clip_distance` count as that. Shaw et al. found no use in adding
-    embeddings to the values too, so there are none. The decoder does not look ahead and learns only those up to 0.
+    All heads of a layer share the embeddings. Larger distances are clipped to `clip_distance`. Nothing is added to the
+    values, as Shaw et al. found no use in it. The decoder does not look ahead, so it learns only the embeddings of
+    distances up to 0.
     """
 
     config: EncoderConfig

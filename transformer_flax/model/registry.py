@@ -1,7 +1,7 @@
-"""The kinds of models: `config.model.kind` names one.
+"""The kinds of models. `config.model.kind` names one of them.
 
-A kind is a dataclass of fields and a Linen module of that dataclass. `register` adds one; `relatives` has all but the
-Transformer. A module that translates has the methods
+A kind is a dataclass of fields and a Linen module whose config is that dataclass. `register` adds a kind. The package
+`relatives` has all kinds but the Transformer. A module that translates has the methods
 
     __call__(source, target)                 logits [B, T, V], teacher-forced
     features(source, target)                 the factors of these logits: [B, T, d_model] and [V, d_model]
@@ -32,9 +32,10 @@ class Kind:
 
     config: type[ModelConfig]
     module: type[nn.Module]
-    attention: Mapping[str, str]  # attention maps by name: the modules that sow "weights" [B, H, Q, M], * for a layer
-    classifies: bool = False  # otherwise it translates
-    segments: bool = False  # can keep several pairs in a row apart
+    # For each attention map, by name, the modules that sow its "weights" [B, H, Q, M]; * stands for a layer's number.
+    attention: Mapping[str, str]
+    classifies: bool = False  # False: the model translates
+    segments: bool = False  # the model can keep several pairs in a row apart
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -66,7 +67,7 @@ register(
 
 
 def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
-    """The model's config from the fields of `config.model`.
+    """Returns the model's config, made of the fields of `config.model`.
 
     Raises:
       UserError: the kind, a field or a value is unknown.
@@ -85,10 +86,10 @@ def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
 
 
 def find_kind(name: str) -> Kind:
-    """The kind of that name.
+    """Returns the kind of that name.
 
     Raises:
-      UserError: there is none.
+      UserError: there is no such kind.
     """
     if not isinstance(name, str) or name not in KINDS:
         raise UserError(f"config.model.kind is {name!r}; it must be one of {', '.join(KINDS)}")
@@ -96,32 +97,32 @@ def find_kind(name: str) -> Kind:
 
 
 def kind_of(config: ModelConfig) -> Kind:
-    """The kind of a model's config."""
+    """Returns the kind that a model's config belongs to."""
     return next(kind for kind in KINDS.values() if type(config) is kind.config)
 
 
 def make_model(config: ModelConfig) -> Any:
-    """The module of a config."""
+    """Returns the Linen module for a model's config."""
     return kind_of(config).module(config)
 
 
 def init_params(config: ModelConfig, key: jax.Array) -> Any:
-    """Fresh float32 parameters of `make_model(config)`."""
+    """Returns initial float32 parameters of `make_model(config)`."""
     return _init(make_model(config), len(kind_of(config).reads), key)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # op by op, there would be hundreds of programs to compile
+@functools.partial(jax.jit, static_argnums=(0, 1))  # without jit, JAX would compile hundreds of small programs
 def _init(model: nn.Module, sides: int, key: jax.Array) -> Any:
-    # Of the model and not of its config, for which a notebook may register another class.
+    # jit is keyed by the model, not its config: a notebook may register another class for the same config.
     return model.init(key, *[jnp.ones((1, 1), jnp.int32)] * sides)["params"]
 
 
 def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:
-    """The attention weights of one pass over source [B, S] and, teacher-forced, target [B, T], in float32.
+    """Computes the attention weights of one pass over source [B, S] and, teacher-forced, target [B, T], in float32.
 
     Returns:
-      Those that this kind of model has, layer by layer: "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T], "cross"
-      [N, B, H, T, S] and "pooling" [1, B, H, 1, S].
+      The maps that this kind of model has, layer by layer: "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T],
+      "cross" [N, B, H, T, S] and "pooling" [1, B, H, 1, S].
     """
     if isinstance(config, EncoderConfig):
         config = dataclasses.replace(config, scan_layers=False)  # scanned layers sow nothing

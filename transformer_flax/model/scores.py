@@ -1,4 +1,4 @@
-"""Scores of a query and a key, of which attention takes the softmax (section 3.2.1).
+"""Attention scores of queries and keys, before the softmax (section 3.2.1).
 
 Letters of shapes: B batch, Q queries, M keys, H heads, K hypotheses of a search.
 """
@@ -12,11 +12,12 @@ from transformer_flax.model.dense import wide_einsum
 
 
 def product_of_few_rows(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The matrix products x y of a decoding step: [B, H, K, D], [B, H, D, M] -> [B, H, K, M], in float32.
+    """Computes the matrix products x y of a decoding step: [B, H, K, D], [B, H, D, M] -> float32 [B, H, K, M].
 
-    On a CPU, several rows use sums of products: a matrix product for a handful of rows would first repack all of y,
-    which takes several times as long (benchmarks/ancestors.py). A single row is a product of a vector and a matrix,
-    which repacks nothing and is several times as fast as the sums. Elsewhere, the sums would write y in float32.
+    On a CPU, several rows use sums of products. A matrix product of a few rows would first repack all of y, which takes
+    several times as long (benchmarks/ancestors.py). A single row uses the product of a vector and a matrix, which
+    repacks nothing and is several times as fast as the sums. Other devices use matrix products, because the sums would
+    write y in float32.
     """
 
     def multiply(x, y):
@@ -30,21 +31,21 @@ def product_of_few_rows(x: jax.Array, y: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Dot:
-    """q . k / sqrt(d_k), the paper's; or not `scaled`, q . k.
+    """Dot-product scores: q . k / sqrt(d_k), as in equation 1; q . k if not `scaled` (section 3.2.1).
 
-    For independent features of variance 1, q . k has variance d_k. If that is large, the softmax is close to 1 for one
-    key, and its gradient close to 0 (section 3.2.1).
+    If the features of q and k are independent and have variance 1, q . k has variance d_k. If this variance is large,
+    the softmax is close to 1 for one key, and its gradient is close to 0 (section 3.2.1).
     """
 
     scaled: bool = True
 
     def full(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
-        """Scores for whole sentences, float32.
+        """Computes the scores of whole sentences, in float32.
 
         Args:
           query: [B, Q, H, d_k].
           key: [B, M, H, d_k].
-          offsets: [Q, M, d_k], added to the keys as each query sees them (`positions.Distances`).
+          offsets: [Q, M, d_k], what each query adds to the keys (`positions.Distances`).
 
         Returns:
           [B, H, Q, M].
@@ -55,7 +56,7 @@ class Dot:
         return self._scale(products, query.shape[-1])
 
     def cached(self, query: jax.Array, key: jax.Array) -> jax.Array:
-        """Scores for a decoding step, float32: [B, K, H, d_k] and [B, H, d_k, M] -> [B, H, K, M]."""
+        """Computes the scores of a decoding step: [B, K, H, d_k] and [B, H, d_k, M] -> float32 [B, H, K, M]."""
         return self._scale(product_of_few_rows(query.swapaxes(1, 2), key), query.shape[-1])
 
     def _scale(self, products: jax.Array, d_k: int) -> jax.Array:
@@ -64,9 +65,10 @@ class Dot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Additive:
-    """v . tanh(q + k), a hidden layer of d_k (Bahdanau et al., 2015), with q = x W^Q and k = x W^K as usual.
+    """Additive scores v . tanh(q + k), a hidden layer of size d_k (section 3.2.1; Bahdanau et al., 2015).
 
-    Needs memory for the hidden layer of every query and key, [B, H, Q, M, d_k]; a dot product needs [B, H, Q, M].
+    As in other scores, q = x W^Q and k = x W^K. The hidden layer of every query and key needs memory for
+    [B, H, Q, M, d_k] elements; a dot product needs [B, H, Q, M].
     """
 
     v: jax.Array  # [H, d_k]
@@ -84,4 +86,4 @@ class Additive:
         return jnp.sum(self.v[:, None, :, None] * hidden, axis=-2)
 
 
-ScoreFunction = Dot | Additive  # of queries and keys, in the two layouts that attention has them in
+ScoreFunction = Dot | Additive  # `full` and `cached` take queries and keys in different layouts

@@ -1,4 +1,4 @@
-"""The Transformer (section 3), to be read beside the paper's figure 1; `layers` has its parts.
+"""The Transformer (section 3). Read it beside the paper's figure 1; `layers` defines its parts.
 
 Letters of shapes: B batch, S source positions, T target positions, K hypotheses of a search, L longest output,
 V vocabulary.
@@ -17,39 +17,45 @@ from transformer_flax.special_tokens import BEGIN_ID
 
 
 def shift_right(target: jax.Array, segments: jax.Array | None = None) -> jax.Array:
-    """The decoder's input [B, T]: the target one position later, behind the begin symbol (section 3.1).
+    """Returns the decoder's input [B, T]: the begin symbol, then the target shifted right by one (section 3.1).
 
-    With `segments`, each sentence of a row is shifted for itself.
+    With `segments`, each sentence of a row is shifted separately.
     """
     shifted = jnp.pad(target[:, :-1], ((0, 0), (1, 0)), constant_values=BEGIN_ID)
     return shifted if segments is None else jnp.where(positions_in_segments(segments) == 0, BEGIN_ID, shifted)
 
 
 class Encoder(Stack):
-    """Figure 1, left: x [B, S, d_model] under a mask [B, 1, S | 1, S] -> the memory [B, S, d_model]."""
+    """The encoder (section 3.1; figure 1, left): x [B, S, d_model], mask [B, 1, S | 1, S] -> memory [B, S, d_model]."""
 
     layer, prefix = EncoderLayer, "encoder"
 
 
 class Decoder(Stack):
-    """Figure 1, right: y [B, T, d_model], its mask, the memory [B, S, d_model] and its mask -> [B, T, d_model]."""
+    """The decoder (section 3.1; figure 1, right).
+
+    y [B, T, d_model], the mask of y, the memory [B, S, d_model], the mask of the memory -> [B, T, d_model].
+    """
 
     layer, prefix = DecoderLayer, "decoder"
 
     def init_cache(self, memory: jax.Array, hypotheses: int, length: int) -> None:
-        """Caches the memory's keys and values, and makes room for those of K hypotheses of at most L tokens."""
+        """Caches the memory's keys and values, and allocates the cache for K hypotheses of at most L tokens."""
         for layer in self.layers:
             layer.init_cache(memory, hypotheses, length)
 
     def decode_step(self, y: jax.Array, position: jax.Array, mask: jax.Array, memory_mask: jax.Array) -> jax.Array:
-        """y [B, K, d_model] at `position`, and masks over the cached keys -> [B, K, d_model]."""
+        """Decodes one position: y [B, K, d_model] at `position`, and masks over the cached keys -> [B, K, d_model]."""
         for layer in self.layers:
             y = layer.decode_step(y, position, mask, memory_mask)
         return self.norm(y)
 
 
 class Transformer(nn.Module):
-    """The whole model: token ids in, next-token logits out. Dropout is active when a "dropout" key is given."""
+    """The whole model (section 3; figure 1): token ids in, next-token logits out.
+
+    Dropout is active when a "dropout" key is given.
+    """
 
     config: TransformerConfig
 
@@ -69,7 +75,9 @@ class Transformer(nn.Module):
         source_segments: jax.Array | None = None,
         target_segments: jax.Array | None = None,
     ) -> jax.Array:
-        """source [B, S], target [B, T] -> logits [B, T, V] in float32; those at t see only the target before t.
+        """Computes the logits: source [B, S], target [B, T] -> float32 [B, T, V].
+
+        The logits at position t depend only on the source and on the target before t.
 
         Segments [B, S] and [B, T] keep several pairs in a row apart: 1 for the first pair of a row, 2 for the second,
         0 for padding.
@@ -83,7 +91,7 @@ class Transformer(nn.Module):
         source_segments: jax.Array | None = None,
         target_segments: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """The factors of the logits: the decoder's output [B, T, d_model] and the embedding [V, d_model]."""
+        """Returns the factors of the logits: the decoder's output [B, T, d_model] and the embedding [V, d_model]."""
         memory = self.encode(source, source_segments)
         if source_segments is None or target_segments is None:
             memory_mask = padding_mask(source)
@@ -92,7 +100,7 @@ class Transformer(nn.Module):
         return self.decode(target, memory, memory_mask, target_segments), self.output_embedding.embedding
 
     def encode(self, source: jax.Array, segments: jax.Array | None = None) -> jax.Array:
-        """source [B, S] -> the memory [B, S, d_model]."""
+        """Encodes source [B, S] -> the memory [B, S, d_model]."""
         mask = padding_mask(source) if segments is None else segment_mask(segments, segments)
         x = self._embed(self.source_embedding, source, self._positions(source.shape[1], segments))
         return self.encoder(x, mask)
@@ -100,31 +108,32 @@ class Transformer(nn.Module):
     def decode(
         self, target: jax.Array, memory: jax.Array, memory_mask: jax.Array, segments: jax.Array | None = None
     ) -> jax.Array:
-        """target [B, T], memory [B, S, d_model] -> [B, T, d_model]."""
+        """Decodes, teacher-forced: target [B, T], memory [B, S, d_model] -> the decoder's output [B, T, d_model]."""
         length = target.shape[1]
-        mask = causal_mask(length)  # hides padding too, which stands behind everything that has a loss
+        mask = causal_mask(length)  # hides padding too, which comes after all tokens that have a loss
         if segments is not None:
             mask &= segment_mask(segments, segments)
         y = self._embed(self.target_embedding, shift_right(target, segments), self._positions(length, segments))
         return self.decoder(y, mask, memory, memory_mask)
 
     def init_cache(self, source: jax.Array, hypotheses: int, length: int) -> None:
-        """Encodes source [B, S] and makes room for K hypotheses of at most L tokens for each sentence.
+        """Encodes source [B, S], and allocates the cache for K hypotheses of at most L tokens for each sentence.
 
-        Fills the collections "memory" (of the sentence) and "cache" (of the outputs so far), each with B in front.
+        Fills the collections "memory" (of the source sentence) and "cache" (of the output tokens so far). B is the
+        first axis of every array.
         """
-        self.positions(length)  # refuses more than there are
+        self.positions(length)  # raises an error if there are fewer learned positions
         self.put_variable("memory", "mask", padding_mask(source))
         self.decoder.init_cache(self.encode(source), hypotheses, length)
         self.put_variable("cache", "ancestors", jnp.zeros((source.shape[0], hypotheses, length), jnp.int32))
 
     def decode_step(self, tokens: jax.Array, parents: jax.Array, position: jax.Array) -> jax.Array:
-        """Extends each hypothesis by one token -> the logits [B, K, V] of the next.
+        """Extends each hypothesis by one token, and returns the logits [B, K, V] of the next token.
 
         Args:
-          tokens: [B, K], at `position`.
-          parents: [B, K], the hypotheses of the previous step that these continue.
-          position: counts from 0, the begin symbol's.
+          tokens: [B, K], the last token of each hypothesis, at `position`.
+          parents: [B, K], the hypothesis of the previous step that each hypothesis continues.
+          position: counted from 0, the position of the begin symbol.
         """
         ancestors = jnp.take_along_axis(self.get_variable("cache", "ancestors"), parents[:, :, None], axis=1)
         ancestors = ancestors.at[:, :, position].set(jnp.arange(tokens.shape[1]))

@@ -22,7 +22,7 @@ POOLING = ("mean", "max", "first", "attention")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(EncoderConfig):
-    """`configs/classifier.py` explains the fields that the Transformer does not have."""
+    """The fields of a classifier. `configs/classifier.py` explains those that the Transformer does not have."""
 
     pooling: str = one_of(POOLING)
     num_classes: int = size(least=2)  # C
@@ -30,9 +30,9 @@ class ClassifierConfig(EncoderConfig):
 
 
 class Pooling(nn.Module):
-    """One vector for a whole text, padding left out.
+    """One vector for a whole text, computed without padding.
 
-    It is the mean of the encoder's outputs, their element-wise maximum, the first token's output, or multi-head
+    The vector is the mean of the encoder's outputs, their element-wise maximum, the first token's output, or multi-head
     attention from one learned query.
     """
 
@@ -40,13 +40,13 @@ class Pooling(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        """x [B, S, d_model], mask [B, 1, 1, S] -> [B, d_model], finite for a row without a token too."""
+        """x [B, S, d_model], mask [B, 1, 1, S] -> [B, d_model]. The result is finite also for a row without tokens."""
         c = self.config
         if c.pooling == "first":
             return x[:, 0]
         if c.pooling == "attention":
             query = self.param("query", nn.initializers.normal(c.d_model**-0.5), (c.d_model,))
-            # Cast once broadcast, so that its gradient is summed over the texts in float32.
+            # The cast comes after the broadcast, so that the query's gradient is summed over the texts in float32.
             query = jnp.broadcast_to(query, (x.shape[0], 1, c.d_model)).astype(c.dtype)
             return MultiHeadAttention(c, name="attention")(query, x, mask)[:, 0]
         there = mask[:, 0, 0, :, None]  # [B, S, 1]
@@ -58,7 +58,7 @@ class Pooling(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Token ids in, a logit for each class out. Dropout is active when a "dropout" key is given."""
+    """A classifier: token ids in, a logit for each class out. Dropout is active when a "dropout" key is given."""
 
     config: ClassifierConfig
 
@@ -73,12 +73,12 @@ class Classifier(nn.Module):
         self.output = nn.Dense(c.num_classes, dtype=jnp.float32, kernel_init=nn.initializers.xavier_uniform())
 
     def __call__(self, source: jax.Array) -> jax.Array:
-        """source [B, S] -> logits [B, C] in float32."""
+        """Computes the logits: source [B, S] -> float32 [B, C]."""
         pooled = self.pooling(self.encode(source), padding_mask(source))
         return self.output(self.pooled_dropout(pooled))
 
     def encode(self, source: jax.Array) -> jax.Array:
-        """source [B, S] -> [B, S, d_model]."""
+        """Encodes source [B, S] -> [B, S, d_model]."""
         x = embed(self.embedding, source) + self.positions(source.shape[1])
         return self.encoder(self.embedding_dropout(x.astype(self.config.dtype)), padding_mask(source))
 

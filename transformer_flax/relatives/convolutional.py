@@ -1,8 +1,8 @@
 """A convolutional translator, after ConvS2S (Gehring et al., 2017; the paper's section 2 and table 2).
 
-Gated convolutions on both sides, causal in the decoder, and attention in each of its layers. Differences from ConvS2S:
-everything has one width, embeddings start as large as the Transformer's (so attention is scaled), weights are not
-normalised, and the encoder's gradients are not scaled down, which Adam would undo.
+Encoder and decoder are gated convolutions. Those of the decoder are causal, and each of its layers has attention.
+Differences from ConvS2S: all layers have one width, and weights are not normalised. Embeddings start as large as the
+Transformer's, so attention is scaled. The encoder's gradients are not scaled down, because Adam would undo that.
 
 Letters of shapes: B batch, S source positions, T target positions, K hypotheses of a search, L longest output,
 V vocabulary.
@@ -26,12 +26,12 @@ from transformer_flax.model.transformer import shift_right
 from transformer_flax.relatives.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, one_head_weights
 from transformer_flax.special_tokens import PAD_ID
 
-HALVED = 0.5**0.5  # keeps the variance of a sum of two
+HALVED = 0.5**0.5  # a sum of two terms, times this, has the variance of one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvolutionalConfig(Seq2SeqConfig):
-    """`configs/convolutional.py` explains each field."""
+    """The fields of a convolutional translator. `configs/convolutional.py` explains each field."""
 
     positions: ClassVar[str] = "learned"
     kernel_width: int = size()  # k
@@ -47,7 +47,7 @@ class ConvolutionalConfig(Seq2SeqConfig):
 
 
 class GatedConvolution(nn.Module):
-    """a * sigmoid(b), where [a; b], of twice d_model, is a convolution of the input (Dauphin et al., 2017)."""
+    """a * sigmoid(b), where [a; b], of width 2 d_model, is a convolution of the input (Dauphin et al., 2017)."""
 
     config: ConvolutionalConfig
 
@@ -55,14 +55,14 @@ class GatedConvolution(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """[..., k - 1 + T, d_model] -> [..., T, d_model]."""
         c = self.config
-        # Gates are about 1/2, which quarters the variance; dropout has raised that of the input.
+        # A gate of about 1/2 divides the variance by 4. Dropout has raised the variance of the input.
         kernel_init = nn.initializers.variance_scaling(4 * (1 - c.dropout), "fan_in", "normal")
         conv = Conv(2 * c.d_model, c.kernel_width, padding="VALID", dtype=c.dtype, kernel_init=kernel_init, name="conv")
         return nn.glu(conv(Dropout(c.dropout)(x)))
 
 
 class EncoderConvolution(nn.Module):
-    """(x + GatedConvolution(x)) sqrt(0.5), with as many positions before as after."""
+    """An encoder layer: (x + GatedConvolution(x)) sqrt(0.5), with as many positions before as after."""
 
     config: ConvolutionalConfig
 
@@ -78,7 +78,7 @@ class EncoderConvolution(nn.Module):
 
 
 class DecoderConvolution(nn.Module):
-    """A gated convolution of what came before, attention to the encoder's output, and the input, each added in turn."""
+    """A decoder layer: a causal gated convolution, attention to the memory, and the input, each added in turn."""
 
     config: ConvolutionalConfig
 
@@ -93,12 +93,12 @@ class DecoderConvolution(nn.Module):
         return self._attend(h, y, embedded, memory)
 
     def init_cache(self, batch: int, hypotheses: int) -> None:
-        """Makes room for the last k - 1 inputs: [B, K, k - 1, d_model]."""
+        """Allocates the cache of the last k - 1 inputs: [B, K, k - 1, d_model]."""
         c = self.config
         self.put_variable("cache", "inputs", jnp.zeros((batch, hypotheses, c.kernel_width - 1, c.d_model), c.dtype))
 
     def decode_step(self, y: jax.Array, embedded: jax.Array, memory: Memory, parents: jax.Array) -> jax.Array:
-        """The same for the next position [B, K, d_model] of hypotheses that continue `parents` [B, K]."""
+        """Computes the same for the next position [B, K, d_model] of hypotheses that continue `parents` [B, K]."""
         before = jnp.take_along_axis(self.get_variable("cache", "inputs"), parents[:, :, None, None], axis=1)
         window = jnp.concatenate([before, y[:, :, None]], axis=2)
         self.put_variable("cache", "inputs", window[:, :, 1:])
@@ -106,10 +106,10 @@ class DecoderConvolution(nn.Module):
 
     def _attend(self, h: jax.Array, y: jax.Array, embedded: jax.Array, memory: Memory) -> jax.Array:
         query = (self.query(h) + embedded) * HALVED
-        # ConvS2S does not scale the score, but its embeddings start ten times smaller. Unscaled, the softmax would
-        # begin with ones and zeros, and the scaling by sqrt(S) below would make contexts much too long.
+        # ConvS2S does not scale the score, but its embeddings start ten times smaller. Without the scale, the softmax
+        # would start with ones and zeros, and the factor sqrt(S) below would make the contexts much too long.
         weights = one_head_weights(self, query, memory, Dot(scaled=True))
-        # A mean of S vectors has 1/S of their variance.
+        # A mean of S vectors has 1/S of the variance of one vector.
         weights *= jnp.sum(memory.mask, axis=-1, keepdims=True) ** 0.5
         context = jnp.einsum("bts,bsd->btd", weights.astype(y.dtype), memory.values)
         h = (h + self.output(context)) * HALVED
@@ -117,7 +117,7 @@ class DecoderConvolution(nn.Module):
 
 
 class ConvolutionalTranslator(Seq2Seq):
-    """N gated convolutions on each side."""
+    """A translator of N gated convolutions on each side (the paper's section 2 and table 2)."""
 
     config: ConvolutionalConfig  # pyrefly: ignore (which is never set anew)
 
@@ -138,7 +138,10 @@ class ConvolutionalTranslator(Seq2Seq):
         return self._features(y)
 
     def encode(self, source: jax.Array) -> Memory:
-        """source [B, S] -> the encoder's output z as keys; as values z + e, with the embeddings e."""
+        """Encodes source [B, S] into a memory.
+
+        The keys are the encoder's output z. The values are (z + e) sqrt(0.5), with the embeddings e.
+        """
         mask = source != PAD_ID
         x = embedded = self._embed(self.source_embedding, source, self.positions(source.shape[1]))
         for layer in self.encoder:
@@ -146,14 +149,14 @@ class ConvolutionalTranslator(Seq2Seq):
         return Memory(x, (x + embedded) * HALVED, mask[:, None])
 
     def init_cache(self, source: jax.Array, hypotheses: int, length: int) -> None:
-        """As `Transformer.init_cache`."""
-        self.positions(length)  # refuses more than there are
+        """Does the same as `Transformer.init_cache`."""
+        self.positions(length)  # raises an error if there are fewer learned positions
         self.put_variable("memory", "memory", self.encode(source))
         for layer in self.decoder:
             layer.init_cache(len(source), hypotheses)
 
     def decode_step(self, tokens: jax.Array, parents: jax.Array, position: jax.Array) -> jax.Array:
-        """As `Transformer.decode_step`."""
+        """Does the same as `Transformer.decode_step`."""
         memory = self.get_variable("memory", "memory")
         here = jnp.take(self.positions(self.config.max_length), position, axis=0)
         y = embedded = self._embed(self.target_embedding, tokens, here)

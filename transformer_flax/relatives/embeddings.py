@@ -1,7 +1,7 @@
 """Trained word vectors: their folder on disk, and the neighbours of a word.
 
-A word is a piece of the vocabulary that begins with a blank and is a whole word in most of its occurrences. A word of
-several pieces has the mean of their vectors, and is never listed as a neighbour.
+A piece of the vocabulary counts as a word if it begins with a blank and is a whole word in most of its occurrences. The
+vector of a word of several pieces is the mean of their vectors. Such a word is never listed as a neighbour.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from transformer_flax.special_tokens import END_ID
 
 TOKENIZER, DESCRIPTION = "tokenizer.json", "config.json"
 ARRAYS = ("vectors", "counts")
-UNREADABLE = "\N{REPLACEMENT CHARACTER}"  # a part of a letter
+UNREADABLE = "\N{REPLACEMENT CHARACTER}"  # stands for a part of a character
 MOSTLY = 0.5  # share of a piece's occurrences in which it is a whole word
 
 
@@ -34,7 +34,7 @@ class Vectors:
 
     tokenizer: Tokenizer
     vectors: np.ndarray  # float32 [V, d_model], of mean square length 1
-    counts: np.ndarray  # int64 [2, V]: occurrences of each piece in the text, and those as a whole word
+    counts: np.ndarray  # int64 [2, V]: occurrences of each piece in the text, and its occurrences as a whole word
 
     @classmethod
     def make(
@@ -42,7 +42,7 @@ class Vectors:
     ) -> "Vectors":
         """Scales vectors to the size of a model's initial embeddings: mean square length 1, a variance of 1 / d_model.
 
-        Pieces that the text does not have get random vectors of that variance.
+        Pieces that do not occur in the text get random vectors of that variance.
         """
         seen = counts > 0
         scaled = rng.normal(scale=vectors.shape[1] ** -0.5, size=vectors.shape)
@@ -59,10 +59,10 @@ class Vectors:
         return hashlib.sha256(self.vectors.tobytes()).hexdigest()
 
     def vector(self, word: str) -> np.ndarray:
-        """The vector of one or several words, [d_model]: the mean over their pieces.
+        """Returns the vector of one or several words, [d_model]: the mean over their pieces.
 
         Raises:
-          UserError: the word is empty, or the text has none of its pieces.
+          UserError: the word is empty, or none of its pieces occurs in the text.
         """
         [pieces] = self.tokenizer.encode([word.strip()])
         known = [piece for piece in pieces if self.counts[0, piece]]
@@ -71,22 +71,22 @@ class Vectors:
         return self.vectors[known].mean(axis=0)
 
     def words(self, least: int = 1) -> list[tuple[str, int]]:
-        """The words that occur at least so often, with the ids of their pieces; the most frequent first."""
+        """Lists the words that occur at least `least` times, with the ids of their pieces, most frequent first."""
         pieces, whole = self.counts
         chosen = np.flatnonzero((whole >= max(least, 1)) & (whole > MOSTLY * pieces))
         chosen = chosen[np.argsort(-whole[chosen], kind="stable")]
         return [(self._spellings[piece].strip(), int(piece)) for piece in chosen]
 
     def nearest(self, word: str, count: int = 10, *, least: int = 5) -> list[tuple[str, float]]:
-        """The neighbours of a word: those with the greatest cosine, and the cosines.
+        """Returns the neighbours of a word, which are the words with the greatest cosine, and their cosines.
 
         Args:
-          word: one or several, as they are spelt in the text: "Dog" is not "dog".
-          count: how many.
-          least: occurrences that a neighbour must have.
+          word: one or several words, as they are spelt in the text: "Dog" is not "dog".
+          count: the number of neighbours.
+          least: the number of occurrences that a neighbour must have.
 
         Raises:
-          UserError: as `vector`, or no word is so frequent.
+          UserError: as in `vector`; or no other word occurs `least` times.
         """
         others = [(name, piece) for name, piece in self.words(least) if name != word.strip()]
         if not others:
@@ -97,15 +97,15 @@ class Vectors:
         return [(others[i][0], float(cosines[i])) for i in np.argsort(-cosines, kind="stable")[:count]]
 
     def save(self, folder: pathlib.Path, config: dict[str, Any]) -> None:
-        """Writes the folder, whole or not at all.
+        """Writes the folder, completely or not at all.
 
         Args:
-          folder: must not exist.
-          config: of the training, for the record.
+          folder: the new folder; must not exist.
+          config: the training's config, saved for reference.
 
         Raises:
           UserError: the folder exists.
-          OSError: it cannot be written.
+          OSError: the folder cannot be written.
         """
         require_free(folder)
         with whole_folder(folder) as partial:
@@ -122,7 +122,7 @@ class Vectors:
 
     @classmethod
     def load(cls, folder: pathlib.Path) -> "Vectors":
-        """Reads a folder that `save` wrote; unpickles nothing.
+        """Reads a folder that `save` wrote. Nothing is unpickled.
 
         Raises:
           UserError: the folder does not exist, holds something else, or is damaged.
@@ -145,14 +145,17 @@ class Vectors:
 
 
 def spell(tokenizer: Tokenizer) -> list[str]:
-    """The text of each piece after another word: with a blank if it begins a word. Incomplete characters are U+FFFD."""
+    """Returns the text of each piece after another word; it begins with a blank if the piece begins a word.
+
+    Incomplete characters are U+FFFD.
+    """
     [anchor] = tokenizer.encode(["a"])
     before = tokenizer.decode(anchor)
     return [tokenizer.decode([*anchor, piece]).removeprefix(before) for piece in range(tokenizer.vocab_size)]
 
 
 def count_whole_words(sides: Sequence[Sentences], tokenizer: Tokenizer) -> np.ndarray:
-    """Occurrences of each piece as a whole word: it begins one, and the next piece does not continue it."""
+    """Counts how often each piece is a whole word: it begins a word, and the next piece does not continue the word."""
     spellings = spell(tokenizer)
     is_word = np.array([text.lstrip()[:1].isalnum() or text.lstrip().startswith(UNREADABLE) for text in spellings])
     begins = is_word & np.array([text[:1].isspace() for text in spellings])

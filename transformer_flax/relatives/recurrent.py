@@ -1,9 +1,9 @@
 """A recurrent translator, the first rival of the Transformer in the paper's table 1.
 
-A bidirectional encoder, and a decoder that attends to it (Bahdanau et al., 2015) after its recurrence (Luong et al.,
-2015): the decoder's states depend on the words alone, and attention joins them at the end. So only the cells run in a
-scan, and a sentence's attention is one product. Without attention, the decoder knows of the source only the state that
-the encoder ends in (Sutskever et al., 2014; Cho et al., 2014).
+The encoder is bidirectional. The decoder attends to the encoder's states (Bahdanau et al., 2015), but only after its
+own recurrence (Luong et al., 2015): its states do not depend on attention. So only the cells run in a scan, and the
+attention of a whole sentence is one product. Without attention, the decoder knows of the source only the encoder's last
+state (Sutskever et al., 2014; Cho et al., 2014).
 
 Letters of shapes: B batch, S source positions, T target positions, K hypotheses of a search, L longest output,
 V vocabulary.
@@ -31,7 +31,7 @@ CELLS = {"gru": nn.GRUCell, "lstm": nn.OptimizedLSTMCell}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(Seq2SeqConfig):
-    """`configs/recurrent.py` explains each field."""
+    """The fields of a recurrent translator. `configs/recurrent.py` explains each field."""
 
     cell: str = one_of(tuple(CELLS))
     attention: str = one_of((*SCORES, "none"))
@@ -42,7 +42,7 @@ class RecurrentConfig(Seq2SeqConfig):
 
 
 class OneHeadAttention(nn.Module):
-    """softmax(score(s, h)) h over the encoder's states h, for the decoder's states s, with one head.
+    """Attention with one head: softmax(score(s, h)) h, for the decoder's states s, over the encoder's states h.
 
     The score is v^T tanh(W s + U h) if "additive" (Bahdanau et al., 2015), s^T h if "dot" (Luong et al., 2015), and
     s^T h / sqrt(d_model) if "scaled_dot".
@@ -59,7 +59,7 @@ class OneHeadAttention(nn.Module):
             self.score = Dot(scaled=c.attention == "scaled_dot")
 
     def keys(self, states: jax.Array) -> jax.Array:
-        """The keys of the encoder's states [B, S, d_model] -> [B, S, d_model]."""
+        """Returns the keys of the encoder's states: [B, S, d_model] -> [B, S, d_model]."""
         return self.key(states) if self.config.attention == "additive" else states
 
     def __call__(self, y: jax.Array, memory: Memory) -> jax.Array:
@@ -72,7 +72,7 @@ class OneHeadAttention(nn.Module):
 
 
 class RecurrentTranslator(Seq2Seq):
-    """N layers of GRUs (Cho et al., 2014) or LSTMs on each side.
+    """A translator of N layers of GRUs (Cho et al., 2014) or LSTMs on each side (the paper's table 1).
 
     Dropout acts on the embeddings, after each layer, and on the features that the logits are computed from.
     """
@@ -83,7 +83,7 @@ class RecurrentTranslator(Seq2Seq):
         super().setup()
         c = self.config
         cell = CELLS[c.cell]
-        half = c.d_model // 2  # of each direction, so that both together have d_model
+        half = c.d_model // 2  # width of each direction, so that both together have d_model
         self.encoder = [
             nn.Bidirectional(nn.RNN(cell(half, dtype=c.dtype)), nn.RNN(cell(half, dtype=c.dtype)), return_carry=True)
             for _ in range(c.num_layers)
@@ -102,13 +102,13 @@ class RecurrentTranslator(Seq2Seq):
         return self._features(y, memory)
 
     def encode(self, source: jax.Array) -> tuple[Memory, list[Any]]:
-        """source [B, S] -> its memory, and the initial states [B, d_model] of the decoder's layers.
+        """Encodes source [B, S] -> the memory, and the initial states [B, d_model] of the decoder's layers.
 
-        Those are the last states of the encoder's layers, both directions side by side. Without attention, the memory
-        is the last layer's one.
+        The initial states are the last states of the encoder's layers, both directions concatenated. Without attention,
+        the memory is the last state of the encoder's last layer.
         """
         mask = source != PAD_ID
-        lengths = jnp.maximum(jnp.sum(mask, axis=1), 1)  # 1 for the empty rows that fill up a batch
+        lengths = jnp.maximum(jnp.sum(mask, axis=1), 1)  # 1 for empty rows, which fill up a batch
         x = self._embed(self.source_embedding, source)
         states = []
         for layer in self.encoder:
@@ -116,21 +116,22 @@ class RecurrentTranslator(Seq2Seq):
             states.append(jax.tree.map(lambda *both: jnp.concatenate(both, axis=-1), *ends))
             x = self._after(x)
         if self.config.attention == "none":
-            last = jax.tree.leaves(states[-1])[-1][:, None].astype(x.dtype)  # h, of an LSTM's (c, h) too
+            last = jax.tree.leaves(states[-1])[-1][:, None].astype(x.dtype)  # h, also where an LSTM's state is (c, h)
             return Memory(last, last, jnp.ones((len(source), 1, 1), bool)), states
         return Memory(self.attention.keys(x), x, mask[:, None]), states
 
     def init_cache(self, source: jax.Array, hypotheses: int, length: int) -> None:
-        """Encodes source [B, S] for K hypotheses of each sentence; no room depends on the length L.
+        """Encodes source [B, S] for K hypotheses of each sentence. The cache's size does not depend on the length L.
 
-        Fills the collections "memory" (of the sentence) and "cache" (of the outputs so far), each with B in front.
+        Fills the collections "memory" (of the source sentence) and "cache" (of the output tokens so far). B is the
+        first axis of every array.
         """
         memory, states = self.encode(source)
         self.put_variable("memory", "memory", memory)
         self.put_variable("cache", "states", jax.tree.map(lambda x: jnp.repeat(x[:, None], hypotheses, axis=1), states))
 
     def decode_step(self, tokens: jax.Array, parents: jax.Array, position: jax.Array) -> jax.Array:
-        """As `Transformer.decode_step`."""
+        """Does the same as `Transformer.decode_step`."""
         y = self._embed(self.target_embedding, tokens)
         states = []
         for cell, state in zip(self.decoder, self.get_variable("cache", "states"), strict=True):
@@ -145,11 +146,11 @@ class RecurrentTranslator(Seq2Seq):
         return self.embedding_dropout(embed(embedding, tokens).astype(self.config.dtype))
 
     def _after(self, x: jax.Array) -> jax.Array:
-        # Only the states stay float32 from step to step.
+        # Only the states are kept in float32 from step to step.
         return self.dropout(x.astype(self.config.dtype))
 
     def _features(self, y: jax.Array, memory: Memory) -> tuple[jax.Array, jax.Array]:
-        """tanh(W [c; s]) of the context c and the decoder's state s (Luong et al., 2015, equation 5)."""
+        """Computes tanh(W [c; s]), for the context c and the decoder's state s (Luong et al., 2015, equation 5)."""
         joined = jnp.concatenate([self.attention(y, memory), y], axis=-1)
         return self.dropout(nn.tanh(self.output(joined))), self.output_embedding.embedding
 

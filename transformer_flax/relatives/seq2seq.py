@@ -1,4 +1,4 @@
-"""The parts that the recurrent and the convolutional translator share.
+"""The parts that the recurrent and the convolutional translators share.
 
 Letters of shapes: B batch, S source positions, T target positions, V vocabulary.
 """
@@ -18,7 +18,7 @@ from transformer_flax.model.scores import ScoreFunction
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seq2SeqConfig(ModelConfig):
-    """The fields that both have; `configs/recurrent.py` and `configs/convolutional.py` explain each."""
+    """The fields that both translators have. `configs/recurrent.py` and `configs/convolutional.py` explain each."""
 
     tie_embeddings: bool
 
@@ -32,7 +32,10 @@ class Memory(NamedTuple):
 
 
 def one_head_weights(module: nn.Module, query: jax.Array, memory: Memory, score: ScoreFunction) -> jax.Array:
-    """The attention weights of query [B, T, d_model] on the memory, [B, T, S], float32. `module` sows them."""
+    """Computes the attention weights of query [B, T, d_model] over the memory: float32 [B, T, S].
+
+    The weights are also sown in `module`.
+    """
     weights = attention_weights(query[:, :, None], memory.keys[:, :, None], memory.mask[:, None], score)
     module.sow("intermediates", "weights", weights)
     return weights[:, 0]
@@ -52,9 +55,12 @@ class Seq2Seq(nn.Module):
         self.embedding_dropout = Dropout(c.dropout)
 
     def __call__(self, source: jax.Array, target: jax.Array) -> jax.Array:
-        """source [B, S], target [B, T] -> logits [B, T, V] in float32; those at t see only the target before t."""
+        """Computes the logits: source [B, S], target [B, T] -> float32 [B, T, V].
+
+        The logits at position t depend only on the source and on the target before t.
+        """
         return to_logits(*self.features(source, target))
 
     def features(self, source: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The factors of the logits: the decoder's output [B, T, d_model] and the embedding [V, d_model]."""
+        """Returns the factors of the logits: the decoder's output [B, T, d_model] and the embedding [V, d_model]."""
         raise NotImplementedError

@@ -25,7 +25,7 @@ LARGEST = 1 << 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VectorConfig(CheckedConfig):
-    """Sizes and choices of the training; `configs/vectors.py` explains each."""
+    """Sizes and choices of the training. `configs/vectors.py` explains each field."""
 
     section: ClassVar[str] = "vectors"
 
@@ -43,11 +43,11 @@ class VectorConfig(CheckedConfig):
 
 
 def windows(sentences: jax.Array | np.ndarray, reach: jax.Array | np.ndarray) -> jax.Array:
-    """1 where word c is a context of word t, else 0: [R, T, C].
+    """Returns 1 where word c is a context of word t, else 0: [R, T, C].
 
     Args:
       sentences: [R, T], the number of each word's sentence; -1 for padding.
-      reach: [R, T], the words on each side that are its context.
+      reach: [R, T], how many words on each side of a word are its context.
     """
     place = jnp.arange(sentences.shape[1])
     distance = jnp.abs(place[:, None] - place)
@@ -56,16 +56,16 @@ def windows(sentences: jax.Array | np.ndarray, reach: jax.Array | np.ndarray) ->
 
 
 def skipgram_loss(v: jax.Array, u: jax.Array, noise: jax.Array, window: jax.Array, negatives: float) -> jax.Array:
-    """Each word w predicts every context c of its window, against k words n of noise:
+    """Computes the loss of skip-gram: each word w predicts every context c of its window, against k noise words n.
 
         -log sigma(u_c . v_w) - sum_{i=1..k} log sigma(-u_{n_i} . v_w), summed over all (w, c)
 
-    Noise is shared: each of a row's M words of noise counts for all pairs (w, c) of the row with weight k / M, which is
-    the same on average.
+    Noise words are shared: each of a row's M noise words counts for all pairs (w, c) of the row, with weight k / M. On
+    average, this gives the same loss.
 
     Args:
       v, u: [R, T, d_model], the vectors of the words, and their vectors as contexts.
-      noise: [R, M, d_model], vectors of noise as contexts.
+      noise: [R, M, d_model], the vectors of the noise words as contexts.
       window: [R, T, C].
       negatives: k.
     """
@@ -76,11 +76,11 @@ def skipgram_loss(v: jax.Array, u: jax.Array, noise: jax.Array, window: jax.Arra
 
 
 def cbow_loss(v: jax.Array, u: jax.Array, noise: jax.Array, window: jax.Array, negatives: float) -> jax.Array:
-    """The mean h of a window predicts the word w in its centre, against k words n of noise:
+    """Computes the loss of CBOW: the mean h of a window predicts the word w in its centre, against k noise words n.
 
         -log sigma(u_w . h) - sum_{i=1..k} log sigma(-u_{n_i} . h), summed over all w that have a context
 
-    Arguments and shared noise are as in `skipgram_loss`.
+    The arguments and the shared noise are those of `skipgram_loss`.
     """
     contexts = window.sum(-1, keepdims=True)  # [R, T, 1]
     h = jnp.einsum("rtc,rcd->rtd", window / jnp.maximum(contexts, 1), v)
@@ -92,7 +92,7 @@ def cbow_loss(v: jax.Array, u: jax.Array, noise: jax.Array, window: jax.Array, n
 LOSSES = {"skipgram": skipgram_loss, "cbow": cbow_loss}
 
 
-ROW = 64  # words. In longer rows most products are of distant words; the ends of shorter rows cut more windows.
+ROW = 64  # words. In longer rows, most products are of distant words. In shorter rows, the ends cut more windows.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,13 +101,13 @@ class Rows:
 
     words: np.ndarray  # [R, ROW]
     sentences: np.ndarray  # [R, ROW], the number of each word's sentence; -1 for padding
-    reach: np.ndarray  # [R, ROW], of each word's window
+    reach: np.ndarray  # [R, ROW], words on each side that a word's window has
     noise: np.ndarray  # [R, M]
-    done: float  # share of the epoch that precedes it
+    done: float  # share of the epoch before this batch
 
 
 def count_words(sides: Sequence[Sentences], vocab_size: int) -> np.ndarray:
-    """Occurrences of each word, without special ones: int64 [V]."""
+    """Counts the occurrences of each word; special tokens count 0: int64 [V]."""
     counts = np.sum([count(side.ids, vocab_size) for side in sides], axis=0)
     counts[:NUM_SPECIAL] = 0
     return counts
@@ -116,8 +116,8 @@ def count_words(sides: Sequence[Sentences], vocab_size: int) -> np.ndarray:
 class Text:
     """Sentences of one or two languages as rows for training.
 
-    `epoch(k)` is a pure function of (sentences, config, seed, k). Frequent words are left out at random and the others
-    close ranks, so windows reach farther (Mikolov et al., 2013). With sides "interleaved", the two sentences of a pair
+    `epoch(k)` is a pure function of (sentences, config, seed, k). Frequent words are left out at random before windows
+    are formed, so windows reach farther (Mikolov et al., 2013). With sides "interleaved", the two sentences of a pair
     are merged by the relative position of their words, so windows see both languages (Vulic and Moens, 2015).
     """
 
@@ -132,7 +132,7 @@ class Text:
         self._noise = np.cumsum(noise / noise.sum())
 
     def epoch(self, k: int) -> Iterator[Rows]:
-        """All sentences once, shuffled."""
+        """Yields the batches of one epoch: all sentences once, shuffled."""
         rng = np.random.default_rng((self._seed, k))
         order = rng.permutation(self._firsts[-1])
         for start in range(0, len(order), BLOCK):
@@ -140,7 +140,7 @@ class Text:
             yield from self._rows(rng, words, sentences, start, len(order))
 
     def _take(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The words of these sentences, and the number of each word's sentence."""
+        """Returns the words of these sentences, and the number of each word's sentence."""
         words, sentences, places = [], [], []
         for side, first in zip(self._sides, self._firsts, strict=False):
             own = chosen[(chosen >= first) & (chosen < first + len(side))]
@@ -157,14 +157,14 @@ class Text:
         return words[merged], sentences[merged]
 
     def _rows(self, rng, words: np.ndarray, sentences: np.ndarray, start: int, total: int) -> Iterator[Rows]:
-        """Batches of the block of sentences that begins at `start` of `total`; the last one is padded."""
+        """Yields the batches of the block of sentences that begins at `start` of `total`. The last batch is padded."""
         kept = rng.random(len(words)) < self._kept[words]
         words, sentences = words[kept], sentences[kept]
         shape = (-1, self._config.rows_per_batch, ROW)
         missing = -len(words) % (self._config.rows_per_batch * ROW)
         words = np.pad(words, (0, missing), constant_values=PAD_ID).reshape(-1, ROW)
         sentences = np.pad(sentences.astype(np.int32), (0, missing), constant_values=-1).reshape(-1, ROW)
-        rows = rng.permutation(len(words))  # or all of one language would come before the other
+        rows = rng.permutation(len(words))  # without this, all rows of one language would come before the other
         words, sentences = words[rows].reshape(shape), sentences[rows].reshape(shape)
         block = min(total - start, BLOCK)
         for i in range(len(words)):
@@ -175,30 +175,30 @@ class Text:
             yield Rows(words[i], sentences[i], reach, noise.astype(np.int32), done)
 
 
-READ = 100  # steps between reading losses, for which the host waits
+READ = 100  # steps between reads of the losses; the host waits at each read
 LEAST = 1e-10  # added to the sum of squares that Adagrad divides by
 
 
 class Tables(NamedTuple):
     """The state of training."""
 
-    vectors: jax.Array  # [2 V, d_model], of each word, then of each word as a context
-    squares: jax.Array  # [2 V], sums over steps of each gradient's mean square
+    vectors: jax.Array  # [2 V, d_model], the vectors of all words, then their vectors as contexts
+    squares: jax.Array  # [2 V], the mean square of each vector's gradient, summed over steps
 
 
 class Touched(NamedTuple):
     """A batch and the vectors that it touches."""
 
-    places: np.ndarray  # int32, ascending rows of the tables, filled up with rows from 2 V on
+    places: np.ndarray  # int32, the rows of the tables, ascending, filled up with rows from 2 V on, which do not exist
     v: np.ndarray  # int32 [R, T], index in `places` of each word's vector
-    u: np.ndarray  # int32 [R, T], and of its vector as a context
-    noise: np.ndarray  # int32 [R, M]
+    u: np.ndarray  # int32 [R, T], index in `places` of each word's vector as a context
+    noise: np.ndarray  # int32 [R, M], index in `places` of each noise word's vector as a context
     sentences: np.ndarray  # int32 [R, T]
     reach: np.ndarray  # int32 [R, T]
 
 
 def touch(rows: Rows, vocab_size: int) -> Touched:
-    """Finds the vectors of a batch."""
+    """Finds the vectors that a batch touches."""
     asked = [rows.words, rows.words + vocab_size, rows.noise + vocab_size]
     sizes = [part.size for part in asked]
     places, found = np.unique(np.concatenate([part.ravel() for part in asked]), return_inverse=True)
@@ -209,7 +209,7 @@ def touch(rows: Rows, vocab_size: int) -> Touched:
 
 
 def gradient(vectors: jax.Array, batch: Touched, kind: str, negatives: float) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The loss of a batch, its number of words with a context, and the gradient of the vectors at its places."""
+    """Returns a batch's loss, its number of words with a context, and the gradient of the vectors at its places."""
     window = windows(batch.sentences, batch.reach)
 
     def loss(touched: jax.Array) -> jax.Array:
@@ -223,7 +223,7 @@ def gradient(vectors: jax.Array, batch: Touched, kind: str, negatives: float) ->
 def update(
     tables: Tables, batch: Touched, rate: jax.Array, *, kind: str, negatives: float
 ) -> tuple[Tables, jax.Array, jax.Array]:
-    """One step of Adagrad with one rate per vector: the new tables, the loss and its number of words."""
+    """Takes one step of Adagrad with one rate per vector. Returns the new tables, the loss and its number of words."""
     loss, count, grads = gradient(tables.vectors, batch, kind, negatives)
     own = {"mode": "drop", "unique_indices": True, "indices_are_sorted": True}
     squares = tables.squares.at[batch.places].get(mode="fill", fill_value=1.0) + jnp.mean(grads**2, axis=-1)
@@ -243,11 +243,12 @@ def train_vectors(
     """Trains vectors of the pieces of a text.
 
     Args:
-      sides: its sentences, in one language or both.
-      tokenizer: of the sentences.
-      config: of the training.
+      sides: the text's sentences, in one language or both.
+      tokenizer: the sentences' tokenizer.
+      config: the training's config.
       seed: the same seed gives the same vectors.
-      progress: called every `READ` steps with the epochs done and the loss per word since the last call.
+      progress: called after every `READ` steps and at the end of an epoch, with the epochs done and the loss per word
+        since the last call.
 
     Raises:
       UserError: the text is empty, or the vectors are not finite.
