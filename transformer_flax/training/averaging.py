@@ -1,4 +1,4 @@
-"""Chooses the parameters of a run: those of one checkpoint, the mean of several, or their moving average."""
+"""Chooses the parameters of a run: one checkpoint's, the mean of several checkpoints, or the moving average."""
 
 import logging
 import pathlib
@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 
 class Choice(NamedTuple):
-    """Parameters to be used; as text, for people."""
+    """A choice of parameters. `str(choice)` describes the choice to the user."""
 
-    steps: list[int]  # of the checkpoints whose mean they are
-    kind: str = "params"  # what is taken of each: its parameters, or EMA
-    missing: Sequence[int] = ()  # steps that the mean would take, of which there is no checkpoint
+    steps: list[int]  # the steps of the checkpoints to average
+    kind: str = "params"  # what to read from each checkpoint: "params", or EMA
+    missing: Sequence[int] = ()  # the steps to average that have no checkpoint
 
     def __str__(self) -> str:
         listed = ", ".join(f"{step:,}" for step in self.steps)
@@ -32,7 +32,7 @@ class Choice(NamedTuple):
         return f"the mean of the parameters at steps {listed}" if several else f"the parameters of step {listed}"
 
     def warning(self, run: pathlib.Path) -> str:
-        """A sentence that names the missing checkpoints of a run."""
+        """Returns a warning that names the missing checkpoints of a run."""
         listed = ", ".join(f"{step:,}" for step in self.missing)
         return (
             f"{run} has no checkpoint of step {listed}, so the average is of {len(self.steps)} in place of "
@@ -47,16 +47,17 @@ def choose(
     average: int | str | None = None,
     steps: int | Sequence[int] | None = None,
 ) -> Choice:
-    """The parameters that are asked for, of the checkpoints in a directory.
+    """Chooses the parameters to use from the checkpoints in a directory.
 
     Args:
-      directory: where the checkpoints lie.
-      config: of their run.
-      average: how many, as `to_average` takes them before the newest, or EMA; None for what the run is evaluated with.
-      steps: the checkpoints of these steps instead, or of one.
+      directory: the directory of the checkpoints.
+      config: the run's config.
+      average: the number of checkpoints to average, which `to_average` chooses; or EMA. None: what the run's final
+        evaluation uses.
+      steps: the step or steps of the checkpoints to use instead.
 
     Raises:
-      UserError: there is no such checkpoint, or no moving average.
+      UserError: the checkpoint or the moving average does not exist.
     """
     saved = saved_steps(directory)
     if not saved:
@@ -95,16 +96,16 @@ def choose(
 
 
 def to_average(steps: Sequence[int], newest: int, every: int, count: int) -> Choice:
-    """The newest step and the `count` - 1 before it at the interval, as far as there are checkpoints of them.
+    """Chooses the newest step and the `count` - 1 steps before it at the interval, where checkpoints exist.
 
-    An older checkpoint does not stand in for one that is missing: it may be from far away, as the best one is, and a
-    mean with it is worse than one without.
+    An older checkpoint does not replace a missing one. The older checkpoint, such as the best one, may be many steps
+    away, and the mean is better without it.
 
     Args:
-      steps: of the checkpoints.
-      newest: the step that is evaluated, wherever it lies; its checkpoint need not be there yet.
-      every: the interval.
-      count: how many to take; fewer at the beginning of a run.
+      steps: the steps of the existing checkpoints.
+      newest: the step to evaluate. It need not be at the interval, and its checkpoint need not exist yet.
+      every: the interval between checkpoints, in steps.
+      count: the number of checkpoints to choose; fewer are chosen at the beginning of a run.
     """
     before = range((newest - 1) // every * every, 0, -every)[: count - 1][::-1]
     missing = [step for step in before if step not in steps]
@@ -112,7 +113,7 @@ def to_average(steps: Sequence[int], newest: int, every: int, count: int) -> Cho
 
 
 def mean(trees: Iterable[Any]) -> Any:
-    """The mean of trees of parameters, in float32, on the host; they are taken one at a time."""
+    """Returns the mean of trees of parameters, in float32, on the host. Reads one tree at a time."""
     total, count = None, 0
     for tree in trees:
         tree = jax.tree.map(np.float32, jax.device_get(tree))

@@ -1,6 +1,6 @@
-"""Reads checkpoints and tells when they are damaged.
+"""Reads checkpoints and detects damaged ones.
 
-Orbax keeps no checksums of the arrays that it stores. Beside each state lies a seal: a fingerprint of every part.
+Orbax stores no checksums of its arrays. So a seal is stored beside each state: a fingerprint of each of its parts.
 """
 
 import asyncio
@@ -22,35 +22,38 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import read_json
 from transformer_flax.training.multihost import share
 
-PATIENCE = 60  # seconds that pending tasks of a failed read have
-STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint
+PATIENCE = 60  # seconds to wait for the pending tasks of a failed read
+STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint's folder
 
 
 class UnreadableError(UserError):
-    """A checkpoint that cannot be read, or is another one than its place says."""
+    """The error for a checkpoint that cannot be read, or whose step or seed is not the expected one."""
 
     def __init__(self, message: str, step: int):
         super().__init__(message)
-        self.step = step  # of its place
+        self.step = step  # from the name of the checkpoint's folder
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
-    """The steps of the checkpoints in a directory, ascending; those that were never completed have other names."""
+    """Returns the steps of the checkpoints in a directory, ascending.
+
+    Incomplete checkpoints have other names and are left out.
+    """
     return sorted(int(folder.name) for folder in directory.glob("*") if STEP.fullmatch(folder.name))
 
 
 def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kind: str = "params") -> Any:
-    """The parameters of one checkpoint and nothing else of it, on the first device.
+    """Reads only the parameters of a checkpoint, to the first device.
 
     Args:
-      directory: where the checkpoints lie; it may be in use by a run that trains.
-      step: one of `saved_steps`.
-      like: a tree of their shapes.
-      seed: of the run.
-      kind: "params", or EMA for their moving average.
+      directory: the directory of the checkpoints; a run may be training in it.
+      step: the checkpoint's step, one of `saved_steps`.
+      like: a tree of the parameters' shapes.
+      seed: the run's seed.
+      kind: "params", or EMA for the moving average of the parameters.
 
     Raises:
-      UnreadableError: it is damaged, or of another model, step or seed.
+      UnreadableError: the checkpoint is damaged, or of another model, step or seed.
     """
     context = own_context()
     context.pytree.loading.partial_load = True
@@ -60,18 +63,18 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kin
         require_own(sealed, step=step, seed=seed)
         loaded: Any = ocp.load_checkpointables(str(folder), {"state": {kind: on_first_device(like)}})
         params = loaded["state"][kind]
-        require_intact(params, kind, sealed)  # which fails at a missing part, too: Orbax leaves it as it was asked for
+        require_intact(params, kind, sealed)  # also fails if a part is missing: Orbax returns its abstract array
     return params
 
 
 @contextlib.contextmanager
 def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
-    """A context in which a checkpoint is read; any failure becomes an UnreadableError."""
+    """Context manager: turns any failure to read a checkpoint into an UnreadableError."""
     try:
         with _settled_loops():
             yield
-    except Exception as error:  # of whatever kind the storage has for it
-        if isinstance(error.__cause__, KeyboardInterrupt):  # which the storage takes for a damage
+    except Exception as error:  # the storage raises errors of many types
+        if isinstance(error.__cause__, KeyboardInterrupt):  # the storage reports Ctrl-C as damage
             raise error.__cause__ from None
         others = ", ".join(str(other) for other in saved_steps(directory) if other != step)
         another = isinstance(error, AnotherError)
@@ -84,7 +87,7 @@ def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
 
 
 def own_context() -> ocp.Context:
-    """Orbax's settings, with which a process reads by itself, whatever others do."""
+    """Returns settings of Orbax with which this process reads alone, whatever the other processes do."""
     context = ocp.Context()
     index, size = share()
     if size > 1:
@@ -95,32 +98,36 @@ def own_context() -> ocp.Context:
 
 
 def on_first_device(like: Any) -> Any:
-    """Abstract arrays of these shapes on the first device, to restore there whatever devices they were saved from."""
+    """Returns abstract arrays of the same shapes on the first device.
+
+    With these, Orbax restores arrays to the first device, whichever devices the arrays were saved from.
+    """
     sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
 
 
-METADATA = "_CHECKPOINT_METADATA"  # of a checkpoint, which Orbax makes
+METADATA = "_CHECKPOINT_METADATA"  # a file that Orbax writes in each checkpoint
 
 
 class AnotherError(ValueError):
-    """A state of another step or seed than that of the checkpoint which it was read as."""
+    """The error for a state whose step or seed is not the expected one."""
 
 
 class Seal(NamedTuple):
-    """Stored beside a state, to tell whether it is intact."""
+    """Data stored beside a state, to check that the state is intact."""
 
-    fingerprints: dict[str, int]  # of its parts, by their names
-    totals: Any  # JSON: what was measured and is not logged yet
+    fingerprints: dict[str, int]  # the fingerprint of each part of the state, by name
+    totals: Any  # JSON: the metrics that were measured and are not logged yet
 
 
 @jax.jit
 def fingerprint(tree: Any) -> jax.Array:
-    """A number, uint32 [], that changes with any single element of a tree of arrays, and hardly ever stays the same.
+    """Returns a number, uint32 [], that changes if any single element of a tree of arrays changes.
 
-    It is computed where the arrays are: the sum of all elements, their bits read as integers, each multiplied with an
-    odd number of its own (so no change of one can be lost modulo 2^32), and the same once more over the leaves. The
-    fingerprint of a single whole number is that number.
+    If several elements change, the number almost always changes. The number is computed where the arrays are. The bits
+    of each element are read as an integer. Each integer is multiplied by an odd number of its own, and the products are
+    summed modulo 2^32. With odd factors, no change of a single element is lost. The sums of the leaves are combined in
+    the same way. The fingerprint of a single integer is that integer.
     """
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(tree):
@@ -131,20 +138,20 @@ def fingerprint(tree: Any) -> jax.Array:
 
 
 def seal(parts: dict[str, Any], totals: Any) -> dict[str, Any]:
-    """The seal of a state's parts, as JSON."""
+    """Returns the seal of a state's parts, as JSON."""
     fingerprints = {name: int(fingerprint(part)) for name, part in parts.items()}
     content = json.dumps(Seal(fingerprints, totals)._asdict())
     return {"seal": content, "crc32": zlib.crc32(content.encode())}
 
 
 def load_seal(folder: pathlib.Path) -> Seal:
-    """The seal of a checkpoint.
+    """Reads the seal of a checkpoint.
 
-    It is read from Orbax's file, as Orbax would read what describes each array too: TensorStore 0.1.86 never frees
-    that.
+    The seal is read directly from Orbax's file. Orbax would also read the description of each array, and TensorStore
+    0.1.86 never frees the memory of these descriptions.
 
     Raises:
-      OSError, ValueError: it is not what was written, or there is none.
+      OSError, ValueError: the seal is damaged or missing.
     """
     metadata = read_json(folder / METADATA).get("custom_metadata")
     if not metadata or zlib.crc32(metadata.get("seal", "").encode()) != metadata.get("crc32"):
@@ -153,20 +160,20 @@ def load_seal(folder: pathlib.Path) -> Seal:
 
 
 def require_intact(part: Any, name: str, seal: Seal) -> None:
-    """Checks a part of a state that has been read.
+    """Checks a restored part of a state against its fingerprint in the seal.
 
     Raises:
-      ValueError: it is not what was sealed.
+      ValueError: the part has another fingerprint.
     """
     if int(fingerprint(part)) != seal.fingerprints[name]:
         raise ValueError(f"its {name} are not what was saved")
 
 
 def require_own(seal: Seal, **numbers: int) -> None:
-    """Checks the numbers of a state by their names, such as its step, of which the seal says enough.
+    """Checks numbers of a state, such as its step, by name. The seal suffices, because it holds the numbers themselves.
 
     Raises:
-      AnotherError: one of them is another.
+      AnotherError: a number is not the expected one.
     """
     for name, number in numbers.items():
         if seal.fingerprints[name] != number:
@@ -175,11 +182,12 @@ def require_own(seal: Seal, **numbers: int) -> None:
 
 @contextlib.contextmanager
 def _settled_loops() -> Iterator[None]:
-    """A context in which new event loops finish their pending tasks before they close.
+    """Context manager: new event loops finish their pending tasks before they close.
 
-    Else a failed read of Orbax leaves tasks that complain later of a closed loop.
+    Otherwise, a failed read of Orbax leaves tasks that later report a closed loop.
     """
-    makers: list[Any] = [asyncio, *filter(None, [sys.modules.get("uvloop")])]  # Orbax's, the second where one runs
+    # Orbax makes loops with asyncio, or with uvloop where a loop is already running.
+    makers: list[Any] = [asyncio, *filter(None, [sys.modules.get("uvloop")])]
     functions = [module.new_event_loop for module in makers]
     try:
         for module, function in zip(makers, functions, strict=True):
@@ -207,7 +215,7 @@ def _settling(new_event_loop: Callable[[], Any]) -> Callable[[], Any]:
 
 
 async def _others() -> None:
-    """Waits for all other tasks of its loop."""
+    """Waits for all other tasks of the running event loop."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE):
             while others := asyncio.all_tasks() - {asyncio.current_task()}:

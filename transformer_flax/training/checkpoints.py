@@ -1,6 +1,6 @@
-"""Checkpoints: written in the background, kept by rule, restored.
+"""Writes checkpoints in the background, deletes old ones, and restores them.
 
-Several processes write one together, and each reads it by itself.
+Several processes write a checkpoint together. Each process reads the checkpoint alone.
 """
 
 import concurrent.futures
@@ -34,20 +34,21 @@ from transformer_flax.training.checkpoint_files import (
 from transformer_flax.training.multihost import from_first, share
 from transformer_flax.training.step import TrainState
 
-HALF = ".orbax-checkpoint-tmp"  # how Orbax names what is not whole
+HALF = ".orbax-checkpoint-tmp"  # in Orbax's names of incomplete checkpoints
 
 
 class Checkpoints:
     """The checkpoints of a run.
 
-    To be closed, which waits for what is still being written. `prune` keeps the latest `keep` regular ones
-    (those at the interval, which averages take) and, of all, the best by validation score.
+    Must be closed; `close` waits for the checkpoint that is still being written. Regular checkpoints are those at the
+    interval; averages use them. `prune` keeps the latest `keep` regular checkpoints. It also keeps the best of all
+    checkpoints by validation score.
 
     Args:
-      directory: where they lie, one folder a step.
-      every: the interval, in steps.
-      keep: how many regular ones to keep.
-      seed: of the run.
+      directory: the directory of the checkpoints, with one folder per step.
+      every: the interval between regular checkpoints, in steps.
+      keep: the number of regular checkpoints to keep.
+      seed: the run's seed.
     """
 
     def __init__(self, directory: pathlib.Path, *, every: int, keep: int, seed: int):
@@ -59,28 +60,28 @@ class Checkpoints:
 
     @classmethod
     def of(cls, config: ConfigDict, directory: pathlib.Path) -> "Checkpoints":
-        """The checkpoints that a run's config asks for."""
+        """Returns the checkpoints of a run, with the settings of the run's config."""
         return cls(directory, every=config.checkpoint.every, keep=config.checkpoint.keep, seed=config.seed)
 
     def _clear(self) -> None:
-        """Makes the directory, and removes what a failed or killed write has left there."""
+        """Creates the directory and removes the incomplete checkpoints of failed or killed writes."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for half in self._directory.glob(f"*{HALF}*"):
-            # What cannot be removed costs room, and nothing else.
+            # Files that cannot be removed only take disk space.
             half.unlink() if half.is_symlink() else shutil.rmtree(half, ignore_errors=True)
 
     def prune(self, newest: int, scores: Mapping[int, float]) -> None:
-        """Deletes the checkpoints that are not kept, once a regular one follows them.
+        """Deletes the checkpoints that are not kept, if the latest checkpoint up to `newest` is a regular one.
 
         Args:
-          newest: a step; later checkpoints stay.
-          scores: validation score by step, of parameters as they are in that step's checkpoint.
+          newest: the newest step to consider; later checkpoints stay.
+          scores: the validation score by step, measured with the parameters in that step's checkpoint.
         """
-        from_first(lambda: self._delete_old(newest, scores))  # the others wait, and find the room that it makes
+        from_first(lambda: self._delete_old(newest, scores))  # the other processes wait for the free disk space
 
     def _delete_old(self, newest: int, scores: Mapping[int, float]) -> None:
         steps = [step for step in saved_steps(self._directory) if step <= newest]
-        regular = [step for step in steps if step % self._every == 0]  # others are of evaluations, or of the end
+        regular = [step for step in steps if step % self._every == 0]  # the others are from evaluations or the end
         if not regular or regular[-1] != steps[-1]:
             return
         kept = set(regular[-self._keep :])
@@ -89,15 +90,15 @@ class Checkpoints:
             kept.add(max(scored, key=lambda step: (scores[step], step)))
         for step in sorted({*steps} - kept):
             folder = self._directory / str(step)
-            with contextlib.suppress(OSError):  # what is left there costs room, and nothing else
-                # Renamed first: a process that is killed leaves a whole checkpoint or none.
+            with contextlib.suppress(OSError):  # files that are left only take disk space
+                # Renamed first, so that a killed process leaves a complete checkpoint or none.
                 shutil.rmtree(folder.rename(folder.with_name(f"{step}{HALF}")))
 
     def require_room(self, state: Any, count: int = 1) -> None:
-        """Checks that the disk has room for `count` more checkpoints of such a state.
+        """Checks that the disk has space for `count` more checkpoints of this state.
 
         Raises:
-          UserError: it has not, or there is no such directory.
+          UserError: the disk has too little space, or the directory does not exist.
         """
         self._require_directory()
         needed = count * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
@@ -122,15 +123,15 @@ class Checkpoints:
         """Starts writing a state in the background.
 
         Args:
-          state: as `Parallel.unreplicate` gives it.
-          totals: what has been measured since the last time that it was logged, as JSON.
+          state: the state, as returned by `Parallel.unreplicate`.
+          totals: the metrics measured since the last log, as JSON.
 
         Raises:
-          UserError: this one has no room, or the one before could not be written.
+          UserError: the disk has too little space for this checkpoint, or the previous one could not be written.
         """
         self.wait()
         self.require_room(state)
-        # A copy: the next step is given these buffers to overwrite while they are still being written.
+        # Copied, because the next step overwrites the buffers of the state while the checkpoint is being written.
         state = jax.tree.map(jnp.copy, state)
         with self._explaining():
             response = ocp.save_checkpointables_async(
@@ -139,19 +140,19 @@ class Checkpoints:
         self._under_way = self._watcher.submit(response.result)
 
     def check(self) -> None:
-        """Finds out whether the one that is being written has failed, without waiting for it.
+        """Checks whether the current write has failed, without waiting for the write.
 
         Raises:
-          UserError: it has.
+          UserError: the checkpoint could not be written.
         """
         if self._under_way is not None and self._under_way.done():
             self.wait()
 
     def wait(self) -> None:
-        """Waits for what is still being written.
+        """Waits until the current checkpoint is written.
 
         Raises:
-          UserError: it could not be.
+          UserError: the checkpoint could not be written.
         """
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
@@ -159,14 +160,14 @@ class Checkpoints:
                 under_way.result()
 
     def restore(self, like: TrainState, step: int) -> tuple[TrainState, Any]:
-        """The state of a step, on the first device, and the totals that were saved with it.
+        """Restores the state of a step to the first device, with the totals that were saved beside the state.
 
         Args:
-          like: a tree of its shapes.
-          step: one of `steps()`.
+          like: a tree of the state's shapes.
+          step: the step to restore, one of `steps()`.
 
         Raises:
-          UnreadableError: it is damaged, or of another step or seed.
+          UnreadableError: the checkpoint is damaged, or of another step or seed.
         """
         with reading(self._directory, step), own_context():
             folder = self._directory / str(step)
@@ -178,37 +179,39 @@ class Checkpoints:
             return state, sealed.totals
 
     def put_aside(self, step: int, why: str) -> pathlib.Path:
-        """Renames a checkpoint, by the reason, so that it is no longer one of `steps()`; returns where it is."""
+        """Renames a checkpoint so that `steps()` leaves it out. Returns the new path, whose name contains `why`."""
         folder = self._directory / str(step)
         aside = next(path for n in itertools.count(1) if not (path := folder.with_name(f"{step}.{why}.{n}")).exists())
         folder.rename(aside)
         return aside
 
     def steps(self) -> list[int]:
-        """The steps that can be restored, ascending."""
+        """Returns the steps that can be restored, ascending."""
         return from_first(lambda: saved_steps(self._directory))
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
-        """The mean of the parameters of the last `count` checkpoints up to a step, as `to_average` chooses them.
+        """Returns the mean of the parameters of the last `count` checkpoints up to a step.
+
+        `to_average` chooses the checkpoints.
 
         Args:
-          params: of that step, on one device; its checkpoint need not be there yet.
-          step: the newest.
-          count: how many to take.
+          params: the parameters at `step`, on one device; the checkpoint of `step` need not exist yet.
+          step: the newest step.
+          count: the number of checkpoints to average.
 
         Returns:
-          The parameters in float32, on the host, and the choice that was made.
+          The mean in float32, on the host, and the choice of checkpoints.
 
         Raises:
-          UnreadableError: one that is taken is damaged.
+          UnreadableError: a chosen checkpoint is damaged.
         """
-        self.wait()  # the newest may still be on its way to the disk
+        self.wait()  # the newest checkpoint may not be on the disk yet
         choice = to_average(self.steps(), step, self._every, count)
         load = functools.partial(load_params, self._directory, like=params, seed=self._seed)
         return mean(params if s == step else load(s) for s in choice.steps), choice
 
     def can_read_another(self, step: int, params: Any) -> bool:
-        """Whether a checkpoint of another step can be read, whose parameters have these shapes."""
+        """Returns whether a checkpoint of another step can be read, with parameters of these shapes."""
         for other in reversed(self.steps()):
             if other != step:
                 with contextlib.suppress(UnreadableError):
@@ -217,10 +220,10 @@ class Checkpoints:
         return False
 
     def close(self) -> None:
-        """Waits for what is still being written.
+        """Waits until the current checkpoint is written.
 
         Raises:
-          UserError: it could not be.
+          UserError: the checkpoint could not be written.
         """
         try:
             self.wait()
@@ -231,17 +234,17 @@ class Checkpoints:
     def _explaining(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # of whatever kind the storage has for it
+        except Exception as error:  # the storage raises errors of many types
             self._require_directory()
-            if share()[1] == 1:  # another process may be writing still
-                self._clear()  # it takes room
+            if share()[1] == 1:  # of several processes, another one may still be writing
+                self._clear()  # the incomplete checkpoint takes disk space
             raise UserError(
                 f"a checkpoint could not be written to {self._directory}: {error}; {self._afterwards()}"
             ) from error
 
 
 def moved(folder: pathlib.Path) -> UserError:
-    """The error of a run whose directory, or a folder in it, is gone."""
+    """Returns the error for a run whose working directory, or a folder in it, is gone."""
     return UserError(
         f"{folder} has been moved or deleted, and the run cannot be saved; put it back, or start it in another "
         "--workdir"

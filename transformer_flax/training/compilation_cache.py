@@ -14,11 +14,11 @@ def keep_compiled(cache_dir: str) -> pathlib.Path:
     """Enables JAX's compilation cache and returns its directory. An existing setting wins.
 
     Args:
-      cache_dir: where caches lie; empty for the usual place.
+      cache_dir: the directory of caches; empty for the default directory.
     """
     given = jax.config.values["jax_compilation_cache_dir"]
     if not given:
-        # A program for a CPU may use instructions that another one lacks, and homes are shared by machines.
+        # A program for one CPU may use instructions that another CPU lacks. Machines may share a home directory.
         cpuinfo = pathlib.Path("/proc/cpuinfo")
         features = next((line for line in cpuinfo.open() if line.startswith("flags")), "") if cpuinfo.exists() else ""
         machine = f"{os.uname().machine}-{zlib.crc32(features.encode()):08x}"
@@ -29,14 +29,14 @@ def keep_compiled(cache_dir: str) -> pathlib.Path:
 
 
 def _remove_cut_short(folder: pathlib.Path) -> None:
-    """Removes compiled programs whose writing was cut short, by a kill or a full disk.
+    """Removes incomplete compiled programs, which a kill or a full disk has cut short.
 
-    JAX never replaces one: it would warn of it and compile anew at each start. Only what was written since the last
-    look is looked at. Of programs that are compressed with zstd, which JAX takes where Python has it, only empty ones
-    are found.
+    JAX never replaces an incomplete program: it would warn and compile again at each start. Only files that were
+    written since the last check are checked. JAX compresses with zstd where Python has zstd. Of the files compressed
+    with zstd, only empty ones are detected.
     """
     looked = folder / ".looked"
-    with contextlib.suppress(OSError):  # no folder yet, one that cannot be written, or another process is faster
+    with contextlib.suppress(OSError):  # the folder is missing or read-only, or another process was faster
         since = looked.stat().st_mtime_ns if looked.exists() else 0
         looked.touch()
         for file in folder.glob("*-cache"):
@@ -45,7 +45,7 @@ def _remove_cut_short(folder: pathlib.Path) -> None:
 
 
 def _is_cut_short(content: bytes) -> bool:
-    if content[:1] not in (b"", b"\x78"):  # with which zlib begins
+    if content[:1] not in (b"", b"\x78"):  # the first byte of zlib's format
         return False
     try:
         zlib.decompress(content)

@@ -1,4 +1,4 @@
-"""Checks the config of a run before anything takes long."""
+"""Checks a run's config before any long work starts."""
 
 import functools
 import operator
@@ -29,10 +29,10 @@ from transformer_flax.training.wandb_run import require_wandb
 
 
 def check(config: ConfigDict) -> None:
-    """Checks all that can be without reading the text.
+    """Checks everything that can be checked without reading the text.
 
     Raises:
-      UserError: naming the field.
+      UserError: a field is invalid; the message names the field.
     """
     require_run(config)
     check_text(config)
@@ -110,10 +110,12 @@ def check(config: ConfigDict) -> None:
 
 
 def check_text(config: ConfigDict) -> None:
-    """Checks each field by itself, and what the config says of the text and its tokenizer, which need not be a run's.
+    """Checks each field by itself, and the settings of the text and its tokenizer.
+
+    The config need not be a run's: it may be one of word vectors.
 
     Raises:
-      UserError: naming the field.
+      UserError: a field is invalid; the message names the field.
     """
     require_fields(config)
     require = functools.partial(_require, config)
@@ -130,11 +132,11 @@ def _require(config: ConfigDict, name: str, is_valid: Callable[[Any], bool], req
 
 
 def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
-    """The tokenizer of `config.init_from` or `config.data.tokenizer_file`, or None if one is to be trained.
+    """Returns the tokenizer of `config.init_from` or `config.data.tokenizer_file`, or None if one must be trained.
 
     Raises:
-      UserError: it cannot be used, or is not of the size that the config says: whatever is told of the model before
-        the text is read, such as its parameters, is told from there.
+      UserError: the tokenizer cannot be used, or the size of the tokenizer_file is not config.data.vocab_size. Anything
+        that is reported before the text is read, such as the number of parameters, follows from vocab_size.
     """
     if config.get("init_from"):
         return initial_tokenizer(config)
@@ -151,14 +153,15 @@ def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
-    """The model of a run's config, for a vocabulary of that size; in float32 where its type is not chosen yet."""
+    """Returns the model's config for a vocabulary of this size, in float32 if the dtype is still "auto"."""
     fields = config.model.to_dict()
     return make_config(vocab_size, fields | {"dtype": "float32"} if fields.get("dtype") == AUTO else fields)
 
 
 def device_dtype() -> str:
-    """The type that suits the device: bfloat16 for a TPU, and for a GPU that multiplies it; float32 for others."""
+    """Returns the dtype for the device: bfloat16 on a TPU or on a GPU that multiplies bfloat16, otherwise float32."""
     device = jax.devices()[0]
-    # NVIDIA's GPUs say "7.5", and multiply bfloat16 from 8.0 on; AMD's, which all do, say "gfx90a".
+    # NVIDIA's GPUs report a number such as "7.5" and multiply bfloat16 from 8.0 on. AMD's GPUs report a name such as
+    # "gfx90a", and all of them multiply bfloat16.
     old = getattr(device, "compute_capability", "")[:2] in ("5.", "6.", "7.")
     return "bfloat16" if device.platform == "tpu" or (device.platform == "gpu" and not old) else "float32"

@@ -16,34 +16,35 @@ from transformer_flax.training.multihost import from_first, share
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.tasks import Task
 
-GAIN_SENTENCES = 300  # that the source gain is measured on: the first of a split
+GAIN_SENTENCES = 300  # the source gain is measured on this many first sentences of a split
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """The scores and outputs of some parameters on a split."""
+    """The scores and outputs of a model's parameters on a split."""
 
-    scalars: dict[str, float]  # loss, perplexity, accuracy, source_gain; and the task's, such as bleu and exact_match
-    signatures: dict[str, str]  # of scores that can be made in several ways
+    scalars: dict[str, float]  # loss, perplexity, accuracy, source_gain; task scores, such as bleu and exact_match
+    signatures: dict[str, str]  # how a score was computed, for scores with several definitions
     sources: list[str]
     references: list[str]
     outputs: list[str]  # translations, or labels
 
 
 class Evaluator:
-    """Measures parameters on a split, of which every sentence counts.
+    """An evaluator of parameters on a split. Every sentence of the split counts.
 
-    The source gain says whether a translator uses its source: log-perplexity of the first 300 targets given another
-    sentence's source, less that given their own, in nats a token. A language model of the target has a gain of 0.
+    The source gain shows whether a translator uses its source. It is the log-perplexity of the first 300 targets given
+    another sentence's source, minus the log-perplexity given their own source, in nats per token. A language model of
+    the target has a source gain of 0.
 
     Args:
-      name: of the split.
-      pairs, corpus: the split.
-      config: of the run.
-      eval_step: compiled, `(params, batch) -> (sums, counts)`.
-      parallel: places batches for it.
-      task: of the run.
-      progress: for bars, and for what was cut.
+      name: the split's name.
+      pairs, corpus: the split, as text and as tokens.
+      config: the run's config.
+      eval_step: the compiled step, `(params, batch) -> (sums, counts)`.
+      parallel: places parameters and batches on the devices.
+      task: the run's task.
+      progress: shows progress bars and reports pairs that are cut.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Evaluator:
         if task.reads_target:
             first = np.arange(min(GAIN_SENTENCES, len(corpus)))
             target = corpus.target.take(first)
-            # In one bucket both have the same shape, that of the longest of all.
+            # With one bucket, both orders have the same batch shape: that of the longest sentence.
             self._gain_batches = [
                 batches(Corpus(corpus.source.take(order), target), 1) for order in (first, np.roll(first, 1))
             ]
@@ -96,12 +97,12 @@ class Evaluator:
         """Evaluates parameters.
 
         Args:
-          params: as `Parallel.unreplicate` gives them, or on the host.
-          check: called after every batch, with `alone=True` where of several processes only the first has the batch;
-            what it raises ends the evaluation.
-          max_sentences: number of first sentences to translate or classify; 0: all.
+          params: the model's parameters, as returned by `Parallel.unreplicate`, or on the host.
+          check: called after every batch. `alone=True` means that, of several processes, only the first has the batch.
+            An exception that `check` raises ends the evaluation.
+          max_sentences: the number of first sentences to translate or classify; 0: all.
         """
-        placed = self._parallel.place(params)  # once for all batches, as averages come from the host
+        placed = self._parallel.place(params)  # once for all batches, because averages are on the host
         means = self._measure(placed, self._batches, "loss", check).means()
         if self._gain_batches:
             own, others = (self._measure(placed, batches, "source gain", check) for batches in self._gain_batches)
@@ -120,7 +121,7 @@ class Evaluator:
         return Evaluation({**means, **scores}, signatures, sources, references, outputs)
 
     def _measure(self, params: Any, batches: Batches, what: str, check: Callable[..., None]) -> Meter:
-        """The sums over all tokens of some batches, for parameters on the devices."""
+        """Returns the sums over all tokens of the batches, for parameters on the devices."""
         meter = Meter()
         with self._progress.bar(f"{self._name} {what}") as update:
             for k in range(batches.batches_per_epoch):

@@ -1,7 +1,7 @@
-"""The fields of a config, section by section, with their types and ranges; `configs/base.py` explains each.
+"""The fields of a config, section by section, with their types and ranges. `configs/base.py` explains each field.
 
-A default is what runs did before there was the field: a saved config that lacks it has that value. So a new field needs
-a default, and none is ever taken out of these classes or given another meaning.
+A field's default is what runs did before the field existed: a saved config that lacks the field has this value. So a
+new field needs a default, and no field is ever removed from these classes or given another meaning.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.model.config import TYPES, checked, one_of, positive, rate, requirement, size
 
-# Names, paths, and what belongs to the machine: none of them changes what is learned or measured, beyond chance.
+# Names, paths, and settings of the machine. None of them changes what is learned or measured, beyond random variation.
 CHANGES_NOTHING = (
     "name",
     "max_skipped",
@@ -25,7 +25,7 @@ CHANGES_NOTHING = (
     "log.",
     "parallel.",
 )
-AUTO = "auto"  # as config.model.dtype: the type of the run in the working directory, or what suits the device
+AUTO = "auto"  # config.model.dtype: use the dtype of the run in the working directory, or one that suits the device
 
 
 def at_least(least: float, **default: Any) -> Any:
@@ -134,7 +134,7 @@ class RunConfig:
     max_skipped: int = at_least(1)
     on_write_failure: str = one_of(("stop", "go on"))
     deterministic: bool
-    model: ConfigDict  # the dataclass of its kind checks it
+    model: ConfigDict  # checked by the dataclass of the model's kind
     data: DataConfig
     optimizer: OptimizerConfig
     parallel: ParallelConfig
@@ -149,7 +149,7 @@ class RunConfig:
 
 
 def vector_run_config() -> type:
-    """A dataclass with the fields of configs/vectors.py."""
+    """Returns a dataclass with the fields of configs/vectors.py."""
     from transformer_flax.relatives.word_vectors import VectorConfig  # here: it imports JAX, which takes seconds
 
     fields = [("name", str), ("seed", int, random_seed()), ("vectors", VectorConfig), ("data", DataConfig)]
@@ -157,8 +157,10 @@ def vector_run_config() -> type:
 
 
 def require_run(config: ConfigDict) -> None:
-    """Raises:
-    UserError: the config is of no run, but of word vectors.
+    """Checks that a config is a run's, not one of word vectors.
+
+    Raises:
+      UserError: the config has no section config.model.
     """
     if "model" not in config:
         raise UserError(
@@ -167,22 +169,22 @@ def require_run(config: ConfigDict) -> None:
 
 
 def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
-    """Checks which fields a config has, their types, and the values that each can have by itself.
+    """Checks the names, the types and the ranges of a config's fields, each field by itself.
 
     Args:
-      config: of a run or of word vectors.
-      saved: it is that of a run which was made before, and may have more fields than are known; but not of the search
-        or the model, which would not be what they were.
+      config: the config of a run or of word vectors.
+      saved: whether the config is an existing run's, which may have unknown fields. Unknown fields of the search or
+        the model are still refused, because the search or the model would not be the same.
 
     Raises:
-      UserError: a field is unknown, missing, of another type or out of its range.
+      UserError: a field is unknown, missing, of another type or out of range.
     """
     dataclass = vector_run_config() if "vectors" in config else RunConfig
     _require_fields(config, dataclass, "config", may_have_more=("config", *_sections(dataclass)) if saved else ())
 
 
 def complete(config: ConfigDict) -> ConfigDict:
-    """A copy of a config with the fields that it lacks, where they have defaults; references to fields are resolved."""
+    """Returns a copy of a config: missing fields get their defaults, if any, and field references are resolved."""
     config = config.copy_and_resolve_references()
     with config.unlocked():
         config.update_from_flattened_dict(added_fields(flatten(config.to_dict())))
@@ -190,12 +192,12 @@ def complete(config: ConfigDict) -> ConfigDict:
 
 
 def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that a saved config lacks as it is older than they are, with their values.
+    """Returns the fields that a saved config lacks because it is older than the fields, with their defaults.
 
     Args:
-      config: flat, {"model.dropout": 0.1}; sections that it has not are left out.
+      config: a flat config, such as {"model.dropout": 0.1}. Fields of sections that the config lacks are left out.
     """
-    # Here, as commands check their configs before JAX is loaded.
+    # Imported here, because commands check their configs before JAX is loaded.
     import transformer_flax.relatives  # noqa: F401 (registers its kinds)
     from transformer_flax.model.registry import KINDS
 
@@ -210,12 +212,12 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
-    """Lists the differences of two flat configs, one per line. A missing field has its default.
+    """Lists the differences between two flat configs, one per line. A missing field has its default.
 
     Args:
-      theirs: the saved one.
-      ours: the present one.
-      free: fields, or beginnings of their names, that may differ.
+      theirs: the saved config.
+      ours: the current config.
+      free: the names, or prefixes of names, of fields that may differ.
     """
     theirs, ours = ({**added_fields(config), **config} for config in (theirs, ours))
     return [
@@ -230,7 +232,7 @@ def _is_open(name: str, *configs: Mapping[str, Any]) -> bool:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"model": {"dropout": 0.1}} -> {"model.dropout": 0.1}: a config's fields by the names that flags have."""
+    """Returns a config's fields by their flag names: {"model": {"dropout": 0.1}} -> {"model.dropout": 0.1}."""
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -248,7 +250,7 @@ def _defaults(dataclass: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _sections(dataclass: Any) -> list[str]:
-    """The sections whose fields change nothing that was learned, should they be unknown."""
+    """Returns the sections where unknown fields of a saved config change nothing that was learned."""
     named = [field.name for field in dataclasses.fields(dataclass) if dataclasses.is_dataclass(field.type)]
     return [f"config.{name}" for name in named if name != "decode"]
 

@@ -1,4 +1,4 @@
-"""The beginning of a run, a trained model or word vectors, and the parts of it that are trained."""
+"""Starts a run from a trained model or from word vectors, and selects the parameters that are trained."""
 
 import fnmatch
 import pathlib
@@ -16,7 +16,7 @@ from transformer_flax.relatives.embeddings import TOKENIZER, Vectors
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import SavedModel, load_model, load_setup, parse_name
 
-# Fields of a model that may differ: its parameters mean the same.
+# Fields of a model that may differ, because they do not change what the parameters mean.
 SAME_PARAMETERS = (
     "dropout",
     "attention_dropout",
@@ -27,11 +27,11 @@ SAME_PARAMETERS = (
     "scan_layers",
     "branch_init",
 )
-EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")  # of words, in models of all kinds
+EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")  # names of word embeddings in models of all kinds
 
 
 def initial_tokenizer(config: ConfigDict) -> Tokenizer:
-    """The tokenizer of the model that `config.init_from` names.
+    """Returns the tokenizer of the model that `config.init_from` names.
 
     Raises:
       UserError: there is no such model.
@@ -41,14 +41,15 @@ def initial_tokenizer(config: ConfigDict) -> Tokenizer:
 
 
 def require_alike(config: ConfigDict, model: ModelConfig) -> None:
-    """Checks that a run's model is the one that it starts from, and that both read text normalised alike.
+    """Checks that a run's model matches the model it starts from, and that both normalise text in the same way.
 
     Args:
-      config: of the run; `config.init_from` names the other.
-      model: of the run.
+      config: the run's config; `config.init_from` names the model to start from.
+      model: the run's model.
 
     Raises:
-      UserError: there is no such model, or it has other fields; names the flags that make them the same.
+      UserError: the model to start from does not exist, or its fields differ. The message names the flags that make
+        the fields equal.
     """
     their_config, _, theirs = _load_setup(config)
     if type(theirs) is not type(model):
@@ -69,9 +70,9 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
 
 
 def _deciding(model: ModelConfig) -> dict[str, Any]:
-    """The fields that decide what a model's parameters mean."""
+    """Returns the fields that decide what a model's parameters mean."""
     fields = {name: value for name, value in vars(model).items() if name not in SAME_PARAMETERS}
-    if fields.get("start") != "deepnorm":  # the other starts are initial values alone
+    if fields.get("start") != "deepnorm":  # the other starts only set initial values
         fields.pop("start", None)
     return fields
 
@@ -82,10 +83,12 @@ def _load_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]
 
 
 def load_start(config: ConfigDict) -> SavedModel | None:
-    """Loads the model that `config.init_from` names, `DIRECTORY` or `DIRECTORY@STEP,...`; None if it names none.
+    """Loads the model that `config.init_from` names. Returns None if the field is empty.
+
+    The field is `DIRECTORY` or `DIRECTORY@STEP,...`.
 
     Raises:
-      UserError: it cannot be loaded.
+      UserError: the model cannot be loaded.
     """
     if not config.init_from:
         return None
@@ -94,14 +97,14 @@ def load_start(config: ConfigDict) -> SavedModel | None:
 
 
 def load_embeddings(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors | None:
-    """The word vectors that `config.embedding_init` names; None if it names none.
+    """Loads the word vectors that `config.embedding_init` names. Returns None if the field is empty.
 
     Args:
-      config: of the run.
-      tokenizer: that the config names a file of, if it does.
+      config: the run's config.
+      tokenizer: the tokenizer from the file that the config names; None if the config names no file.
 
     Raises:
-      UserError: they cannot be read, or are of another tokenizer or size than the run's.
+      UserError: the vectors cannot be read, or their tokenizer or size is not the run's.
     """
     if not config.embedding_init:
         return None
@@ -125,9 +128,9 @@ def load_embeddings(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors 
 
 
 def with_embeddings(params: Any, vectors: Vectors | None) -> Any:
-    """Fresh parameters of a model, of which the embeddings of words are these vectors; None: as they are.
+    """Returns initial parameters whose word embeddings are replaced by `vectors`. None: the parameters stay unchanged.
 
-    A matrix for the logits alone, where embeddings are not tied, stays as it is: it is no embedding of words.
+    With untied embeddings, the matrix for the logits stays unchanged, because it is no word embedding.
     """
     if vectors is None:
         return params
@@ -135,20 +138,20 @@ def with_embeddings(params: Any, vectors: Vectors | None) -> Any:
 
 
 def train_only(patterns: str, params: Any) -> Callable[[Any], Any]:
-    """Makes a function that replaces the gradients of parameters that are not trained by zeros.
+    """Returns a function that replaces the gradients of untrained parameters by zeros.
 
-    Adam leaves a parameter whose gradient was always zero as it is, and XLA computes nothing for it. The arguments are
-    those of `are_trained`.
+    Adam does not change a parameter whose gradient was always zero, and XLA computes nothing for this gradient. The
+    arguments are those of `are_trained`.
     """
     trained = are_trained(patterns, params)
     return lambda grads: jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained)
 
 
 def are_trained(patterns: str, params: Any) -> Any:
-    """Tells for each parameter whether it is trained: a tree of booleans.
+    """Returns a tree of booleans: whether each parameter is trained.
 
     Args:
-      patterns: `config.train_only`, beginnings of parameter names, as in "decoder,embedding" or "*.self_attention".
+      patterns: `config.train_only`, prefixes of parameter names, such as "decoder,embedding" or "*.self_attention".
       params: a tree of the model's parameters, or of their shapes.
 
     Raises:

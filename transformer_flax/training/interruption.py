@@ -1,4 +1,4 @@
-"""Signals that ask a run to end."""
+"""Handles signals that ask a run to end."""
 
 import contextlib
 import os
@@ -11,17 +11,17 @@ from typing import Any, NoReturn
 
 from transformer_flax.errors import Interrupted
 
-# Ctrl-C; what systems send before they kill, Slurm's pre-emption among them; what a terminal sends that is closed; what
-# Slurm's --signal is often set to.
+# SIGINT: Ctrl-C. SIGTERM: systems send it before they kill a process, for example in Slurm's pre-emption. SIGHUP: a
+# terminal sends it when it is closed. SIGUSR1 and SIGUSR2: often the value of Slurm's --signal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-OTHERS = tuple(number for number in SIGNALS if number != signal.SIGINT)  # which Python raises as KeyboardInterrupt
+OTHERS = tuple(number for number in SIGNALS if number != signal.SIGINT)  # Python raises SIGINT as KeyboardInterrupt
 
 
 class Interruption:
-    """A context in which a signal is remembered, for the run to end where nothing is lost.
+    """A context that records a signal, so that the run can end where nothing is lost.
 
-    A signal that is repeated changes nothing, as one request often reaches a process twice: from the system, and from a
-    process that passes it on. Ctrl-C after any signal ends the process at once.
+    A repeated signal changes nothing, because one request often reaches a process twice: from the system, and from a
+    process that forwards it. Ctrl-C after any signal ends the process at once.
     """
 
     def __init__(self):
@@ -29,7 +29,7 @@ class Interruption:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():  # no other may handle signals
+        if threading.current_thread() is threading.main_thread():  # other threads cannot set handlers
             self._before = handle(self._remember)
         return self
 
@@ -42,7 +42,7 @@ class Interruption:
         return self.signal is not None
 
     def end(self, where: str) -> NoReturn:
-        """Ends the run, which was asked to, or another one of several processes was.
+        """Ends the run, after a signal asked this process or another process of the run to end.
 
         Raises:
           Interrupted: always; the message says where the run is.
@@ -59,24 +59,24 @@ class Interruption:
             if signal.SIGINT in self._before:
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
             with contextlib.suppress(OSError):
-                os.write(2, b"\nending where nothing is lost; Ctrl-C ends at once\n")  # print is not for handlers
+                os.write(2, b"\nending where nothing is lost; Ctrl-C ends at once\n")  # print is unsafe in handlers
 
 
 def handle(handler: Callable | signal.Handlers, numbers: Collection[signal.Signals] = SIGNALS) -> dict:
-    """Sets a handler for signals; one that is ignored stays so, as SIGHUP under nohup.
+    """Sets a handler for signals. An ignored signal stays ignored, such as SIGHUP under nohup.
 
     Returns:
-      The handlers that were set before, by signal.
+      The previous handlers, by signal.
     """
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heeded}
 
 
 def drop_lost_output() -> None:
-    """Discards output to a terminal that was closed, or to a pipe that nobody reads: writing to it would fail."""
+    """Discards output to a closed terminal or to a pipe without a reader, because writing to either would fail."""
     for descriptor in (1, 2):
         poll = select.poll()
-        poll.register(descriptor, 0)  # errors and hang-ups alone
+        poll.register(descriptor, 0)  # only errors and hang-ups
         if poll.poll(0):
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), descriptor)

@@ -1,4 +1,4 @@
-"""Numbers on their way to the user: sums on the host, `metrics.jsonl`, TensorBoard."""
+"""Sums metrics on the host and writes them to `metrics.jsonl` and TensorBoard."""
 
 import os
 import pathlib
@@ -17,10 +17,10 @@ from transformer_flax.training.multihost import is_first
 
 
 class Meter:
-    """Adds up sums and counts, divides once, and keeps the rate of training alone.
+    """Running sums and counts, divided once, and the speed of the training steps alone.
 
     Args:
-      totals: of another one, to continue from.
+      totals: the totals of another meter, to continue from.
     """
 
     def __init__(self, totals: dict[str, dict[str, float]] | None = None):
@@ -29,13 +29,16 @@ class Meter:
         self._seconds, self._timed_steps, self._timed_tokens, self._timed_flops = 0.0, 0, 0, 0
 
     def add(self, sums, counts) -> None:
-        """Adds one step's sums and counts, as they come from the device."""
+        """Adds the sums and counts of one step, as returned by the device."""
         for total, values in ((self._sums, sums), (self._counts, counts)):
             for name, value in values.items():
                 total[name] = total.get(name, 0.0) + float(value)
 
     def add_time(self, seconds: float, tokens: int, flops: int) -> None:
-        """Adds a step's time, its real tokens, source and target, and its FLOPs; steps that compiled are left out."""
+        """Adds a step's time, its source and target tokens without padding, and its FLOPs.
+
+        The caller leaves out steps that compiled a program.
+        """
         self._seconds += seconds
         self._timed_steps += 1
         self._timed_tokens += tokens
@@ -43,23 +46,23 @@ class Meter:
 
     @property
     def totals(self) -> dict[str, dict[str, float]]:
-        """The sums and counts so far, by their names."""
+        """The sums and counts so far, by name."""
         return {"sums": dict(self._sums), "counts": dict(self._counts)}
 
     @property
     def log_perplexity(self) -> float:
-        """The unsmoothed loss in nats a token."""
+        """The unsmoothed loss in nats per token."""
         return self._sums["nll"] / self._counts["nll"]
 
     def means(self) -> dict[str, float]:
-        """The mean of everything added, with the perplexity in place of the unsmoothed loss."""
+        """Returns the mean of each metric, with the perplexity in place of the unsmoothed loss."""
         means = {name: total / self._counts[name] for name, total in self._sums.items() if name != "nll"}
         if "nll" in self._sums:
             means["perplexity"] = perplexity(self._sums["nll"], self._counts["nll"])
         return means
 
     def rates(self) -> dict[str, float]:
-        """Steps, tokens and FLOPs per second, of the steps that were timed."""
+        """Returns the steps, tokens and FLOPs per second of the timed steps."""
         if not self._seconds:
             return {}
         return {
@@ -70,11 +73,11 @@ class Meter:
 
 
 class StepLines:
-    """A file of JSON lines, each with its step. Of several processes only the first writes.
+    """A file of JSON lines, each with its step. Only the first process writes.
 
     Args:
-      file: its lines of steps after `step` are removed.
-      step: where the run resumes.
+      file: the file; lines of steps after `step` are removed.
+      step: the step to resume from.
     """
 
     def __init__(self, file: pathlib.Path, step: int):
@@ -85,7 +88,7 @@ class StepLines:
         """Appends a line.
 
         Raises:
-          UserError: it cannot be written, as on a full disk.
+          UserError: the line cannot be written, for example because the disk is full.
         """
         if self._lines:
             self._lines.write(line)
@@ -96,13 +99,14 @@ class StepLines:
 
 
 class MetricsWriter:
-    """Writes scalars to `metrics.jsonl` and to TensorBoard events beside it.
+    """A writer of scalars to `metrics.jsonl` and to TensorBoard events beside it.
 
     Args:
-      file: the JSON lines, as `StepLines` has them; time resumes from the last that is kept.
+      file: the file of JSON lines, see `StepLines`. The run's time resumes from the last line that is kept.
       step: the step that training starts from.
-      score: the name of the validation score, which `scores` has by step, where it is of that step's parameters alone.
-      send: is given each line, too.
+      score: the name of the validation score. `scores` holds the score by step, where only that step's parameters were
+        evaluated.
+      send: called with each line, too.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class MetricsWriter:
         self._lines = StepLines(file, step)
         kept = self._lines.kept
         self._written: set[tuple[int, str, bool]] = set()
-        self.validation_losses: dict[int, float] = {}  # by step, of evaluations on the way
+        self.validation_losses: dict[int, float] = {}  # by step, of evaluations during training
         self.scores: dict[int, float] = {}
         self._score = f"valid/{score}"
         for line in kept:
@@ -126,10 +130,10 @@ class MetricsWriter:
         self._events = None
         if not is_first():
             return
-        # Not tensorboardX's own writer, whose thread dies when the disk is full and leaves everyone waiting for it.
+        # Not tensorboardX's own writer: its thread dies when the disk is full, and its callers then wait forever.
         self._events = EventsWriter(str(file.parent / "events"), f".{os.getpid()}.{step}")
         restart = Event(wall_time=time.time(), step=step + 1, session_log=SessionLog(status=SessionLog.START))
-        self._events.write_event(restart)  # later ones are void
+        self._events.write_event(restart)  # makes TensorBoard drop old events after `step`
 
     @property
     def seconds(self) -> float:
@@ -137,14 +141,14 @@ class MetricsWriter:
         return time.monotonic() - self._started
 
     def has(self, step: int, prefix: str, *, final: bool = False) -> bool:
-        """Whether values of that step and prefix are written; with `final`, among them prefix/final."""
+        """Returns whether values of this step and prefix are written. `final`: whether they include prefix/final."""
         return (step, prefix, final) in self._written
 
     def write(self, step: int, prefix: str, values: dict[str, float]) -> None:
         """Writes {prefix/name: value} at a step, with the seconds so far.
 
         Raises:
-          UserError: the disk is full, or something like it.
+          UserError: the values cannot be written, for example because the disk is full.
         """
         named = {f"{prefix}/{name}": float(value) for name, value in values.items()}
         line = {"step": step, "seconds": round(self.seconds, 2), **named}

@@ -1,10 +1,10 @@
-"""Several processes that train together: which is the first, how it sends values to the others, how all stop together.
+"""Coordinates several processes that train together: sends the first process's values to all, stops all together.
 
-Each process sees all devices, makes the same steps and holds the same parameters, or its share of them. What has an
-effect on the world the first one does alone. A program that never joins others is the first of one, and all functions
-here are free for it.
+Each process sees all devices, computes the same steps, and holds the same parameters or its share of them. All
+processes write checkpoints together. Only the first process has other side effects, such as printing. A program that
+never joins other processes is the first of one process, and all functions here cost it nothing.
 
-What has to wait longer than a collective of the devices may, goes through the key-value store that
+A collective of the devices may wait only for a limited time. Longer waits use the key-value store that
 `jax.distributed.initialize` opens between the processes.
 """
 
@@ -26,29 +26,30 @@ import jax
 from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.training.interruption import OTHERS, handle
 
-HEARTBEAT_SECONDS = 30  # without a sign of life, as when a host or the network is gone; a process is missed at once
-GOODBYE_SECONDS = 5  # that a process which fails gives the others to fail with it
-LOST = 1  # the exit status of a process that has lost another
-_POLL_SECONDS = 1  # signals are handled in between
+HEARTBEAT_SECONDS = 30  # time until a lost host or network is noticed; the end of a process is noticed at once
+GOODBYE_SECONDS = 5  # time that a failing process gives the other processes to fail with it
+LOST = 1  # the exit status of a process that has lost another process
+_POLL_SECONDS = 1  # signals are handled between two polls
 
 
 class _Group:
-    """The processes, seen from one of them."""
+    """The group of processes, seen from one of them."""
 
     def __init__(self, index: int, size: int, client: Any, coordinator: str):
         self.index, self.size = index, size
-        self.leaving = False  # from then on, others may end
-        self.asked = 0  # calls of `agreed_stop`
-        self.stop_at: int | None = None  # the call at which all stop
+        self.leaving = False  # once True, the other processes may end
+        self.asked = 0  # number of calls of `agreed_stop`
+        self.stop_at: int | None = None  # the call of `agreed_stop` at which all processes stop
         self._client, self._published = client, 0
         self._watch(coordinator.rpartition(":")[0].strip("[]"))
 
     def set(self, key: str, value: Any) -> None:
         self._client.key_value_set(f"{key}/value", json.dumps(value), allow_overwrite=True)
-        self._client.key_value_set(key, "", allow_overwrite=True)  # it is there, however long it takes to fetch
+        # This key says that the value exists, however long it takes to fetch the value.
+        self._client.key_value_set(key, "", allow_overwrite=True)
 
     def get(self, key: str) -> Any:
-        """The value of a key, None if there is none."""
+        """Returns the value of a key, or None if there is none."""
         try:
             return json.loads(self._client.key_value_try_get(f"{key}/value"))
         except jax.errors.JaxRuntimeError as error:
@@ -57,15 +58,15 @@ class _Group:
             raise
 
     def wait_for(self, key: str, seconds: float = float("inf"), meanwhile: Callable[[], None] = lambda: None) -> Any:
-        """The value of a key, as soon as there is one.
+        """Waits until a key has a value, and returns the value.
 
         Args:
-          key: of the value.
-          seconds: to wait, at most.
-          meanwhile: called every second until then.
+          key: the key.
+          seconds: the longest time to wait.
+          meanwhile: called every second while waiting.
 
         Raises:
-          TimeoutError: there is none in that time.
+          TimeoutError: the key has no value after this time.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -80,12 +81,12 @@ class _Group:
         raise TimeoutError(key)
 
     def next_key(self) -> str:
-        """All processes publish the same things in the same order, so counting names them."""
+        """Returns a key that is the same in all processes: a counter, as all publish values in the same order."""
         self._published += 1
         return f"published/{self._published}"
 
     def meet(self, name: str, value: Any = None, seconds: float = float("inf")) -> Any:
-        """Waits until all are here, and returns the first one's value."""
+        """Waits until all processes have called `meet` with this name, and returns the first process's value."""
         if self.index == 0:
             for other in range(1, self.size):
                 self.wait_for(f"{name}/{other}", seconds)
@@ -95,16 +96,16 @@ class _Group:
         return self.wait_for(f"{name}/0", seconds)
 
     def _watch(self, host: str) -> None:
-        """Connects each process with the first: when one dies, its system closes the connection and the other knows.
+        """Connects each process to the first process, so that each end notices when the other dies.
 
-        Without that, collectives on accelerators wait for a dead process until its heartbeat is missed, and are then
-        aborted without a word to Python.
+        When a process dies, its system closes the connection. Without the connection, collectives on accelerators wait
+        for a dead process until its heartbeat is missed. They are then aborted without an exception in Python.
         """
         if self.index == 0:
             dual = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if dual else socket.AF_INET
             server = socket.create_server(("", 0), family=family, backlog=self.size, dualstack_ipv6=dual)
-            token = secrets.token_hex(16)  # others who find the port are none of us
+            token = secrets.token_hex(16)  # keeps out other programs that find the port
             self.set("watch", [server.getsockname()[1], token])
             threading.Thread(target=self._accept, args=(server, token), daemon=True).start()
         else:
@@ -153,18 +154,18 @@ _group: _Group | None = None
 def joined(
     coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> Iterator[None]:
-    """A context in which this process is one of several; to be entered before anything else touches JAX's devices.
+    """Context manager: joins this process to a group. Must be entered before anything else uses JAX's devices.
 
-    When one of them dies, all end.
+    When one process of the group dies, all processes end. The arguments can be left out where the processes are
+    started by Slurm, Open MPI, Kubernetes or on TPUs.
 
     Args:
-      coordinator: HOST:PORT, an address of the first process with a port that is free; like the others, it is found
-        where the processes were started by Slurm, Open MPI, Kubernetes or on TPUs.
-      num_processes: how many they are.
-      process_id: which one this is, from 0.
+      coordinator: HOST:PORT, an address of the first process, with a free port.
+      num_processes: the number of processes.
+      process_id: the index of this process, from 0.
 
     Raises:
-      UserError: what is not given was not found, or makes no sense.
+      UserError: an argument is invalid, or was left out and could not be found.
     """
     global _group
     if coordinator is not None and not coordinator.rpartition(":")[2].isdecimal():
@@ -174,7 +175,7 @@ def joined(
             f"--process_id={process_id}: of --num_processes={num_processes} the last is {num_processes - 1}, as they "
             "count from 0"
         )
-    # Its handler of SIGTERM, in C++, would take the place of one in Python; `agreed_stop` serves any signal.
+    # This service's SIGTERM handler, in C++, would replace a handler in Python. `agreed_stop` works for any signal.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -191,7 +192,7 @@ def joined(
             "are not started by Slurm, Open MPI or on TPUs, give each its own "
             "--coordinator=HOST:PORT --num_processes=N --process_id=0 ... N-1"
         ) from error
-    from jax._src.distributed import global_state  # what JAX has joined us to; it has no public name
+    from jax._src.distributed import global_state  # the group that JAX joined; it has no public name
 
     state: Any = global_state
     _group = _Group(state.process_id, state.num_processes, state.client, state.coordinator_address)
@@ -199,16 +200,17 @@ def joined(
         yield
     except BaseException as error:
         if isinstance(error, Interrupted) and threading.current_thread() is threading.main_thread():
-            handle(signal.SIG_IGN, OTHERS)  # the same request once more, while the others are waited for
+            handle(signal.SIG_IGN, OTHERS)  # ignores a repeated signal while waiting for the other processes
         if not isinstance(error, (UserError, Interrupted, KeyboardInterrupt, SystemExit)):
-            time.sleep(2 * _POLL_SECONDS)  # if another has died, which is what most errors are, that has been told
+            # Most errors mean that another process has died. In this time, `_listen` reports that death.
+            time.sleep(2 * _POLL_SECONDS)
         try:
             told = _leave(_group, str(error), float("inf") if isinstance(error, Interrupted) else GOODBYE_SECONDS)
-        except TimeoutError:  # the others are busy and will learn of it when this one has ended
-            atexit.register(os._exit, _status(error))  # before JAX's own, which waits for them
+        except TimeoutError:  # the other processes are busy; they notice when this process has ended
+            atexit.register(os._exit, _status(error))  # runs before JAX's handler, which waits for the other processes
         else:
             if isinstance(error, (UserError, Interrupted)) and _group.index > 0 and told == str(error):
-                sys.exit(_status(error))  # once is enough
+                sys.exit(_status(error))  # the first process prints the same message
         raise
     else:
         _leave(_group, None, float("inf"))
@@ -217,7 +219,7 @@ def joined(
 
 
 def _leave(group: _Group, reason: str | None, seconds: float) -> str | None:
-    """Ends together with the others; the first one's reason."""
+    """Leaves the group together with the other processes, and returns the first process's reason."""
     first = group.meet("end", reason, seconds)
     group.leaving = True
     jax.distributed.shutdown()
@@ -235,21 +237,23 @@ def _status(error: BaseException) -> int:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that prints and writes."""
+    """Returns whether this process is the first process, which prints and writes."""
     return _group is None or _group.index == 0
 
 
 def share() -> tuple[int, int]:
-    """(i, n) for the i-th of n processes."""
+    """Returns (i, n) for the i-th of n processes."""
     return (0, 1) if _group is None else (_group.index, _group.size)
 
 
 def from_first(make: Callable[[], Any], check: Callable[[], None] = lambda: None) -> Any:
-    """Calls `make` in the first process and returns its result, a JSON value, in all. They wait as long as it takes.
+    """Calls `make` in the first process and returns its result, a JSON value, in all processes.
+
+    The other processes wait as long as `make` takes.
 
     Args:
-      make: called in the first process alone.
-      check: called in the others while they wait; see `stop_asked`.
+      make: called only in the first process.
+      check: called in the other processes while they wait; see `stop_asked`.
 
     Raises:
       UserError, Interrupted: in all processes, if `make` raises it.
@@ -277,7 +281,9 @@ def from_first(make: Callable[[], Any], check: Callable[[], None] = lambda: None
 
 
 def first_ahead(make: Callable[[], Any]) -> Any:
-    """Calls `make` in the first process and then in the others, who find what it left; all return together.
+    """Calls `make` in the first process, and then in the other processes. All processes return together.
+
+    The other processes find what the first process has written.
 
     Raises:
       UserError, Interrupted: in all processes, if `make` raises it in the first.
@@ -291,11 +297,12 @@ def first_ahead(make: Callable[[], Any]) -> Any:
 
 
 def agreed_stop(asked: bool) -> bool:
-    """Whether to stop: True in all processes at the same call, once any of them is asked to.
+    """Returns whether to stop: True in all processes at the same call, once any process is asked to stop.
 
-    To be called by each process after each step, when the metrics of the step before have been read, or after each
-    batch of an evaluation, when its sums have been read. So no process can make call n + 2 before the first one is done
-    with call n: what it decides then, all know by that time.
+    Each process must call this function after each step, when the metrics of the previous step have been read. Each
+    process must also call it after each batch of an evaluation, when the batch's sums have been read. So no process can
+    make call n + 2 before the first process has finished call n. By call n + 2, all processes know what the first
+    process decided in call n.
     """
     group = _group
     if group is None:
@@ -310,9 +317,10 @@ def agreed_stop(asked: bool) -> bool:
 
 
 def stop_asked(asked: bool) -> bool:
-    """Whether any process is asked to stop, in the first one; False in the others, which pass on what they are asked.
+    """Returns, in the first process, whether any process is asked to stop; returns False in the other processes.
 
-    For work that the first one does alone: the others learn of its end by what `from_first` raises.
+    The other processes forward their requests to the first process. Use this function for work that only the first
+    process does: the other processes learn of its end from the exception that `from_first` raises.
     """
     group = _group
     if group is None:

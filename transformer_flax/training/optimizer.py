@@ -1,6 +1,7 @@
 """Adam and the paper's learning rate (section 5.3); Muon and Schedule-Free.
 
-Schedule-Free and `config.ema_decay` keep an average of the parameters, which evaluations use in their place.
+Schedule-Free and `config.ema_decay` keep an average of the parameters. Evaluations use the average instead of the
+parameters.
 """
 
 import math
@@ -16,7 +17,7 @@ from transformer_flax.errors import UserError
 
 SCHEDULE_FREE = "schedule_free"  # config.optimizer.name
 MUON = "muon"
-ADAMS_RMS = 0.2  # of Adam's updates, relative to its rate; Muon's are scaled to the same (Liu et al., 2025)
+ADAMS_RMS = 0.2  # RMS of Adam's updates over the learning rate; Muon's are scaled to this RMS (Liu et al., 2025)
 
 
 def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Callable[[jax.typing.ArrayLike], jax.Array]:
@@ -30,7 +31,7 @@ def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Call
 
 
 def make_schedule(config, d_model: int) -> Callable[[jax.typing.ArrayLike], jax.Array]:
-    """The learning rate of `config.optimizer`: the paper's, which with Schedule-Free stays at its peak."""
+    """Returns the schedule of `config.optimizer`: the paper's. With Schedule-Free, the rate stays at its peak."""
     schedule = paper_schedule(d_model, config.warmup_steps, config.factor)
     if config.name == SCHEDULE_FREE:
         return lambda count: schedule(jnp.minimum(count, config.warmup_steps - 1))
@@ -38,19 +39,20 @@ def make_schedule(config, d_model: int) -> Callable[[jax.typing.ArrayLike], jax.
 
 
 def make_optimizer(config, d_model: int) -> optax.GradientTransformation:
-    """The optimizer of `config.optimizer` under its schedule, with clipping of the gradient's norm."""
-    b1 = 0.0 if config.name == SCHEDULE_FREE else config.b1  # its momentum is in where gradients are taken
+    """Returns the optimizer of `config.optimizer` with its schedule and with clipping of the gradient's norm."""
+    b1 = 0.0 if config.name == SCHEDULE_FREE else config.b1  # its momentum comes from where gradients are taken
     make = muon if config.name == MUON else adam
     optimizer = make(make_schedule(config, d_model), b1=b1, b2=config.b2, eps=config.eps)
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
 
 
 def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
-    """Adam (Kingma and Ba, 2015, algorithm 1), the same as optax's, but each moment is read and written once.
+    """Returns Adam (Kingma and Ba, 2015, algorithm 1) as in optax, but each moment is read and written only once.
 
-    With `update(..., finite=False)` nothing changes. Were that decided afterwards, or were the parameters' update
-    computed from the old moments, which XLA would do once more for each of its results, all moments would be copied at
-    every step.
+    With `update(..., finite=False)` the state does not change, and the caller must ignore the updates. Two choices
+    avoid a copy of all moments at every step. First, `finite` is applied while the moments are computed, not
+    afterwards. Second, the parameters' update is computed from the new moments. Without the barrier, XLA would compute
+    it from the old moments, once more for each result.
     """
 
     def init(params: Any) -> optax.ScaleByAdamState:
@@ -64,7 +66,7 @@ def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
         nu = jax.tree.map(lambda g, v: jnp.where(finite, b2 * v + (1 - b2) * g**2, v), grads, state.nu)
         mu, nu = jax.lax.optimization_barrier((mu, nu))
         rate = jnp.where(finite, learning_rate(state.count), 0)
-        mean, variance = 1 - b1**count, 1 - b2**count  # of a constant 1, from the zeros that the moments start with
+        mean, variance = 1 - b1**count, 1 - b2**count  # bias correction: moments of a constant 1, started at zero
         updates = jax.tree.map(lambda m, v: -rate * (m / mean) / (jnp.sqrt(v / variance) + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
@@ -72,10 +74,10 @@ def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
 
 
 def muon(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
-    """Muon (Jordan et al., 2024), with the learning rate of Adam (Liu et al., 2025, equation 4).
+    """Returns Muon (Jordan et al., 2024), with the learning rate of Adam (Liu et al., 2025, equation 4).
 
-    The update of a matrix is its momentum with all singular values near 1, by Newton and Schulz's iteration. Adam, with
-    Nesterov's momentum, trains what is no matrix of a layer: embeddings, biases, LayerNorm.
+    The update of a matrix is its momentum with all singular values near 1, computed by Newton-Schulz iteration. Adam
+    with Nesterov momentum trains all parameters that are not matrices of a layer: embeddings, biases, LayerNorm.
 
     With `update(..., finite=False)` nothing changes.
     """
@@ -99,10 +101,10 @@ def muon(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
 
 
 def matrices(params: Any) -> Any:
-    """The axes of each layer's kernel that are a matrix's inputs and outputs, for optax; None for other parameters.
+    """Returns, for optax, the input axes and output axes of each layer's kernel; None for other parameters.
 
-    W^Q, W^K and W^V [d_model, H, d_k] have two axes of outputs. All other kernels have one, the last, and several of
-    inputs may precede it: W^O [H, d_v, d_model], a convolution [width, inputs, outputs].
+    W^Q, W^K and W^V [d_model, H, d_k] have two output axes. All other kernels have one output axis, the last. Several
+    input axes may precede it: W^O [H, d_v, d_model], a convolution [width, inputs, outputs].
     """
 
     def axes(path: Any, leaf: Any) -> Any:
@@ -116,13 +118,13 @@ def matrices(params: Any) -> Any:
 
 
 class Average(NamedTuple):
-    """A weighted mean of the parameters after each update; their initial values have no weight."""
+    """A weighted mean of the parameters after each update. The initial parameters have no weight."""
 
-    weight: Callable[[jax.Array], jax.Array]  # of the newest, after so many updates: 1 after the first
-    pull: float = 0.0  # gradients are taken at (1 - pull) parameters + pull average
+    weight: Callable[[jax.Array], jax.Array]  # of the newest parameters, by number of updates; 1 after the first
+    pull: float = 0.0  # gradients are taken at (1 - pull) * parameters + pull * average
 
     def update(self, average: Any, params: Any, updates: jax.Array) -> Any:
-        """The average after update number `updates`, which made `params`."""
+        """Returns the average after update number `updates`, which produced `params`."""
         return optax.incremental_update(params, average, self.weight(updates))
 
     def where_gradients_are_taken(self, average: Any, params: Any) -> Any:
@@ -130,36 +132,37 @@ class Average(NamedTuple):
 
 
 def exponential(decay: float) -> Average:
-    """Parameters of update i are weighted by decay^(updates - i)."""
-    return Average(lambda updates: (1 - decay) / -jnp.expm1(updates * math.log(decay)))  # below: 1 - decay^updates
+    """Returns an average in which the parameters of update i have the weight decay^(updates - i)."""
+    return Average(lambda updates: (1 - decay) / -jnp.expm1(updates * math.log(decay)))  # divisor: 1 - decay^updates
 
 
 def schedule_free(warmup_steps: int, pull: float) -> Average:
-    """Schedule-Free's mean (Defazio et al., 2024, algorithm 1): parameters weigh the square of their learning rate.
+    """Returns Schedule-Free's mean (Defazio et al., 2024, algorithm 1).
 
-    The rate rises for `warmup_steps` updates and then stays.
+    The weight of the parameters of an update is the square of the update's learning rate. The learning rate rises for
+    `warmup_steps` updates and then stays constant.
     """
 
     def weight(updates: jax.Array) -> jax.Array:
         step = updates.astype(jnp.float32)
         warm = jnp.minimum(step, warmup_steps)
-        # The squares of 1 to `warm`, and then those of a rate that stays. No square is divided: so the first weight is
-        # 1 exactly, and nothing of the initial values is left.
+        # The divisor sums the squares of 1 to `warm` and the squares of the constant rate. No square is divided, so the
+        # first weight is exactly 1, and nothing of the initial parameters is left.
         return warm**2 / (warm * (warm + 1) * (2 * warm + 1) / 6 + (step - warm) * warmup_steps**2)
 
     return Average(weight, pull)
 
 
 def keeps_average(config: ConfigDict) -> bool:
-    """Whether a run with this config keeps an average of its parameters."""
+    """Returns whether a run with this config keeps an average of its parameters."""
     return config.ema_decay > 0 or config.optimizer.name == SCHEDULE_FREE
 
 
 def make_average(config: ConfigDict) -> Average | None:
-    """The average that a run with this config keeps, if any.
+    """Returns the average that a run with this config keeps, or None.
 
     Raises:
-      UserError: it would keep two.
+      UserError: the run would keep two averages.
     """
     if config.optimizer.name != SCHEDULE_FREE:
         return exponential(config.ema_decay) if config.ema_decay else None

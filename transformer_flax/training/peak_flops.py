@@ -1,11 +1,11 @@
-"""The highest rate of a device: of its data sheet, and of a large matrix product."""
+"""The peak FLOPs per second of a device: from its data sheet, and measured with a large matrix product."""
 
 import functools
 import time
 from collections.abc import Callable
 from typing import Any
 
-# FLOPs a second of dense products, by the beginning of the device's name in JAX and the type of the operands. In
+# FLOPs per second of dense matrix products, by the prefix of the device's name in JAX and the dtype of the operands. In
 # float32, XLA multiplies with default precision: TF32 on a GPU, bfloat16 on a TPU.
 PEAKS = {
     "NVIDIA A100": {"bfloat16": 312e12, "float32": 156e12},
@@ -19,14 +19,14 @@ PEAKS = {
 
 
 def data_sheet_flops(device_kind: str, dtype: str) -> float | None:
-    """Returns the peak of a device, of which products reach a part; None for an unknown one."""
-    # "TPU v5 lite" begins with "TPU v5", too, and comes first.
+    """Returns the data sheet's peak, or None for an unknown device. Matrix products reach only a part of the peak."""
+    # "TPU v5 lite" also begins with "TPU v5", so it comes first in the table.
     return next((peaks[dtype] for name, peaks in PEAKS.items() if device_kind.startswith(name)), None)
 
 
 def large_product(dtype: str, repeats: int) -> tuple[Callable[[], Any], int]:
-    """A large matrix product on a device, made `repeats` times a call, and the floating-point operations of a call."""
-    import jax  # here, as it takes seconds: the table is for --help, too
+    """Returns a function that computes a large matrix product `repeats` times, and the FLOPs of one call."""
+    import jax  # here, because the import takes seconds and --help needs only the table
 
     device = jax.local_devices()[0]
     size = 2048 if device.platform == "cpu" else 8192
@@ -37,7 +37,7 @@ def large_product(dtype: str, repeats: int) -> tuple[Callable[[], Any], int]:
 
 @functools.cache
 def measured_flops(dtype: str) -> float:
-    """Floating-point operations a second of a large matrix product, measured: of one device, or of all cores."""
+    """Measures the FLOPs per second of a large matrix product, on one device or on all cores of a CPU."""
     import jax
 
     product, flops = large_product(dtype, repeats=1 if jax.default_backend() == "cpu" else 3)
