@@ -64,3 +64,6 @@ def test_a_profile_is_recorded_where_it_is_told_and_nowhere_else(tmp_path, monke
     config.steps = 5
     loop.train(config, tmp_path / "run")
     assert "profile of steps" not in capsys.readouterr().out
+    config.steps = 6  # a session of one step has none from the third on, so its last is profiled
+    loop.train(config, tmp_path / "run", profile=True)
+    assert f"profile of steps 6 to 6: {tmp_path / 'run/profile'}" in capsys.readouterr().out

@@ -21,24 +21,24 @@ from transformer_flax.training.setup import checked_config, prepare_data, say_vo
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.trainer import open_trainer
 
-PROFILED = slice(20, 25)  # steps of a session, when most shapes have been compiled
+PROFILED = slice(20, 25)  # the steps of a session to profile, when most shapes are compiled; or its last five
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = False) -> dict[str, Evaluation]:
-    """Trains `config` in a working directory, from its latest checkpoint if there is one.
+    """Trains a run in a working directory. Resumes from the latest checkpoint, if one exists.
 
     Args:
-      config: of the run.
-      workdir: the run's directory.
-      profile: record some steps, for TensorBoard or Perfetto.
+      config: the run's config.
+      workdir: the run's working directory.
+      profile: whether to profile some steps, for TensorBoard or Perfetto.
 
     Returns:
       The last evaluation of each split.
 
     Raises:
-      UserError: the config, the data or the directory is refused, before any long work starts; or a loss or gradient is
-        not finite; or the disk is full.
-      Interrupted: a signal asked the run to end; nothing that was done is lost.
+      UserError: the config, the data or the working directory is refused, before any long work starts; or too many
+        losses or gradients in a row are not finite; or the disk is full.
+      Interrupted: a signal asked the run to end; no finished work is lost.
     """
     directory = RunDirectory(workdir)
     config = checked_config(config, directory)
@@ -64,15 +64,15 @@ def fit(
     interruption: Interruption,
     profile: pathlib.Path | None = None,
 ) -> Any:
-    """Trains from the step where a trainer stands to the last, and evaluates all splits there.
+    """Trains from the trainer's current step to the last step, and then evaluates all splits.
 
     Args:
-      trainer: a `Trainer`, or what stands for several.
-      state: of that step, on the devices.
-      config: of the run.
-      progress: shows the bar.
+      trainer: a `Trainer`, or an object that acts for several trainers.
+      state: the state at the trainer's current step, on the devices.
+      config: the run's config.
+      progress: shows the progress bar.
       interruption: says when to stop.
-      profile: where to record some steps, if anywhere.
+      profile: the directory for the profile of some steps; None for no profile.
 
     Returns:
       What `trainer.evaluate` returns after the last step.
@@ -85,16 +85,16 @@ def fit(
     if steps and trainer.out_of_patience(step):
         steps = range(0)
 
-    on_cpu = jax.default_backend() == "cpu"  # where a sharded step that overtakes another one deadlocks
+    on_cpu = jax.default_backend() == "cpu"  # on a CPU, a sharded step that overtakes another step deadlocks
     if steps and not on_cpu and jax.process_count() == 1:  # several processes would wait for each other's programs
         _compile_ahead(trainer, state, progress)
-    unread: Metrics | None = None  # of the step before, read while the device works on the next
+    unread: Metrics | None = None  # metrics of the previous step, read while the device computes the next step
     with (
         progress.bar("training", step) as update,
         contextlib.closing(prefetch(trainer.batch, steps)) as batches,
         contextlib.ExitStack() as trace,
     ):
-        profiled = steps[PROFILED] if profile else range(0)
+        profiled = (steps[PROFILED] or steps[-5:]) if profile else range(0)
         for step in steps:
             if step in profiled[:1]:
                 trace.enter_context(jax.profiler.trace(str(profile)))
@@ -110,10 +110,10 @@ def fit(
             evaluate = _evaluates_after(step, config)
             log = last or step % config.log.every == 0
             save = last or evaluate or interrupted or step % config.checkpoint.every == 0
-            if log or save:  # what is logged or saved is of this step too
+            if log or save:  # the log and the checkpoint include this step
                 trainer.read(metrics, step)
                 unread = None
-            if trainer.compilations == compilations:  # compiling is no part of a step's time
+            if trainer.compilations == compilations:  # a step's time excludes compilation
                 trainer.add_time(step, time.perf_counter() - started)
             if step in profiled[-1:]:
                 jax.block_until_ready(state)
@@ -144,9 +144,9 @@ def fit(
 
 
 def _compile_ahead(trainer: Any, state: TrainState, progress: Progress) -> None:
-    """Compiles the step for all shapes side by side; JAX keeps the programs for the calls.
+    """Compiles the step for all batch shapes in parallel. JAX keeps the programs for later calls.
 
-    Each takes a minute of one core for a large model. A CPU's compiler uses all cores for one program.
+    For a large model, each program takes a minute of one core. A CPU's compiler uses all cores for one program.
     """
     with progress.bar("compiling") as update, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         lowered = [trainer.train_step.lower(state, trainer.batch(step)) for step in trainer.first_steps]
@@ -157,6 +157,6 @@ def _compile_ahead(trainer: Any, state: TrainState, progress: Progress) -> None:
 
 
 def _evaluates_after(step: int, config: ConfigDict) -> bool:
-    """Whether an evaluation on the way follows a step; the last step has its own."""
+    """Returns whether an evaluation during training follows a step. The last step has the final evaluation."""
     every = config.eval.every
     return every > 0 and step > 0 and step % every == 0 and step != config.steps
