@@ -1,1 +1,1 @@
-"""Text in, batches of integers out. Knows nothing of the model."""
+"""Turns text into batches of token ids. Does not import the model."""

@@ -1,8 +1,8 @@
-"""Batches of few static shapes: one pair a row, beside pairs of similar length (section 5.1), or packed side by side.
+"""Batches with a few static shapes: one pair a row, bucketed by length (section 5.1), or several pairs packed in a row.
 
 A batch is {"source": int32 [B, L], "target": int32 [B, L]}. Every sentence ends with the end symbol, and padding is 0.
-A packed one has "source_segments" and "target_segments" of the same shape too: 1 for the first pair of a row, 2 for the
-second, and 0 for padding.
+A packed batch also has "source_segments" and "target_segments" of the same shape: 1 for the first pair of a row, 2 for
+the second pair, and 0 for padding.
 """
 
 import abc
@@ -26,12 +26,12 @@ SIDES = ("source", "target")
 def bucket_edges(histogram: np.ndarray, num_buckets: int) -> np.ndarray:
     """Finds at most `num_buckets` row lengths that hold sentences of these lengths with the least padding.
 
-    `histogram[n]` sentences have n tokens. Dynamic programming: best[k][j] is the fewest slots for all sentences of the
-    j shortest lengths in k buckets. Returns ascending int64 edges; the last one is the longest length.
+    `histogram[n]` is the number of sentences of n tokens. Dynamic programming: best[k][j] is the fewest slots for all
+    sentences of the j shortest lengths in k buckets. Returns ascending int64 edges; the last is the longest length.
     """
     values = np.flatnonzero(histogram)
     counts = histogram[values]
-    below = np.concatenate([[0], np.cumsum(counts)])  # sentences of the first j lengths
+    below = np.concatenate([[0], np.cumsum(counts)])  # below[j]: the number of sentences of the j shortest lengths
     best = np.where(np.arange(len(values) + 1) == 0, 0, np.inf)
     choices = []
     for _ in range(min(num_buckets, len(values))):
@@ -48,32 +48,32 @@ def bucket_edges(histogram: np.ndarray, num_buckets: int) -> np.ndarray:
 
 
 def round_up(lengths: Any, multiple: int) -> Any:
-    """Each length, or the next multiple above it."""
+    """Rounds each length up to a multiple of `multiple`."""
     return -(-lengths // multiple) * multiple
 
 
 class Batches(abc.ABC):
     """An endless random-access sequence: `batches[k]` is a pure function of (corpus, arguments, seed, k).
 
-    Its shape does not depend on `seed`. Every epoch has every pair once, in `batches_per_epoch` batches. The last of
-    them may have empty rows.
+    The shape of batch k does not depend on `seed`. Every epoch has every pair once, in `batches_per_epoch` batches. One
+    batch of an epoch may have empty rows.
 
     Args:
       corpus: the tokenised pairs.
-      tokens_per_batch: slots a side, at most.
+      tokens_per_batch: the maximum number of slots on each side.
       rows_multiple_of: divides the number of rows.
       data_seed: determines the order of shapes.
-      seed: determines which pairs fill them.
-      text: returns the pairs of an epoch, none longer than in `corpus`. None: `corpus` in every epoch.
-      share: (i, n) for the i-th of n equal parts of each batch's rows, so that n hosts make one batch together; n must
-        divide `rows_multiple_of`.
+      seed: determines which pairs fill each batch.
+      text: returns the pairs of an epoch; no sentence may be longer than in `corpus`. None: `corpus` in every epoch.
+      share: (i, n) makes the i-th of n equal parts of each batch's rows, so that n hosts make one batch together. n
+        must divide `rows_multiple_of`.
 
     Raises:
-      UserError: there are no pairs, or the longest do not fit into a batch.
+      UserError: there are no pairs, or the longest pairs do not fit into a batch.
     """
 
     batches_per_epoch: int
-    shapes: list[tuple[int, int]]  # (rows, length) of every shape of a whole batch
+    shapes: list[tuple[int, int]]  # (rows, length) of every shape, over all shares
     _packed = False
 
     def __init__(
@@ -93,7 +93,7 @@ class Batches(abc.ABC):
         self._epoch = functools.lru_cache(maxsize=2)(self._plan)
 
     def __getitem__(self, k: int) -> Batch:
-        """Makes this host's share of batch k."""
+        """Returns this host's share of batch k."""
         rows, width = self._shape(k)
         i, n = self._share
         mine = slice(rows * i // n, rows * (i + 1) // n)
@@ -106,52 +106,52 @@ class Batches(abc.ABC):
             sentences = getattr(self.corpus_of(k), side)
             whole = sentences.lengths_of(pairs)
             lengths = np.minimum(whole, width)
-            before = np.cumsum(lengths) - lengths  # tokens before each pair, in all rows
+            before = np.cumsum(lengths) - lengths  # tokens before each pair, over all rows
             slots = ranges(row * width + before - before[segments == 1][row], lengths)
             batch[side] = _block(shape, slots, sentences.tokens(pairs, lengths))
             if self._packed:
                 batch[f"{side}_segments"] = _block(shape, slots, np.repeat(segments, lengths))
-            if side == "source":  # a cut source ends with the end symbol, as in translation
+            if side == "source":  # a cut source ends with the end symbol, as it does in translation
                 batch[side][row[whole > width], -1] = END_ID
         return batch
 
     def pairs(self, k: int) -> np.ndarray:
-        """The indices of the pairs in batch k, of all shares, row by row."""
+        """Returns the indices of the pairs in batch k, over all shares, row by row."""
         return self._find(k, slice(None))[0]
 
     def first_of_each_shape(self) -> list[int]:
-        """The number of the first batch of every shape."""
+        """Returns the number k of the first batch of every shape."""
         first: dict[tuple[int, int], int] = {}
         for k in range(self.batches_per_epoch):
             first.setdefault(self._shape(k), k)
         return [*first.values()]
 
     def lengths(self, k: int) -> dict[str, np.ndarray]:
-        """Source and target tokens of each pair of batch k, of all shares: int64 [pairs]."""
+        """Returns the number of source and target tokens of each pair of batch k, over all shares: int64 [pairs]."""
         pairs = self.pairs(k)
         return {side: getattr(self.corpus_of(k), side).lengths_of(pairs) for side in SIDES}
 
     def corpus_of(self, k: int) -> Any:
-        """The pairs as the epoch of batch k spells them."""
+        """Returns the pairs with the spellings of batch k's epoch."""
         return self._text(k // self.batches_per_epoch)
 
     @abc.abstractmethod
     def _shape(self, k: int) -> tuple[int, int]:
-        """Rows and width of batch k, of all shares."""
+        """Returns the number of rows and the width of batch k, over all shares."""
 
     @abc.abstractmethod
     def _find(self, k: int, part: slice) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs in these rows of batch k, and the number of pairs of each row."""
+        """Returns the pairs in the rows `part` of batch k, and the number of pairs in each row."""
 
     @abc.abstractmethod
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs of an epoch in order, and the order of its batches or rows."""
+        """Returns the pairs of an epoch in order, and the order of the epoch's batches or rows."""
 
     def _num_rows(self, lengths: np.ndarray) -> np.ndarray:
-        """The number of rows of a batch for each row length.
+        """Returns the number of rows of a batch for each row length.
 
         Raises:
-          UserError: the longest do not fit into a batch.
+          UserError: the longest rows do not fit into a batch.
         """
         multiple = self._rows_multiple_of
         rows = self._tokens_per_batch // lengths // multiple * multiple
@@ -165,13 +165,15 @@ class Batches(abc.ABC):
 
 
 class BucketedBatches(Batches):
-    """One pair a row, beside others of similar length. Pairs that do not fill a batch move up to the next length.
+    """Batches with one pair a row. The pairs of a batch have similar lengths.
+
+    Pairs that are too few to fill a batch of their bucket move up to the next bucket.
 
     Args:
       indices: the pairs to use.
-      num_buckets: number of shapes, at most.
-      max_length: cuts longer sides; a source still ends with the end symbol then.
-      length_multiple_of: divides the width of every shape. Hardware multiplies in tiles, of 8 and more.
+      num_buckets: the maximum number of shapes.
+      max_length: cuts longer sentences; a cut source still ends with the end symbol.
+      length_multiple_of: divides the width of every shape. Hardware multiplies matrices in tiles of 8 or more.
     """
 
     def __init__(
@@ -200,7 +202,7 @@ class BucketedBatches(Batches):
             full, carried = divmod(len(members) + carried, int(rows))
             counts.append(full)
         counts[-1] += carried > 0
-        # The bucket of each batch, narrow ones first, and its start in the order of an epoch.
+        # The bucket of each batch, narrow buckets first, and the position of its first pair in the order of an epoch.
         self._buckets = np.repeat(np.arange(len(counts)), counts)
         self._starts = np.concatenate([[0], np.cumsum(self.rows[self._buckets])])
         self.batches_per_epoch = len(self._buckets)
@@ -216,7 +218,7 @@ class BucketedBatches(Batches):
         return pairs, np.ones_like(pairs)
 
     def _batch(self, k: int) -> tuple[np.ndarray, int]:
-        """The order of the epoch of batch k, and its place there."""
+        """Returns the pairs of batch k's epoch in order, and the index of batch k in `_buckets`."""
         epoch, position = divmod(k, self.batches_per_epoch)
         order, batches = self._epoch(epoch)
         return order, batches[position]
@@ -234,11 +236,11 @@ class BucketedBatches(Batches):
 
 
 class PackedBatches(Batches):
-    """As many pairs in a row as fit, all rows of one width. Every epoch combines other pairs.
+    """Batches with as many pairs in a row as fit. All rows have the same width. Every epoch combines the pairs anew.
 
     Args:
       indices: the pairs to use.
-      width: tokens of a row; at least those of the longest pair.
+      width: tokens of a row; at least the length of the longest sentence.
     """
 
     _packed = True
@@ -277,18 +279,18 @@ def training_batches(
     share: tuple[int, int],
     dropout: BpeDropout | None = None,
 ) -> Batches:
-    """Makes the batches of a corpus that `config.data` describes.
+    """Returns the training batches of a corpus, as `config.data` describes them.
 
     Args:
       corpus: the tokenised pairs.
       indices: the pairs to use.
       config: `config.data`.
       seed: `config.seed`.
-      share: as of `Batches`.
+      share: see `Batches`.
       dropout: spells the corpus anew in each epoch.
 
     Raises:
-      UserError: there are no pairs, or the longest do not fit into a batch.
+      UserError: there are no pairs, or the longest pairs do not fit into a batch.
     """
     arguments: dict[str, Any] = {
         "tokens_per_batch": config.tokens_per_batch,

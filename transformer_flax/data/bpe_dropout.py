@@ -1,8 +1,9 @@
-"""BPE-dropout (Provilkov et al., 2020): the same words are spelt with other pieces in every epoch.
+"""BPE-dropout (Provilkov et al., 2020): splits the same words into different pieces in every epoch.
 
-Each distinct word of the training text is spelt SPELLINGS - 1 times before training. An epoch chooses one of these for
-each word of the text, by a hash of the seed, the epoch and the word's place. The pieces of a sentence depend on nothing
-else, so batches can be made in any order and by any process.
+A spelling of a word is a sequence of pieces. Before training, SPELLINGS - 1 spellings are drawn for each distinct word
+of the training text. An epoch chooses one of these spellings for each word of the text, by a hash of the seed, the
+epoch and the word's position. The pieces of a sentence depend on nothing else, so any process can make the batches, in
+any order.
 """
 
 import array
@@ -18,15 +19,15 @@ from transformer_flax.data.corpus import Corpus, Sentences, blocks, ranges
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.special_tokens import END_ID
 
-SPELLINGS = 32  # of a word: the tokenizer's own, and others
-LONGEST = 64  # pieces of a word that has others: each takes quadratic time
-ROOM = 2.0  # standard deviations above the mean length that a sentence has room for
+SPELLINGS = 32  # of a word: the tokenizer's own spelling and SPELLINGS - 1 drawn spellings
+LONGEST = 64  # a word of this many pieces or more gets no drawn spellings: drawing takes quadratic time
+ROOM = 2.0  # a sentence has room for its mean drawn length plus this many standard deviations
 
 
 def spell(word: str, ranks: Mapping[tuple[str, str], int], rate: float, rng: random.Random) -> list[str]:
-    """Merges the letters of a word as BPE does, but leaves each merge out with probability `rate` at each step.
+    """Merges the letters of a word as BPE does, but skips each possible merge with probability `rate` at each step.
 
-    Algorithm 1 of the paper.
+    Algorithm 1 of Provilkov et al.
     """
     pieces = list(word)
     while len(pieces) > 1:
@@ -41,19 +42,19 @@ def spell(word: str, ranks: Mapping[tuple[str, str], int], rate: float, rng: ran
 
 @dataclasses.dataclass(frozen=True)
 class Respelt:
-    """The sentences of one side as an epoch spells them; batches read them as they read `Sentences`."""
+    """The sentences of one side with the spellings of one epoch. Batches read them like `Sentences`."""
 
-    words: Sentences  # numbers of words in place of tokens; the end symbol is one of them
-    spellings: Sentences  # those of word w from w * SPELLINGS on, the tokenizer's own first
-    room: Sentences  # as many tokens as each sentence may have
+    words: Sentences  # word numbers instead of tokens; the end symbol is a word too
+    spellings: Sentences  # of word w: from w * SPELLINGS on, the tokenizer's own spelling first
+    room: Sentences  # its lengths are the most tokens that each sentence may have
     key: np.uint64
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens of these sentences, the end symbol included: int64 [len(indices)]."""
+        """Returns the number of tokens of each of these sentences, the end symbol included: int64 [len(indices)]."""
         return self.spell(indices)[1]
 
     def tokens(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The first `lengths` tokens of each of these sentences, concatenated: [sum of lengths]."""
+        """Returns the first `lengths` tokens of each of these sentences, concatenated: [sum of lengths]."""
         spellings, whole, _ = self.spell(indices)
         tokens = self.spellings.tokens(spellings, self.spellings.lengths_of(spellings))
         return tokens[ranges(np.cumsum(whole) - whole, lengths)]
@@ -62,9 +63,12 @@ class Respelt:
         return self.tokens(np.array([index]), self.lengths_of(np.array([index])))
 
     def spell(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The spelling of each word of these sentences, the tokens of each sentence, and whether it had no room.
+        """Chooses the spelling of each word of these sentences.
 
-        A sentence without room for the drawn pieces keeps the tokenizer's own.
+        A sentence without room for its drawn spellings keeps the tokenizer's own spellings.
+
+        Returns:
+          The spelling of each word, the number of tokens of each sentence, and whether each sentence had no room.
         """
         counts = self.words.lengths_of(indices)
         places = ranges(self.words.offsets[indices], counts)
@@ -77,7 +81,7 @@ class Respelt:
 
 
 class Epoch(NamedTuple):
-    """The pairs as an epoch spells them."""
+    """The pairs with the spellings of one epoch."""
 
     source: Respelt
     target: Respelt
@@ -89,19 +93,19 @@ class BpeDropout:
     Args:
       corpus: the pairs as the tokenizer spells them.
       tokenizer: a byte-level BPE.
-      rate: probability that a merge is left out.
-      max_length: tokens that a sentence may have, unless the tokenizer's own pieces are more.
-      seed: `config.data.seed`, of the spellings.
+      rate: the probability of skipping a merge.
+      max_length: the most tokens of a sentence; a sentence with more tokens in the tokenizer's own spelling keeps them.
+      seed: `config.data.seed`, which determines the drawn spellings.
 
     Raises:
-      UserError: the tokenizer is of another kind.
+      UserError: the tokenizer is not a byte-level BPE.
     """
 
     def __init__(self, corpus: Corpus, tokenizer: Tokenizer, rate: float, max_length: int, seed: int):
         ranks = {pair: rank for rank, pair in enumerate(tokenizer.merges())}
         pieces, rng = tokenizer.vocabulary(), random.Random(seed)
         ids = {piece: i for i, piece in enumerate(pieces)}
-        begins = np.array([piece.startswith("\u0120") for piece in pieces])  # with a blank
+        begins = np.array([piece.startswith("\u0120") for piece in pieces])  # begins with a space, so it starts a word
         begins[END_ID] = True
         known: dict[bytes, int] = {}
         self._words = [_words(side, begins, known) for side in (corpus.source, corpus.target)]
@@ -121,7 +125,7 @@ class BpeDropout:
         self.room = Corpus(*(self._room(words, max_length) for words in self._words))
 
     def _room(self, words: Sentences, max_length: int) -> Sentences:
-        """Sentences without tokens, of the lengths that there is room for."""
+        """Returns sentences without tokens; their lengths are the room of each sentence."""
         lengths = self._spellings.lengths.reshape(-1, SPELLINGS)
         of_words = lengths[:, 0], lengths[:, 1:].mean(axis=1), lengths[:, 1:].var(axis=1)
         own, mean, variance = (_sums(each[words.ids], words.lengths) for each in of_words)
@@ -129,19 +133,19 @@ class BpeDropout:
         return Sentences(np.empty(0, np.uint16), np.concatenate([[0], np.cumsum(np.maximum(room, own))]))
 
     def epoch(self, seed: int, epoch: int) -> Epoch:
-        """The pairs as an epoch of the run with this seed spells them."""
+        """Returns the pairs with the spellings of this epoch, in a run with this seed."""
         keys = np.random.SeedSequence((seed, epoch)).generate_state(2, np.uint64)
         sides = zip(self._words, (self.room.source, self.room.target), keys, strict=True)
         return Epoch(*(Respelt(words, self._spellings, room, key) for words, room, key in sides))
 
     def too_long(self, indices: np.ndarray, seed: int) -> int:
-        """Counts the sentences of these pairs for whose drawn pieces the first epoch has no room."""
+        """Counts the sentences of these pairs without room for their drawn spellings in the first epoch."""
         sides = self.epoch(seed, 0)
         return sum(int(side.spell(indices[block])[2].sum()) for side in sides for block in blocks(len(indices)))
 
 
 def _words(sentences: Sentences, begins: np.ndarray, known: dict[bytes, int]) -> Sentences:
-    """Sentences as numbers of words. `known` has the number of each word, by its token ids, and is added to."""
+    """Returns the sentences as word numbers. Adds each new word to `known`, which maps token ids to word numbers."""
     first = begins[sentences.ids]
     first[sentences.offsets[:-1]] = True
     starts = np.flatnonzero(first)
@@ -152,13 +156,13 @@ def _words(sentences: Sentences, begins: np.ndarray, known: dict[bytes, int]) ->
 
 
 def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """The sums of the first counts[0] values, of the next counts[1], and so on."""
+    """Returns the sum of the first counts[0] values, the sum of the next counts[1] values, and so on."""
     total, ends = np.concatenate([[0], np.cumsum(values)]), np.cumsum(counts)
     return total[ends] - total[ends - counts]
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    """Hashes each number into 64 bits that all depend on all of its own (Steele et al., 2014)."""
+    """Hashes each number to 64 bits. Every bit of the hash depends on all bits of the number (Steele et al., 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""The classes that labels name, as a vocabulary: a label is a sentence of one token."""
+"""The vocabulary of class labels: each label is a sentence of one token."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from transformer_flax.special_tokens import NUM_SPECIAL
 
 
 class Classes:
-    """Names in order. Class c is the token NUM_SPECIAL + c; the special tokens are those of text."""
+    """The class names in order. Class c is the token NUM_SPECIAL + c. The special tokens are the same as for text."""
 
     def __init__(self, names: Sequence[str]):
         self.names = tuple(names)
@@ -20,7 +20,7 @@ class Classes:
 
     @classmethod
     def of(cls, pairs: Pairs) -> "Classes":
-        """The classes that are targets of these pairs, sorted."""
+        """Returns the classes that occur as targets of these pairs, sorted."""
         blocks = iterate_pairs(pairs, range(len(pairs)), 4096)
         return cls(sorted({label for block in blocks for _, label in block}))
 
@@ -35,7 +35,7 @@ class Classes:
         return json.dumps(self.names)
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encodes labels as `Tokenizer.encode_flat` does texts: ids, int32 [labels], and lengths, all 1.
+        """Encodes labels like `Tokenizer.encode_flat`: ids, int32 [labels], and lengths, int64 [labels], all 1.
 
         Raises:
           UserError: a label is not one of the classes.

@@ -20,11 +20,11 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.files import cache_error, cache_root, read_json, whole_folder
 from transformer_flax.special_tokens import END_ID
 
-FORMAT = "2"  # raise it when the content of cache entries changes
+FORMAT = "2"  # increase when the content of cache entries changes
 CHUNK = 2048  # pairs encoded at a time
-AHEAD = 3  # chunks that are being encoded at once
+AHEAD = 3  # chunks that are encoded at the same time
 CHECKSUMS = "checksums.json"
-BLOCK = 1 << 18  # pairs in a step of NumPy, so that temporary arrays stay small
+BLOCK = 1 << 18  # pairs processed by NumPy at a time, so that temporary arrays stay small
 
 Vocabulary = Tokenizer | Classes  # encodes one side of the pairs
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """Sentences in one flat array. Sentence i is ids[offsets[i]:offsets[i+1]], with the end symbol last."""
+    """Sentences in one flat array. Sentence i is ids[offsets[i]:offsets[i+1]] and ends with the end symbol."""
 
     ids: np.ndarray  # uint16, or int32 for a large vocabulary [all tokens]
     offsets: np.ndarray  # int64 [sentences + 1]
@@ -46,25 +46,25 @@ class Sentences:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each sentence, the end symbol included: int32 [sentences]."""
+        """The number of tokens of each sentence, the end symbol included: int32 [sentences]."""
         return np.subtract(self.offsets[1:], self.offsets[:-1], out=np.empty(len(self), np.int32), casting="same_kind")
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens of these sentences, the end symbol included: int64 [len(indices)]."""
+        """Returns the number of tokens of each of these sentences, the end symbol included: int64 [len(indices)]."""
         return self.offsets[indices + 1] - self.offsets[indices]
 
     def tokens(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The first `lengths` tokens of each of these sentences, concatenated: [sum of lengths]."""
+        """Returns the first `lengths` tokens of each of these sentences, concatenated: [sum of lengths]."""
         return self.ids[ranges(self.offsets[indices], lengths)]
 
     def take(self, indices: np.ndarray) -> "Sentences":
-        """These sentences alone, in this order."""
+        """Returns only these sentences, in this order."""
         lengths = self.lengths_of(indices)
         return Sentences(self.tokens(indices, lengths), np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """Slices that cover 0 .. count - 1, of at most BLOCK each."""
+    """Returns slices of at most BLOCK indices that cover 0 .. count - 1."""
     return (slice(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
 
 
@@ -77,7 +77,7 @@ def count(values: np.ndarray, size: int) -> np.ndarray:
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """start, start + 1 .. start + length - 1 for each start, concatenated: int64 [sum of lengths]."""
+    """Returns start, start + 1 .. start + length - 1 for each start, concatenated: int64 [sum of lengths]."""
     ends = np.cumsum(lengths)
     return np.repeat(starts - ends + lengths, lengths) + np.arange(ends[-1] if len(ends) else 0)
 
@@ -101,13 +101,13 @@ def load_corpus(
     labels: Vocabulary | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Corpus:
-    """Tokenises pairs, or opens the cache entry that an earlier call has made.
+    """Tokenises pairs, or opens the cache entry that an earlier call wrote.
 
     Args:
-      pairs: the split.
-      tokenizer: for both sides.
+      pairs: the pairs of the split.
+      tokenizer: encodes both sides.
       cache_dir: `config.data.cache_dir`; empty for the user's cache directory.
-      labels: for the target side instead, if targets are labels.
+      labels: encodes the target side instead of `tokenizer`, if targets are labels.
       progress: called with (pairs done, all pairs) while tokenising.
 
     Raises:
@@ -122,7 +122,7 @@ def load_corpus(
             return _open(folder)
         except Exception as error:  # a damaged header makes NumPy raise errors of many types
             logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
-            if folder.is_symlink():  # not what it leads to
+            if folder.is_symlink():  # remove the link only, not the folder that the link points to
                 folder.unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
     done = written = 0
@@ -140,7 +140,7 @@ def load_corpus(
 class _Array:
     """Appends parts of an array to a .npy file.
 
-    np.save would need the whole array, and ignores that the last bytes do not fit onto a full disk.
+    np.save would need the whole array, and it does not report a disk that is too full for the last bytes.
     """
 
     def __init__(self, file: pathlib.Path, dtype: Any):
@@ -154,8 +154,8 @@ class _Array:
         self._checksum = zlib.crc32(part.data, self._checksum)
 
     def close(self) -> int:
-        """Completes the file, and returns the checksum of the array."""
-        self._file.seek(0)  # the header has room for any length
+        """Completes the file and returns the checksum of the array."""
+        self._file.seek(0)  # the header has room for any array length
         self._write_header()
         self._file.close()
         return self._checksum
@@ -167,9 +167,9 @@ class _Array:
 
 
 def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: pathlib.Path) -> Iterator[int]:
-    """Fills a cache entry, and yields the number of pairs done after each chunk.
+    """Writes a cache entry and yields the number of pairs done after each chunk.
 
-    Reads the next chunks and writes the last one while all cores encode.
+    Reads the next chunks and writes the encoded chunk while all cores encode.
     """
     dtypes = {
         (side, "ids"): np.dtype(np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.int32)
@@ -206,7 +206,7 @@ def _open(folder: pathlib.Path) -> Corpus:
     """Memory-maps a cache entry.
 
     Raises:
-      Exception: it is damaged.
+      Exception: the cache entry is damaged.
     """
     checksums = read_json(folder / CHECKSUMS)
 

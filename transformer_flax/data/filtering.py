@@ -1,4 +1,4 @@
-"""Selection of training pairs, with a count of those left out for each reason."""
+"""Selection of training pairs, with the number of dropped pairs for each reason."""
 
 import collections
 import dataclasses
@@ -11,18 +11,18 @@ from transformer_flax.data.corpus import Corpus, blocks
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The pairs of a split that are used, in its order."""
+    """The pairs of a split that are used, in the order of the split."""
 
     indices: np.ndarray  # int32 [pairs used]
-    dropped: dict[str, int]  # pairs, by the first reason that applies
+    dropped: dict[str, int]  # dropped pairs for each reason; a pair counts for the first reason that applies
 
 
 def select_training_pairs(corpus: Corpus, config) -> Selection:
-    """Leaves out pairs with an empty, long or unlikely side, and duplicates on request.
+    """Drops pairs with an empty side, a long side or unlikely lengths, and duplicates on request.
 
     Args:
       corpus: the training split.
-      config: `config.data`, of which `max_length`, `max_length_ratio` and `drop_duplicates` say what is left out.
+      config: `config.data`; its `max_length`, `max_length_ratio` and `drop_duplicates` specify which pairs to drop.
     """
     max_length, max_length_ratio = config.max_length, config.max_length_ratio
     duplicate = _is_duplicate(corpus) if config.drop_duplicates else None
@@ -46,10 +46,10 @@ def select_training_pairs(corpus: Corpus, config) -> Selection:
 
 
 def _is_duplicate(corpus: Corpus) -> np.ndarray:
-    """True for pairs that occur earlier in the corpus: bool [pairs]."""
+    """Returns True for each pair that also occurs earlier in the corpus: bool [pairs]."""
     digests = np.empty(len(corpus), np.int64)  # 64 bits: among a few billion pairs, two may collide
     for i in range(len(corpus)):
-        pair = corpus.source[i].tobytes() + corpus.target[i].tobytes()  # unambiguous, as each has one end symbol, last
+        pair = corpus.source[i].tobytes() + corpus.target[i].tobytes()  # unambiguous: a side ends at its one end symbol
         digests[i] = int.from_bytes(hashlib.blake2b(pair, digest_size=8).digest(), "little", signed=True)
     duplicate = np.ones(len(corpus), bool)
     duplicate[np.unique(digests, return_index=True)[1]] = False

@@ -1,4 +1,4 @@
-"""Lower case and Moses' tokens: the texts that published scores of small sets, such as Multi30k's, are measured on."""
+"""Lower case and Moses' tokens. Published scores of small data sets such as Multi30k are measured on such text."""
 
 import dataclasses
 import functools
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Normaliser:
-    """Normalises lines of a language. Without lower case and tokens, it returns them unchanged.
+    """A function that normalises lines of one language. Without `lowercase` and `tokenized`, lines stay unchanged.
 
-    With both, a line is what lowercase.perl | normalize-punctuation.perl | tokenizer.perl of Moses make of it, as in
-    the files lc.norm.tok of Multi30k. `language` is a code such as "de"; Moses uses the abbreviations of English for
-    languages that it does not know.
+    With both, the result equals the output of Moses' lowercase.perl | normalize-punctuation.perl | tokenizer.perl, as
+    in the files lc.norm.tok of Multi30k. `language` is a code such as "de". For languages that Moses does not know,
+    Moses uses the abbreviations of English.
     """
 
     language: str
@@ -20,7 +20,7 @@ class Normaliser:
     tokenized: bool = False
 
     def __bool__(self) -> bool:
-        """False if it returns lines unchanged."""
+        """Returns False if lines stay unchanged."""
         return self.lowercase or self.tokenized
 
     def __call__(self, line: str) -> str:
@@ -33,7 +33,7 @@ class Normaliser:
 
     @property
     def tokens(self) -> str:
-        """Says how the tokens are made, as a part of a signature of sacreBLEU."""
+        """How the tokens are made, as part of a sacreBLEU signature."""
         return f"tok:moses-{self.language}|punct:normalised|sacremoses:{importlib.metadata.version('sacremoses')}"
 
 
@@ -42,14 +42,14 @@ PLAIN = Normaliser("")
 
 @functools.cache
 def moses_tools(language: str) -> tuple[Any, Any]:
-    """Moses' normaliser of punctuation and its tokenizer, for a language."""
-    import sacremoses  # takes 0.3 s, and few runs need it
+    """Returns Moses' punctuation normaliser and Moses' tokenizer for a language."""
+    import sacremoses  # the import takes 0.3 s, and few runs need it
 
     return sacremoses.MosesPunctNormalizer(language), sacremoses.MosesTokenizer(language)
 
 
 def normalisers(config) -> tuple[Normaliser, Normaliser]:
-    """The normalisers of sources and targets that `config.data` describes. Labels are not normalised."""
+    """Returns the source and target normalisers that `config.data` describes. Labels are not normalised."""
     source, target = (
         Normaliser(language, config.lowercase, config.tokenized)
         for language in (config.source_language, config.target_language)

@@ -1,4 +1,4 @@
-"""Packing: several pairs side by side in rows of one width, so that few slots stay empty."""
+"""Packing: puts several pairs side by side in rows of one width, so that few slots stay empty."""
 
 import dataclasses
 import itertools
@@ -12,8 +12,8 @@ from transformer_flax.data.corpus import ranges
 class Packing:
     """Rows of pairs: row r holds the pairs members[places[offsets[r]:offsets[r+1]]].
 
-    Pairs with the same two lengths are a class. Exchanging pairs of a class does not change the lengths of any row. So
-    `members`, the pairs class by class, may be shuffled within each class.
+    Pairs with the same source length and the same target length form a class. Exchanging two pairs of a class does not
+    change the length of any row. So `members`, which lists the pairs class by class, may be shuffled within each class.
     """
 
     members: np.ndarray  # int32 [pairs]
@@ -25,37 +25,38 @@ class Packing:
         return len(self.offsets) - 1
 
     def shuffled(self, rng: np.random.Generator) -> np.ndarray:
-        """`members`, shuffled within each class: int32 [pairs]."""
+        """Returns `members`, shuffled within each class: int32 [pairs]."""
         members = self.members.copy()
         for start, stop in itertools.pairwise(self.class_offsets.tolist()):
             rng.shuffle(members[start:stop])
         return members
 
     def look_up(self, members: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The pairs of some rows, concatenated, and the number of pairs of each row."""
+        """Returns the pairs of the given rows, concatenated, and the number of pairs in each row."""
         starts = self.offsets[rows]
         sizes = self.offsets[rows + 1] - starts
         return members[self.places[ranges(starts, sizes)]], sizes
 
 
 def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, width: int) -> Packing:
-    """Packs pairs into rows of `width` tokens a side: the longest first, each where it leaves the least room.
+    """Packs pairs into rows of `width` tokens a side: longest pairs first, each where it leaves the least room.
 
-    Rows with the same content are filled together, so the time depends on the number of classes, not of pairs.
+    Rows with the same content are filled together, so the time depends on the number of classes, not on the number of
+    pairs.
 
     Args:
       source_lengths, target_lengths: int [pairs], from 1 to `width`.
-      width: tokens of a row.
+      width: tokens of a row on each side.
     """
-    members = np.lexsort((target_lengths, source_lengths)).astype(np.int32)  # by source, then by target
-    begins = np.ones(len(members), bool)  # where a class begins
+    members = np.lexsort((target_lengths, source_lengths)).astype(np.int32)  # by source length, then by target length
+    begins = np.ones(len(members), bool)  # True where a class begins
     begins[1:] = np.diff(source_lengths[members]) != 0
     begins[1:] |= np.diff(target_lengths[members]) != 0
     class_offsets = np.append(np.flatnonzero(begins), len(members))
     first = members[begins]
     counts = np.diff(class_offsets)
     classes = np.stack([source_lengths[first], target_lengths[first]], axis=1)
-    used = class_offsets[:-1].copy()  # the first member of each class that has no place yet
+    used = class_offsets[:-1].copy()  # for each class, the index of its first member without a place
     places = np.empty(len(members), np.int32)
     filled, sizes = 0, []
     for content, rows in _fill(classes, counts, width):
@@ -69,11 +70,11 @@ def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, width: int) -> 
 
 
 def _fill(sides: np.ndarray, counts: np.ndarray, width: int) -> list[tuple[list[int], int]]:
-    """Packs `counts` pairs of each class, of lengths `sides` [C, 2] -> (classes in a row, number of such rows)."""
+    """Packs `counts` pairs of each class, with lengths `sides` [C, 2] -> (classes in a row, number of such rows)."""
     piles: list[tuple[list[int], int]] = []
-    with_room: list[list[int]] = []  # piles by the room that their rows have left
-    places: dict[tuple[int, int], int] = {}  # of rooms in `with_room`
-    rooms = np.empty((2, 1), np.int64)  # (source, target) at each place, or -1 while no pile is there
+    with_room: list[list[int]] = []  # with_room[place]: the piles whose rows have the room of that place
+    places: dict[tuple[int, int], int] = {}  # index of each room in `with_room`
+    rooms = np.empty((2, 1), np.int64)  # (source, target) room of each place, or -1 while the place has no pile
 
     def add(content: list[int], rows: int, room: tuple[int, int]) -> None:
         nonlocal rooms
@@ -91,7 +92,7 @@ def _fill(sides: np.ndarray, counts: np.ndarray, width: int) -> list[tuple[list[
         while left:
             there = rooms[:, : len(places)]
             fitting = np.flatnonzero((there[0] >= source) & (there[1] >= target))
-            if len(fitting):  # the least room is left, then the least in the source
+            if len(fitting):  # prefer the least room in total, then the least room on the source side
                 place = fitting[np.argmin(there[:, fitting].sum(axis=0) * (width + 1) + there[0, fitting])]
                 room = int(there[0, place]), int(there[1, place])
                 pile = with_room[place].pop()
@@ -102,7 +103,7 @@ def _fill(sides: np.ndarray, counts: np.ndarray, width: int) -> list[tuple[list[
                 piles[pile] = (content, rows - taken)
                 if not with_room[place]:
                     rooms[:, place] = -1
-            else:  # new rows: as many as the rest of this class alone would need
+            else:  # open as many new rows as the rest of this class alone would fill
                 content, room = [], (width, width)
                 taken = max(1, left // (width // max(source, target)))
             add([*content, c], taken, (room[0] - source, room[1] - target))

@@ -1,4 +1,4 @@
-"""Published texts: downloaded once, checked, and laid out as the folder of text files that `FolderPairs` reads."""
+"""Published texts: downloads a text once, checks it, and writes the folder of text files that `FolderPairs` reads."""
 
 import contextlib
 import dataclasses
@@ -13,26 +13,26 @@ from transformer_flax.data.text_files import DAMAGES
 from transformer_flax.errors import UserError
 from transformer_flax.files import write_whole
 
-TIMEOUT = 30  # seconds without an answer
-CHUNK = 1 << 16  # bytes decompressed between updates of the progress
+TIMEOUT = 30  # seconds to wait for an answer
+CHUNK = 1 << 16  # bytes decompressed between two progress updates
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedFile:
-    """A text that is published as a gzip file."""
+    """A text file that is published as a gzip file."""
 
-    remote: str  # its name there
-    size: int  # bytes of the text
-    sha256: str  # of the text, so it does not depend on how it was compressed
+    remote: str  # the published name of the gzip file
+    size: int  # bytes of the decompressed text
+    sha256: str  # of the decompressed text, so it does not depend on the compression
 
 
 @dataclasses.dataclass(frozen=True)
 class PublishedText:
-    """A set of files, by the names that they get here, and where they come from."""
+    """A set of published files, by their local names, and the URL of their folder."""
 
     about: str
     licence: str
-    url: str  # of the folder that holds them, at a fixed revision
+    url: str  # of the folder with the files, at a fixed revision
     files: Mapping[str, PublishedFile]
 
 
@@ -67,18 +67,20 @@ TEXTS = {
 
 
 def fetch(text: PublishedText, folder: pathlib.Path, progress: Callable[[int, int], object]) -> None:
-    """Fills a folder with a published text. Files that are there already are checked and kept.
+    """Fills a folder with a published text. Existing files are checked and kept.
 
-    A compressed file that was put into the folder by hand, under its published name, is read instead of downloaded.
+    If the user has put a compressed file into the folder under its published name, the file is read from there instead
+    of downloaded.
 
     Args:
-      text: what to fetch.
-      folder: made if it does not exist.
-      progress: called with (bytes of text done, all).
+      text: the text to fetch.
+      folder: created if it does not exist.
+      progress: called with (bytes of text done, all bytes).
 
     Raises:
-      UserError: a file is not the published one or is cut short, or the network cannot be reached; names the files.
-      OSError: the folder cannot be written.
+      UserError: a file differs from the published file or is cut short, or the network cannot be reached; names the
+        files.
+      OSError: the folder cannot be read or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     total, done = sum(file.size for file in text.files.values()), 0
@@ -88,7 +90,7 @@ def fetch(text: PublishedText, folder: pathlib.Path, progress: Callable[[int, in
         for place in (folder / file.remote, folder / name)
         if place.exists()
     }
-    # Those to download come last: what a message about the network then lists is all that is missing.
+    # Files to download come last. So an error message about the network lists every missing file, and no other.
     for name in sorted(text.files, key=lambda name: name not in local):
         file, ours = text.files[name], folder / name
         place = local.get(name, f"{text.url}/{file.remote}")
@@ -113,14 +115,14 @@ def fetch(text: PublishedText, folder: pathlib.Path, progress: Callable[[int, in
 
 @contextlib.contextmanager
 def _open(place: pathlib.Path | str):
-    """Opens a file of this machine or a URL, decompressed if its name ends in .gz."""
+    """Opens a local file or a URL; decompresses the content if the name ends in .gz."""
     opened = urllib.request.urlopen(place, timeout=TIMEOUT) if isinstance(place, str) else place.open("rb")
     with opened as raw:
         yield gzip.GzipFile(fileobj=raw) if str(place).endswith(".gz") else raw
 
 
 def _read(stream, progress: Callable[[int], object], size: int) -> bytes:
-    """Reads a little more than `size` bytes at most: an endless file is not the published one."""
+    """Reads a stream, but stops soon after `size` bytes: a longer file, perhaps endless, is not the published file."""
     content = bytearray()
     while len(content) <= size and (chunk := stream.read(CHUNK)):
         content += chunk
@@ -129,14 +131,14 @@ def _read(stream, progress: Callable[[int], object], size: int) -> bytes:
 
 
 def _remedy(place: pathlib.Path | str) -> str:
-    """Says what to do about a file of this machine, or of the network."""
+    """Returns the advice for a bad local or downloaded file."""
     if isinstance(place, str):
         return "nothing of it was kept; the same command tries again, and keeps the files that are there"
     return "move it away, and the same command downloads it"
 
 
 def _unreachable(text: PublishedText, folder: pathlib.Path, error: Exception) -> str:
-    """The message for a network that cannot be reached: which files to put where by hand."""
+    """Returns the message for an unreachable network. It lists the files to download by hand, and their folder."""
     urls = [f"  {text.url}/{file.remote}" for name, file in text.files.items() if not (folder / name).exists()]
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""Sources of text: (source, target) sentences, read at any places, for each split."""
+"""Text sources: the (source, target) sentence pairs of each split, with random access."""
 
 import hashlib
 import pathlib
@@ -28,12 +28,12 @@ SPLITS = ("train", "valid", "test")
 class Pairs(Protocol):
     """Sentence pairs, numbered from 0."""
 
-    fingerprint: str  # changes whenever a pair does
+    fingerprint: str  # changes whenever a pair changes
 
     def __len__(self) -> int: ...
 
     def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        """The pairs at `indices`. Many at once are faster than one by one."""
+        """Returns the pairs at `indices`. Reading many pairs at once is faster than reading them one by one."""
         ...
 
 
@@ -44,10 +44,14 @@ def iterate_pairs(pairs: Pairs, indices: range | np.ndarray, size: int) -> Itera
 
 
 def load_pairs(config, split: str) -> Pairs:
-    """The pairs of a split of `config.data`, normalised as it says.
+    """Returns the pairs of a split, read and normalised as `config` says.
+
+    Args:
+      config: `config.data`.
+      split: one of SPLITS.
 
     Raises:
-      UserError: there is no such source, split, folder, set, file or language, or a file is malformed.
+      UserError: the source, split, folder, data set, file or language does not exist, or a file is malformed.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
@@ -61,10 +65,10 @@ def load_pairs(config, split: str) -> Pairs:
 
 
 class FirstPairs:
-    """The first `count` of some pairs.
+    """The first `count` of the given pairs.
 
     Raises:
-      UserError: there are fewer.
+      UserError: there are fewer than `count` pairs, or `count` is not positive.
     """
 
     def __init__(self, pairs: Pairs, count: int):
@@ -84,7 +88,7 @@ class FirstPairs:
 
 
 class NormalisedPairs:
-    """Pairs whose text `config.data` has in lower case, as Moses' tokens, or both."""
+    """Pairs whose text is converted to lower case, to Moses' tokens, or both, as `config.data` says."""
 
     def __init__(self, pairs: Pairs, config):
         self.raw, self._normalisers = pairs, normalisers(config)
@@ -99,12 +103,12 @@ class NormalisedPairs:
 
 
 class FolderPairs:
-    """Text files `<split>.<language>`, one sentence a line, line N of one with line N of the other.
+    """Pairs from two text files `<split>.<language>`, one sentence a line. Line N of both files makes pair N.
 
     The files are read once. Memory holds 16 bytes a pair.
 
     Raises:
-      UserError: a file is missing, is not UTF-8, or has more lines than the other.
+      UserError: a file is missing, is not UTF-8, or has more lines than the other file.
     """
 
     def __init__(self, config, split: str):
@@ -136,11 +140,12 @@ def _read_lines(file: pathlib.Path, cache: pathlib.Path) -> Lines:
 class TsvPairs:
     """Texts with labels, from files `<split>.tsv` without a header line. A pair is (text, label).
 
-    With `config.held_out` above 0, that share of train is the valid split, and there is no valid.tsv. A text is held
-    out or not depending on the text and `config.seed` alone, so copies of a text are all on the same side.
+    If `config.held_out` is above 0, that share of train is the valid split, and valid.tsv must not exist. Whether a
+    text is held out depends only on the text and `config.seed`, so all copies of a text are in the same split.
 
     Raises:
-      UserError: a file or column is missing, a line has another number of columns than the first, or a label is empty.
+      UserError: a file or column is missing, the lines differ in their number of columns, a label is empty, or
+        valid.tsv exists although `config.held_out` is above 0.
     """
 
     def __init__(self, config, split: str):
@@ -175,7 +180,7 @@ class TsvPairs:
 
 
 def _read_table(file: pathlib.Path, label_column: int, text_column: int) -> Iterator[tuple[str, str]]:
-    """Yields (label, text) of each line."""
+    """Yields the (label, text) of each line."""
     columns = 0
     with open_text(file) as stream:
         for number, line in enumerate(decode_lines(stream, str(file)), start=1):
@@ -202,6 +207,6 @@ def _is_held_out(text: str, seed: int, share: float) -> bool:
     return int.from_bytes(digest, "little") < share * 2**64
 
 
-MADE = {"numbers": NumberPairs, "copy": SymbolPairs, "reverse": SymbolPairs}  # num_pairs says how many are made
+MADE = {"numbers": NumberPairs, "copy": SymbolPairs, "reverse": SymbolPairs}  # num_pairs: how many to make
 READ = {"folder": FolderPairs, "tsv": TsvPairs, "tfds": TfdsPairs}
-TRANSLATED = ("numbers", "folder", "tfds")  # sources of two languages
+TRANSLATED = ("numbers", "folder", "tfds")  # sources with two languages

@@ -1,7 +1,7 @@
-"""Pairs that are made and not read: number words in two languages, and lines of letters to copy or to reverse.
+"""Generated pairs: number words in two languages, and lines of letters to copy or to reverse.
 
 Number words are a real pair of languages that needs no download. twenty-one is einundzwanzig: the order changes, so
-copying word by word fails. Lines of letters need no knowledge, so they show what a model makes of the length alone.
+copying word by word fails. Lines of letters need no knowledge, so they show the effect of length alone.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ from num2words import num2words
 
 from transformer_flax.errors import UserError
 
-HELD_OUT = 1_000  # numbers or lines in each of valid and test, all different
-SHORTEST_HELD_OUT = 4  # digits or symbols: train needs the few items that are shorter
-ALWAYS_TRAINED = 1_000  # numbers below it are all in train
+HELD_OUT = 1_000  # numbers or lines in valid, and as many in test; all are different
+SHORTEST_HELD_OUT = 4  # digits or symbols: shorter items are few, and train needs them
+ALWAYS_TRAINED = 1_000  # all numbers below ALWAYS_TRAINED are in train
 MOST_NUMBERS = 100_000  # in train
-MOST_DIGITS = 18  # 64 bits do not hold all numbers of 19
+MOST_DIGITS = 18  # 64 bits do not hold all numbers of 19 digits
 MOST_SYMBOLS = 10_000
 SYMBOLS = np.array(list(string.ascii_lowercase))
 
@@ -27,11 +27,12 @@ Item = TypeVar("Item")
 
 
 def split_numbers(split: str, config) -> np.ndarray:
-    """Draws the numbers of a split. All numbers of digits are equally likely, and no number is in two splits.
+    """Draws the numbers of a split. All digit counts are equally likely, and no number is in two splits.
 
-    train has all numbers below ALWAYS_TRAINED, then draws until there are `config.num_pairs`. valid and test have
-    HELD_OUT numbers each, of SHORTEST_HELD_OUT digits or more. None has more digits than `config.longest_trained`. If
-    `config.longest_tested` is larger, all of test have more.
+    train has all numbers below ALWAYS_TRAINED, then drawn numbers, `config.num_pairs` in all. valid and test have
+    HELD_OUT numbers each, with SHORTEST_HELD_OUT to `config.longest_trained` digits. If `config.longest_tested` is
+    larger than `longest_trained`, all numbers of test have more than `longest_trained` digits, and at most
+    `longest_tested`.
     """
     longest_trained, longest_tested = config.longest_trained, config.longest_tested
     rng = np.random.default_rng(config.seed)
@@ -52,9 +53,10 @@ def split_numbers(split: str, config) -> np.ndarray:
 def draw_lines(split: str, config) -> list[str]:
     """Draws the sources of a split, such as "q e h". All lengths are equally likely, and no line is in two splits.
 
-    train has `config.num_pairs` lines of at most `config.longest_trained` symbols; a line may come twice. valid and
-    test have HELD_OUT lines each, of SHORTEST_HELD_OUT symbols or more, and no more than train. If
-    `config.longest_tested` is larger, all of test have more than train, up to that; train and valid stay the same.
+    train has `config.num_pairs` lines of at most `config.longest_trained` symbols; a line may occur twice. valid and
+    test have HELD_OUT lines each, of SHORTEST_HELD_OUT to `longest_trained` symbols. If `config.longest_tested` is
+    larger than `longest_trained`, all lines of test have more than `longest_trained` symbols, and at most
+    `longest_tested`. train and valid are then the same for every `longest_tested`.
     """
     num_pairs, longest_trained, longest_tested = config.num_pairs, config.longest_trained, config.longest_tested
     for_valid, for_test, for_train = (np.random.default_rng((config.seed, part)) for part in range(3))
@@ -71,7 +73,7 @@ def draw_lines(split: str, config) -> list[str]:
 
 
 def _draw_distinct(draw: Callable[[], Iterable[Item]], count: int, others: Container[Item] = ()) -> list[Item]:
-    """Draws again and again until there are `count` different items that are not among `others`, in that order."""
+    """Draws until there are `count` different items that are not in `others`. Keeps the order of drawing."""
     found: dict[Item, None] = {}
     while len(found) < count:
         found |= dict.fromkeys(item for item in draw() if item not in others)
@@ -90,7 +92,7 @@ def _draw_lines(rng: np.random.Generator, size: int, shortest: int, longest: int
 
 
 class NumberPairs:
-    """Number words in both languages, spelt when they are asked for.
+    """Number words in both languages, spelt when they are read.
 
     Raises:
       UserError: `config.num_pairs`, a length or a language is out of range.
@@ -131,7 +133,7 @@ def _spell(number: int, language: str) -> str:
 
 
 class SymbolPairs:
-    """Lines of letters with themselves (source "copy") or read backwards (source "reverse").
+    """Lines of letters, paired with the same line (source "copy") or the reversed line (source "reverse").
 
     Raises:
       UserError: `config.num_pairs` or a length is out of range.

@@ -1,7 +1,7 @@
 """Lines of text files: UTF-8, plain or compressed as .gz or .xz.
 
 Files are decompressed while they are read, and no line takes more than LONGEST bytes of memory. So a small file that
-decompresses to a huge one costs no more than the huge one would.
+decompresses to a huge text costs no more than the same text uncompressed.
 """
 
 import array
@@ -24,7 +24,7 @@ from transformer_flax.files import cache_error, write_whole
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, MemoryError)  # raised by damaged compressed files
-LONGEST = 1 << 20  # bytes of a line; a file with longer ones does not have one sentence a line
+LONGEST = 1 << 20  # bytes of a line; a file with longer lines does not have one sentence a line
 BLOCK = 1 << 20  # bytes; a shorter text stays in memory
 
 
@@ -42,9 +42,9 @@ def write_pairs(
     """Writes sentence pairs as the folder of text files that `config.data.path` names.
 
     Args:
-      folder: created if necessary; files of these names are replaced.
-      splits: (source, target) pairs by the names of the splits, "train", "valid" and "test".
-      source_language, target_language: suffixes of the files.
+      folder: created if necessary; existing files of the same names are replaced.
+      splits: the (source, target) pairs of each split, "train", "valid" and "test".
+      source_language, target_language: the suffixes of the files.
 
     Raises:
       UserError: a sentence has a line break or is not UTF-8.
@@ -61,10 +61,10 @@ def write_pairs(
 
 
 def text_folder(path: str) -> pathlib.Path:
-    """The folder that config.data.path names.
+    """Returns the folder that config.data.path names.
 
     Raises:
-      UserError: there is none.
+      UserError: the path is empty, or there is no such folder.
     """
     if not path:
         raise UserError("config.data.path is empty: name the folder of texts with --config.data.path=FOLDER")
@@ -74,16 +74,16 @@ def text_folder(path: str) -> pathlib.Path:
 
 
 def find_text(folder: pathlib.Path, name: str) -> pathlib.Path | None:
-    """The file `name`, `name`.gz or `name`.xz of a folder; None if there is none."""
+    """Returns the file `name`, `name`.gz or `name`.xz of a folder, or None if the folder has none of them."""
     files = [folder / f"{name}{suffix}" for suffix in OPENERS]
     return next((file for file in files if file.is_file()), None)
 
 
 def require_text(folder: pathlib.Path, name: str, *, hint: str = "") -> pathlib.Path:
-    """`find_text`, or an error.
+    """Returns the file that `find_text` finds.
 
     Raises:
-      UserError: there is no such file; lists those that there are, and ends with `hint`.
+      UserError: there is no such file; lists the files of the folder and ends with `hint`.
     """
     file = find_text(folder, name)
     if file is None:
@@ -93,13 +93,13 @@ def require_text(folder: pathlib.Path, name: str, *, hint: str = "") -> pathlib.
 
 
 def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None) -> Iterator[str]:
-    """Yields the lines of a file without their ends. Reads each when it is asked for.
+    """Yields the lines of a file without line ends. Reads each line only when it is needed.
 
     Args:
       stream: bytes; a byte order mark at the start is skipped.
-      name: of the file, for messages.
-      spoilt: a list that receives the place of each line that is not UTF-8; its bad bytes become U+FFFD. With None,
-        such a line is an error.
+      name: the file's name, for messages.
+      spoilt: a list that receives the file and number of each line that is not UTF-8; invalid bytes become U+FFFD. If
+        None, such a line raises an error.
 
     Raises:
       UserError: a line is not UTF-8 or too long, or a compressed file is damaged.
@@ -125,10 +125,10 @@ def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None
 
 
 def require_characters(text: str, what: str) -> None:
-    """Refuses half a character (a lone surrogate), which a str can hold and UTF-8 cannot.
+    """Refuses a lone surrogate (half a character), which a str can hold but UTF-8 cannot.
 
     Raises:
-      UserError: the text has one.
+      UserError: the text has a lone surrogate.
     """
     try:
         text.encode()
@@ -137,10 +137,12 @@ def require_characters(text: str, what: str) -> None:
 
 
 def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[str]]:
-    """Reads two files of which line N of one translates line N of the other.
+    """Reads two files where line N of one file translates line N of the other.
 
     Raises:
-      UserError: they have different numbers of lines, or cannot be read.
+      UserError: the files have different numbers of lines, a line is not UTF-8 or too long, or a compressed file is
+        damaged.
+      OSError: a file cannot be read.
     """
     sides = []
     for file in (source, target):
@@ -155,11 +157,11 @@ def require_as_many(source: object, sources: Sized, target: object, targets: Siz
     """Checks that two texts have the same number of lines.
 
     Args:
-      source, target: their files or names, for the message.
-      sources, targets: their lines.
+      source, target: the files or names of the texts, for the message.
+      sources, targets: the lines of the texts.
 
     Raises:
-      UserError: one has more.
+      UserError: one text has more lines than the other.
     """
     if len(sources) != len(targets):
         raise UserError(
@@ -171,22 +173,22 @@ def require_as_many(source: object, sources: Sized, target: object, targets: Siz
 class Lines:
     """Lines that are read once and then kept in an unnamed temporary file, memory-mapped.
 
-    They do not change when the file that they were read from does. Memory holds 8 bytes a line, and the whole of a text
-    shorter than BLOCK.
+    The lines do not change when the file that they were read from changes. Memory holds 8 bytes a line. A text shorter
+    than BLOCK stays in memory as a whole.
 
     Args:
-      lines: without their ends.
-      folder: for the temporary file.
+      lines: the lines without line ends.
+      folder: the folder for the temporary file.
 
     Raises:
       UserError: the temporary file cannot be written.
     """
 
-    text: bytes | mmap.mmap  # UTF-8, each line with a line feed
+    text: bytes | mmap.mmap  # UTF-8; each line ends with a line feed
 
     def __init__(self, lines: Iterable[str], folder: pathlib.Path):
         remaining = iter(lines)
-        starts = array.array("q", [0])  # grows in place, which NumPy's arrays cannot
+        starts = array.array("q", [0])  # grows in place, unlike a NumPy array
         block, file = bytearray(), None
         with contextlib.ExitStack() as stack:
 
@@ -197,7 +199,7 @@ class Lines:
                         folder.mkdir(parents=True, exist_ok=True)
                         file = stack.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0))
                     left = bytes(block)
-                    while left:  # an unbuffered write may take a part only
+                    while left:  # an unbuffered write may write only a part
                         left = left[file.write(left) :]
                     if last:
                         os.fsync(file.fileno())  # some network file systems report a full disk only now
@@ -217,13 +219,13 @@ class Lines:
             else:
                 write(last=True)
                 self.text = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._starts = np.frombuffer(starts, np.int64)  # of each line, and the end of the last: [lines + 1]
+        self._starts = np.frombuffer(starts, np.int64)  # start of each line, then the end of the last line: [lines + 1]
 
     def __len__(self) -> int:
         return len(self._starts) - 1
 
     def read(self, indices: Sequence[int]) -> list[str]:
-        """The lines at `indices`."""
+        """Returns the lines at `indices`."""
         places = np.asarray(indices, np.int64)
         starts, ends = self._starts[places].tolist(), (self._starts[places + 1] - 1).tolist()
         return [self.text[start:end].decode() for start, end in zip(starts, ends, strict=True)]

@@ -1,4 +1,4 @@
-"""Translation sets of TensorFlow Datasets (TFDS): prepared once, then read at random without TensorFlow."""
+"""Translation data sets of TensorFlow Datasets (TFDS): prepared once, then read in any order without TensorFlow."""
 
 import difflib
 import hashlib
@@ -13,20 +13,21 @@ from collections.abc import Sequence
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_root, whole_folder
 
-SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our names, and those of TFDS
+SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our split names, and the names in TFDS
 ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
-CLEANING = 1  # raise it when `clean` changes
+CLEANING = 1  # increase when `clean` changes
 SAMPLE = 256  # pairs that go into the fingerprint
-RETRIES = 5  # of a download, 6 s in all; TFDS's own 10 take more than 3 minutes without a network
-REMOTE = "://"  # marks a place such as gs://bucket, which is not a local directory
+RETRIES = 5  # of a download, 6 s in all; TFDS's default of 10 takes more than 3 minutes without a network
+REMOTE = "://"  # marks a remote directory such as gs://bucket
 INSTALL = 'pip install -e ".[wmt]"'
 WITHOUT = "These run without: configs/numbers.py, and configs/multi30k.py with a folder of text."
 
 
 def clean(text: str) -> str:
-    """Makes one line of plain text: decodes HTML entities, and turns each run of whitespace into one blank.
+    """Returns one line of plain text: decodes HTML entities and replaces each run of whitespace by one space.
 
-    Decodes again what was escaped twice (`&amp;quot;` is `"`). An entity ends in a semicolon: `?a=1&copy=2` has none.
+    Also decodes entities that were escaped twice (`&amp;quot;` is `"`). An entity ends in a semicolon, so `?a=1&copy=2`
+    has none.
     """
     while "&" in text and (undone := ENTITY.sub(_character, text)) != text:
         text = undone
@@ -40,12 +41,13 @@ def _character(entity: re.Match) -> str:
 
 
 class TfdsPairs:
-    """A split of a translation set. Prepares the whole set first if it is not there yet.
+    """A split of a translation data set. Prepares the whole data set first if necessary.
 
-    Reading pairs one by one takes 30 times as long as many at once. Instances can be pickled and forked.
+    Reading pairs one by one takes 30 times as long as reading many at once. Instances can be pickled and forked.
 
     Raises:
-      UserError: the set, split or language does not exist, the set cannot be prepared, or a package is missing.
+      UserError: the data set, split or language does not exist, the data set cannot be prepared or read in any order,
+        or a package is missing.
     """
 
     def __init__(self, config, split: str):
@@ -75,7 +77,7 @@ class TfdsPairs:
         return len(self._records)
 
     def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        # Decoding by TFDS takes twice the time of reading, and this a quarter of it.
+        # TFDS's decoding takes twice the time of reading; this decoding takes a quarter of it.
         from google.protobuf.message import DecodeError
         from tensorflow_datasets.proto import tf_example_pb2
 
@@ -90,16 +92,17 @@ class TfdsPairs:
                 pairs.append((clean(source), clean(target)))
         except UnicodeDecodeError as error:
             raise UserError(f"{self._folder}, pair {indices[len(pairs)]:,}: not UTF-8 ({error.reason})") from error
-        except (RuntimeError, DecodeError) as error:  # of array_record, of protobuf
+        except (RuntimeError, DecodeError) as error:  # raised by array_record, by protobuf
             raise UserError(f"{self._folder} is damaged ({error}); remove it, and it is prepared anew") from error
         return pairs
 
 
 def prepared_builder(config):
-    """The TFDS builder of the set that `config.data` names, prepared and on this machine.
+    """Returns the TFDS builder of the data set that `config.data` names. The prepared data set is on this machine.
 
     Raises:
-      UserError: there is no such set or language, it cannot be prepared, or a package is missing.
+      UserError: the data set or language does not exist, the data set cannot be prepared or copied, or a package is
+        missing.
     """
     tfds = _import_tfds()
     builder = _find(tfds, config)
@@ -112,13 +115,13 @@ def prepared_builder(config):
 
 
 def _import_tfds():
-    # No notes of TensorFlow, where it is needed, about the processor.
+    # Where TensorFlow is needed, silence its messages about the processor.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
-        import importlib_resources  # noqa: F401 (TFDS needs it, does not ask for it, and hides that it is missing)
+        import importlib_resources  # noqa: F401 (TFDS needs it, does not declare it, and hides that it is missing)
         import tensorflow_datasets as tfds
-        import tensorflow_datasets.translate  # or its sets are found only where what all others need is there
+        import tensorflow_datasets.translate  # else its sets are found only if all other sets' packages are there
     except ImportError as error:
         raise UserError(
             f"config.data.source 'tfds' needs a package that is not installed ({error}): {INSTALL}\n{WITHOUT}"
@@ -128,7 +131,7 @@ def _import_tfds():
 
 
 def _known_feature(connector, name: str):
-    """Replaces TFDS's own function, which imports whatever module a set's features.json names."""
+    """Replaces TFDS's own function, which would import any module that a data set's features.json names."""
     if name not in connector._registered_features:
         raise UserError(
             f"features.json says {name!r}, which is no feature of TFDS; the code of a set is never executed"
@@ -137,7 +140,7 @@ def _known_feature(connector, name: str):
 
 
 def _find(tfds, config):
-    """The builder of the set, which has texts in both languages."""
+    """Returns the builder of the data set, and checks that it has texts in both languages."""
     place = config.path or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     try:
         if tfds.core.naming.parse_builder_name_kwargs(config.name)[0].namespace:
@@ -145,13 +148,13 @@ def _find(tfds, config):
         builder = tfds.builder(config.name, data_dir=os.path.expanduser(config.path) or None)
     except UserError as error:
         raise UserError(f"{place}: {error}") from error
-    except (ValueError, AssertionError) as error:  # no such set, no such config of it, no such version
+    except (ValueError, AssertionError) as error:  # the data set, its config or its version does not exist
         reason = re.split(r"\.?\s*\n|\. ", str(error).rpartition('}": ')[2].strip(". "))[
             0
         ]  # without TFDS's pages of advice
         near = ", ".join(_near(tfds, config.name))
         raise UserError(f"config.data.name is {config.name!r}: {reason}; TFDS has {near}") from error
-    except Exception as error:  # of many types if the directory is remote
+    except Exception as error:  # a remote directory raises errors of many types
         raise UserError(f"{place} cannot be read: {error}") from error
     features = builder.info.features
     fields = dict(features) if isinstance(features, tfds.features.FeaturesDict) else {}
@@ -166,7 +169,7 @@ def _find(tfds, config):
 
 
 def _near(tfds, name: str) -> list[str]:
-    """Similar names: configs of the same set if only the config is wrong; else similar sets, or all that translate."""
+    """Returns similar names: configs if only the config is wrong; else data sets, or all translation data sets."""
     known = set(tfds.list_builders(with_community_datasets=False))
     sets = sorted({tfds.core.naming.camelcase_to_snakecase(each) for each in vars(tfds.translate)} & known)
     names = [f"{each}/{config}" for each in sets for config in tfds.builder_cls(each).builder_configs]
@@ -195,11 +198,11 @@ def _prepare(tfds, builder) -> None:
         )
     no_tensorflow = UserError(f"preparing {name} needs TensorFlow, reading it does not: {INSTALL}\n{WITHOUT}")
     if type(builder).__module__.startswith("tensorflow_datasets.") and importlib.util.find_spec("tensorflow") is None:
-        raise no_tensorflow  # before gigabytes are downloaded
+        raise no_tensorflow  # raised before gigabytes are downloaded
     (tfds.enable_progress_bar if sys.stderr.isatty() else tfds.disable_progress_bar)()
     downloader.MAX_RETRIES = RETRIES  # pyrefly: ignore (a constant to it)
     try:
-        # The sets that TFDS offers prepared on gs:// are of another format.
+        # The prepared data sets that TFDS offers on gs:// have another format.
         ours = tfds.download.DownloadConfig(try_download_gcs=False)
         builder.download_and_prepare(file_format="array_record", download_config=ours)
     except (RequestException, tfds.download.DownloadError) as error:
@@ -218,7 +221,7 @@ def _prepare(tfds, builder) -> None:
 
 
 def _copied(tfds, builder, cache_dir: str):
-    """The builder of a local copy: array_record would ask a remote place for every single pair."""
+    """Returns the builder of a local copy: array_record would ask a remote directory for every single pair."""
     key = hashlib.sha256((builder.data_path / "dataset_info.json").read_bytes()).hexdigest()[:32]
     folder = cache_root(cache_dir) / "tfds" / key
     if not folder.is_dir():
@@ -227,20 +230,20 @@ def _copied(tfds, builder, cache_dir: str):
             with whole_folder(folder) as partial:
                 for file in builder.data_path.iterdir():
                     file.copy(partial / file.name)
-        except Exception as error:  # of many types, as the source is remote
+        except Exception as error:  # a remote source raises errors of many types
             raise UserError(f"{builder.data_dir} could not be copied to {folder} ({error})") from error
     return tfds.builder_from_directory(folder)
 
 
 def _unreachable(builder, name: str, error) -> str:
-    """The message for an archive that could not be downloaded: which one, and how to put archives there by hand."""
+    """Returns the message for an archive that could not be downloaded: its URL, and how to add archives by hand."""
     from tensorflow_datasets.core.download import checksums
     from tensorflow_datasets.translate import wmt
 
     urls = [error.request.url] if getattr(error, "request", None) else []
-    reason = getattr(next(iter(error.args), None), "reason", error)  # without the words of requests around it
+    reason = getattr(next(iter(error.args), None), "reason", error)  # without the text that requests adds around it
     message = f"{name}: {' '.join(urls) or 'an archive'} could not be reached ({reason})"
-    if isinstance(builder, wmt.WmtTranslate):  # all its archives are known in advance
+    if isinstance(builder, wmt.WmtTranslate):  # all archives of a WMT set are known in advance
         source, _ = builder.builder_config.language_pair
         subsets = [wmt.DATASET_MAP[subset] for part in builder.subsets.values() for subset in part]
         urls = [url for subset in subsets for url in subset.get_url(source)]

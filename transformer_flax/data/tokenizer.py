@@ -1,4 +1,4 @@
-"""Text to token ids and back, with one vocabulary for both languages, kept as one JSON file."""
+"""Converts text to token ids and back, with one vocabulary for both languages, stored as one JSON file."""
 
 import collections
 import contextlib
@@ -26,9 +26,9 @@ SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
 UNKNOWN = "<unknown>"  # the piece for rare words in a vocabulary of "words"
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
-LARGEST = 1 << 26  # bytes of a tokenizer file, and its ids
+LARGEST = 1 << 26  # limit of a tokenizer file's bytes, and of its ids
 SAMPLE_BLOCK = 4096  # pairs of a sample read at a time
-WORD = 32  # letters of a word for word-pieces, at most: finding the longest piece takes quadratic time
+WORD = 32  # maximum letters of a word for word-pieces: finding the longest piece takes quadratic time
 APOSTROPHE = "['\u2019]"
 CONTRACTION = r"(?:[stmd]|re|ve|ll)(?!\p{L})"
 WORDS = "|".join(
@@ -38,13 +38,13 @@ WORDS = "|".join(
         rf" ?\p{{L}}{{1,{WORD}}}",
         rf" ?\p{{N}}{{1,{WORD}}}",
         rf" ?[^\s\p{{L}}\p{{N}}]{{1,{WORD}}}",
-        rf"\s{{1,{WORD}}}(?!\S)",  # of several blanks, the last one belongs to the word
+        rf"\s{{1,{WORD}}}(?!\S)",  # of several spaces, the last belongs to the next word
         r"\s",
     )
 )
-WORD_BYTES = 4 * (WORD + 2)  # with a blank and an apostrophe, in UTF-8
-PROBE = f"a {' '.join(SPECIAL_TOKENS)} \U0010ffff"  # an unassigned character, which few vocabularies have
-TRAINING = "1"  # raise it when the same text and config would give another tokenizer
+WORD_BYTES = 4 * (WORD + 2)  # with a space and an apostrophe, in UTF-8
+PROBE = f"a {' '.join(SPECIAL_TOKENS)} \U0010ffff"  # ends with an unassigned character, which few vocabularies have
+TRAINING = "1"  # increase when the same text and config would give another tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -52,22 +52,23 @@ logger = logging.getLogger(__name__)
 class Tokenizer:
     """A shared vocabulary of word pieces, trained by `train` or read from a JSON file of Hugging Face's tokenizers.
 
-    If it was trained here and is LOSSLESS, `decode(encode(text)) == text` for every string. It puts a space before a
-    text and removes it again, so that a word has the same pieces at the start of a sentence as within it.
+    If `train` made the tokenizer and its kind is in LOSSLESS, `decode(encode(text)) == text` for every string. `encode`
+    adds a space before a text, and `decode` removes the space. So a word has the same pieces at the start of a sentence
+    as within a sentence.
 
-    One from elsewhere may lose what it likes, such as capital letters. It gets the space only if it treats it in the
-    same way. Its own special tokens, padding and truncation are ignored.
+    A tokenizer from elsewhere may lose information, such as capital letters. The space is added only if this tokenizer
+    treats spaces in the same way. Its own special tokens, padding and truncation are ignored.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer):
         self._backend = backend
-        # Not saved with the file; without it, a literal "<end>" in a text would become the special token.
+        # The file does not store this setting. Without it, a literal "<end>" in a text would become the special token.
         self._backend.encode_special_tokens = True
         self._backend.no_padding()
         self._backend.no_truncation()
         self._space = ""
         word, two_words, spaced = (self._encode([text])[0].ids for text in ("a", "a a", " a"))
-        # True if a space before a word spells it as within a sentence, and can be removed from the decoded text.
+        # True if a word after a space has the same pieces as within a sentence, and decoding keeps the space.
         if two_words == word + spaced and self.decode(spaced) == " a":
             self._space = " "
         self.vocab_size = backend.get_vocab_size()
@@ -76,21 +77,23 @@ class Tokenizer:
     def train(cls, texts: Iterable[str], vocab_size: int, kind: str = "bpe") -> "Tokenizer":
         """Trains a vocabulary. The same texts in the same order give the same file.
 
-        "bpe" starts from the 256 bytes and merges the most frequent pair of pieces again and again. It spells a word by
-        repeating these merges.
+        "bpe" starts from the 256 bytes and repeatedly merges the most frequent pair of pieces. To split a word into
+        pieces, it repeats these merges.
 
-        "wordpiece" learns the vocabulary in the same way, and spells a word from left to right by the longest piece
-        that fits (Wu et al. 2016, the paper's source for word-pieces). The blank before a word marks its start. Usual
-        word-pieces lose unknown characters, very long words and repeated blanks. These have all bytes and cut long
-        words, so they lose nothing. They also leave an elided word its apostrophe (l' homme, qu' elle), which "bpe"
-        makes a token of its own: 5 % of the tokens of a French text.
+        "wordpiece" learns the vocabulary in the same way. It splits a word from left to right and always takes the
+        longest piece that fits (Wu et al. 2016, the paper's source for word-pieces). The space before a word marks its
+        start. Usual word-pieces lose unknown characters, very long words and repeated spaces. These word-pieces include
+        all bytes and cut long words, so they lose nothing. They also keep the apostrophe of an elided word with the
+        word (l' homme, qu' elle). "bpe" makes such an apostrophe a token of its own: 5 % of the tokens of a French
+        text.
 
-        "words" are for classification: a run of letters and digits, or of other signs, is one piece if it occurs more
-        than once. All others share the piece UNKNOWN. It is trained, so a word never seen is like one seen once.
+        "words" is for classification. A run of letters and digits, or a run of other signs, is one piece if it occurs
+        more than once. All other words share the piece UNKNOWN. UNKNOWN is trained too, so a model treats a word that
+        it has never seen like a word that occurred once.
 
         Args:
           texts: sentences of both languages.
-          vocab_size: pieces and special tokens, at most; fewer if there are few texts. At least `smallest_vocabulary`.
+          vocab_size: maximum number of pieces and special tokens; few texts give fewer. At least `smallest_vocabulary`.
           kind: one of TOKENIZERS.
         """
         if kind == "words":
@@ -113,7 +116,7 @@ class Tokenizer:
         if kind == "wordpiece":  # the library's own trainer of word-pieces numbers them in no fixed order
             backend.model = tokenizers.models.WordPiece(
                 backend.get_vocab(),
-                unk_token=UNKNOWN,  # not in the vocabulary, so the library would raise rather than lose text
+                unk_token=UNKNOWN,  # not in the vocabulary, so the library would raise an error rather than lose text
                 continuing_subword_prefix="",
                 max_input_chars_per_word=WORD_BYTES,
             )
@@ -121,10 +124,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, file: pathlib.Path) -> "Tokenizer":
-        """Reads a tokenizer from a JSON file, and tries it on a text.
+        """Reads a tokenizer from a JSON file and tests it on a text.
 
         Raises:
-          UserError: the file cannot be read or used; names it and says why.
+          UserError: the file cannot be read or used; gives the file and the reason.
         """
         try:
             _require_small_ids(read_json(file, largest=LARGEST))
@@ -145,24 +148,24 @@ class Tokenizer:
         return self._backend.to_str(pretty=True)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, without begin and end symbols. An empty text has none.
+        """Returns the ids of each text, without begin and end symbols. An empty text has no ids.
 
         Raises:
-          UserError: a text is not UTF-8, or a tokenizer from elsewhere fails or finds a special token in it.
+          UserError: a text is not UTF-8, or a tokenizer from elsewhere fails or produces a special token.
         """
         ids, lengths = self.encode_flat(texts)
         return [ids[end - length : end].tolist() for end, length in zip(np.cumsum(lengths), lengths, strict=True)]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """As `encode`, but concatenated, which is faster for many texts: ids, int32 [all], lengths, int64 [texts].
+        """Like `encode`, but concatenated, which is faster for many texts: ids, int32 [all], lengths, int64 [texts].
 
         Raises:
-          UserError: as `encode`.
+          UserError: see `encode`.
         """
         try:
             encodings = self._encode([self._space + text if text else "" for text in texts])
         except TypeError:
-            for text in texts:  # only now, as millions of texts are encoded
+            for text in texts:  # checked only after an error: checking millions of texts takes time
                 require_characters(text, "a text")
             raise
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
@@ -182,19 +185,19 @@ class Tokenizer:
             return self._backend.encode_batch_fast(texts, add_special_tokens=False)
 
     def pieces(self, text: str) -> list[str]:
-        """The pieces of a text as the vocabulary spells them, with bytes as letters, and the end symbol."""
+        """Returns the pieces of a text as the vocabulary spells them, bytes as letters, and then the end symbol."""
         [ids] = self.encode([text])
         return [*(str(self._backend.id_to_token(i)) for i in ids), SPECIAL_TOKENS[END_ID]]
 
     def vocabulary(self) -> list[str]:
-        """All pieces, by id, as `pieces` spells them."""
+        """Returns all pieces in the order of their ids, spelt as in `pieces`."""
         return [str(self._backend.id_to_token(i)) for i in range(self.vocab_size)]
 
     def merges(self) -> list[tuple[str, str]]:
-        """The pairs of pieces that a byte-level BPE merges, the most frequent first.
+        """Returns the pairs of pieces that a byte-level BPE merges, the most frequent pair first.
 
         Raises:
-          UserError: it is another kind of tokenizer.
+          UserError: the tokenizer is not a byte-level BPE.
         """
         parts = json.loads(self.to_json())
         kinds = parts["model"].get("type"), (parts["pre_tokenizer"] or {}).get("type")
@@ -206,24 +209,24 @@ class Tokenizer:
         return [tuple(pair) for pair in parts["model"]["merges"]]
 
     def words(self, pieces: Sequence[str]) -> list[str]:
-        """The text of pieces as the words that merges stay within, with bytes as letters."""
+        """Splits the text of pieces into the words that no merge crosses, with bytes as letters."""
         text = self._backend.decoder.decode([*pieces])
         return [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
+        """Returns the text of ids, without special tokens. Bytes that are not UTF-8 become U+FFFD."""
         with _explained("the tokenizer fails at ids"):
             text = self._backend.decode([int(i) for i in ids if i >= NUM_SPECIAL], skip_special_tokens=False)
         return text.removeprefix(self._space)
 
 
 def smallest_vocabulary(kind: str) -> int:
-    """The least `vocab_size` for a kind of tokenizer."""
-    return SMALLEST_VOCABULARY if kind in LOSSLESS else NUM_SPECIAL + 2  # UNKNOWN, and a word
+    """Returns the smallest allowed `vocab_size` for a kind of tokenizer."""
+    return SMALLEST_VOCABULARY if kind in LOSSLESS else NUM_SPECIAL + 2  # UNKNOWN and one word
 
 
 def _whole_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    split = tokenizers.pre_tokenizers.Whitespace()  # makes three words of "<end>", never the special token
+    split = tokenizers.pre_tokenizers.Whitespace()  # splits "<end>" into three words, never the special token
     counts = collections.Counter(word for text in texts for word, _ in split.pre_tokenize_str(text))
     frequent = sorted((word for word, count in counts.items() if count > 1), key=lambda word: (-counts[word], word))
     pieces = [*SPECIAL_TOKENS, UNKNOWN, *frequent][:vocab_size]
@@ -234,10 +237,10 @@ def _whole_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
 
 
 def _require_small_ids(parts: Any) -> None:
-    """Refuses huge ids, for which the library would ask for so much memory that the process is killed.
+    """Refuses huge ids. For a huge id, the library would allocate so much memory that the process is killed.
 
     Raises:
-      ValueError: there is one.
+      ValueError: an id is not an integer from 0 to LARGEST - 1.
     """
     model = parts.get("model") if isinstance(parts, dict) else None
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -248,10 +251,10 @@ def _require_small_ids(parts: Any) -> None:
 
 
 def _require_usable(backend: tokenizers.Tokenizer) -> None:
-    """Checks the ids and the determinism that a model needs.
+    """Checks that the ids fit a model, and that a text always has the same ids.
 
     Raises:
-      UserError: they are missing.
+      UserError: the special tokens or the other ids are not as required, or the tokenizer has dropout.
     """
     vocabulary = backend.get_vocab()
     if [backend.id_to_token(i) for i in range(NUM_SPECIAL)] != SPECIAL_TOKENS:
@@ -268,7 +271,7 @@ def _require_usable(backend: tokenizers.Tokenizer) -> None:
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """A context that turns an error of the library (a bare Exception, or a panic of Rust) into a UserError."""
+    """Turns an error of the library (a bare Exception or a Rust panic) into a UserError. A context manager."""
     try:
         yield
     except BaseException as error:
@@ -285,13 +288,15 @@ def sample_texts(
     sources_only: bool = False,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Iterator[str]:
-    """Yields the texts of at most `max_pairs` pairs, a sample that depends on the pairs and the seed alone.
+    """Yields the texts of a sample of at most `max_pairs` pairs.
+
+    The sample depends only on `pairs`, `max_pairs` and `seed`.
 
     Args:
-      pairs: to draw from.
-      max_pairs: in the sample.
+      pairs: the pairs to draw from.
+      max_pairs: the maximum number of pairs in the sample.
       seed: `config.data.seed`.
-      sources_only: leave out the targets, where they are labels.
+      sources_only: leave out the targets, which are labels.
       progress: called with (pairs read, pairs in the sample).
     """
     indices = range(len(pairs))
@@ -306,7 +311,7 @@ def sample_texts(
 
 
 def find_tokenizer(pairs: Pairs, config, *, sources_only: bool = False) -> Tokenizer | None:
-    """The cached tokenizer of these pairs and `config.data`, or None. Removes one that is damaged, with a warning."""
+    """Returns the cached tokenizer of these pairs and `config.data`, or None. Removes a damaged file with a warning."""
     key = _cache_key(pairs, config, sources_only)
     for file in _cache_folder(config).glob(f"{key}.*.json"):
         try:
@@ -320,7 +325,7 @@ def find_tokenizer(pairs: Pairs, config, *, sources_only: bool = False) -> Token
 
 
 def keep_tokenizer(tokenizer: Tokenizer, pairs: Pairs, config, *, sources_only: bool = False) -> None:
-    """Puts a tokenizer into the cache for `find_tokenizer`.
+    """Writes a tokenizer to the cache, where `find_tokenizer` finds it.
 
     Raises:
       UserError: the cache cannot be written.
@@ -346,5 +351,5 @@ def _cache_key(pairs: Pairs, config, sources_only: bool) -> str:
 
 
 def _cache_name(key: str, content: bytes) -> str:
-    """The name of the file, with a checksum of its content."""
+    """Returns the file name, which includes a checksum of the content."""
     return f"{key}.{zlib.crc32(content):08x}.json"

@@ -1,1 +1,1 @@
-"""From a model to text, and from text to a score."""
+"""Turns a model's outputs into text or classes, and scores them."""

@@ -1,4 +1,4 @@
-"""Writes a Transformer as a model of CTranslate2, a C++ library for serving, also in int8."""
+"""Writes a Transformer as a model of CTranslate2, a C++ library for serving models, also in int8."""
 
 import dataclasses
 import pathlib
@@ -13,16 +13,16 @@ from transformer_flax.model.layers import LAYER_NORM_EPSILON
 from transformer_flax.model.positions import sinusoids
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
-LONGEST = 4_096  # sinusoids are stored as a table
-# Of the fields with a default, those that it has a counterpart for in some values, or that change no result.
+LONGEST = 4_096  # positions in the stored table of sinusoids
+# Fields that may differ from their default: CTranslate2 supports some of their values, or they change no result.
 KNOWN = ("compatibility", "clip_distance", "neighbourhood", "branch_init", "start", "attention_implementation")
 
 
 def require_supported(config: ModelConfig) -> None:
-    """Checks that CTranslate2 can run such a model.
+    """Checks that CTranslate2 can run a model with this config.
 
     Raises:
-      UserError: names the field that it has no counterpart for.
+      UserError: CTranslate2 cannot run the model; names the unsupported field.
     """
     if not isinstance(config, TransformerConfig):
         raise UserError("CTranslate2 runs Transformers alone: config.model.kind must be 'transformer'")
@@ -45,16 +45,16 @@ def require_supported(config: ModelConfig) -> None:
 
 
 def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], folder: pathlib.Path) -> None:
-    """Writes a model in float32; `ctranslate2.Translator(folder, compute_type="int8")` makes it smaller as it loads.
+    """Writes a model in float32. `ctranslate2.Translator(folder, compute_type="int8")` shrinks it while loading.
 
     Args:
-      config: of the model.
-      params: its parameters.
-      vocabulary: the pieces, by id, that the library is given and gives.
-      folder: an empty or new one.
+      config: the model's config.
+      params: the model's parameters.
+      vocabulary: the pieces in the order of their ids; CTranslate2 reads and returns these pieces.
+      folder: an empty or new folder.
 
     Raises:
-      UserError: CTranslate2 cannot run such a model, or is not installed.
+      UserError: CTranslate2 cannot run the model, or is not installed.
     """
     require_supported(config)
     try:
@@ -66,7 +66,7 @@ def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], fold
     spec: Any = TransformerSpec.from_config(
         c.num_layers, c.num_heads, pre_norm=c.pre_norm, activation=common_spec.Activation.RELU
     )
-    # The library never outputs the unknown token if it is asked not to (`disable_unk`): here, padding.
+    # With `disable_unk`, the library never outputs the unknown token. Here the unknown token is padding.
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (
         vocabulary[i] for i in (PAD_ID, BEGIN_ID, END_ID)
     )
@@ -107,7 +107,7 @@ def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], fold
 
 
 def _set_attention(spec: Any, ours: Any, *projections: tuple[str, ...]) -> None:
-    """Sets the projections, those of one tuple as one matrix, and then W^O."""
+    """Sets the projections and then W^O. The projections of one tuple become one matrix."""
     *first, last = spec.linear[: len(projections) + 1]
     for linear, names in zip(first, projections, strict=True):
         _set_linear(linear, [ours[name] for name in names])
@@ -115,12 +115,12 @@ def _set_attention(spec: Any, ours: Any, *projections: tuple[str, ...]) -> None:
 
 
 def _set_linear(spec: Any, ours: Sequence[Any], inputs: int = 1) -> None:
-    """Sets a matrix [outputs, inputs] to several of ours, one below the other.
+    """Sets a matrix [outputs, inputs] to several of our matrices, stacked along the outputs.
 
     Args:
-      spec: of the matrix and its bias.
-      ours: kernels and biases.
-      inputs: how many of a kernel's first axes are inputs.
+      spec: the spec of the matrix and its bias.
+      ours: our kernels and biases.
+      inputs: the number of a kernel's first axes that are inputs.
     """
     kernels = [np.asarray(each["kernel"]) for each in ours]
     spec.weight = np.concatenate([kernel.reshape(np.prod(kernel.shape[:inputs]), -1).T for kernel in kernels])

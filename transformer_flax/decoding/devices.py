@@ -1,4 +1,4 @@
-"""Models on the local devices, which share the sentences of a batch."""
+"""Models on the local devices. Each device computes a part of the batch."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ ROWS = "rows"
 
 
 class OnDevices:
-    """Models whose parameters are on every device; each device computes rows of its own, at its own pace.
+    """Models whose parameters are on every device. Each device computes its own rows, without waiting for the others.
 
     Args:
-      params: of each model.
-      num_devices: local devices, at most; 0: all.
+      params: each model's parameters.
+      num_devices: maximum number of local devices; 0: all.
 
     Raises:
       UserError: `num_devices` is negative.
@@ -28,33 +28,33 @@ class OnDevices:
         require_at_least(0, num_devices=num_devices)
         devices = jax.local_devices()[: num_devices or None]
         self.num_devices, self._mesh = len(devices), Mesh(np.array(devices), (ROWS,))
-        self._programs: list[tuple[_Program, int]] = []  # each with how often it had been traced before
+        self._programs: list[tuple[_Program, int]] = []  # (program, number of its traces before)
         on_all = NamedSharding(self._mesh, PartitionSpec())
         self.params = jax.device_put(params, on_all) if self.num_devices > 1 else params
 
     @property
     def compilations(self) -> int:
-        """The number of programs compiled for these models. Programs compiled before them do not count."""
+        """The number of programs compiled for these models. Programs that were compiled earlier do not count."""
         return sum(program.traced - before for program, before in self._programs)
 
     def _compile(self, function: Callable) -> Callable:
-        """Compiles `function(params, *arrays)`, which computes each row by itself. Equal functions share programs."""
+        """Compiles `function(params, *arrays)`, whose rows must be independent. Equal functions share programs."""
         program = _programs(function, self._mesh)
         self._programs.append((program, program.traced))
         return program
 
 
 class _Program:
-    """A function of rows, compiled for devices."""
+    """A function of rows, compiled for the devices of a mesh."""
 
     def __init__(self, function: Callable, mesh: Mesh):
         self.traced = 0
 
         def counted(params, *arrays):
-            self.traced += 1  # executed only while tracing, once for each shape
+            self.traced += 1  # executed only during tracing, once for each shape
             if mesh.size == 1:
                 return function(params, *arrays)
-            # Without check_vma, a loop may begin with values that are the same on all devices.
+            # With check_vma=False, a loop may begin with values that are the same on all devices.
             spread = jax.shard_map(
                 lambda params, arrays: function(params, *arrays),
                 mesh=mesh,

@@ -1,4 +1,4 @@
-"""Lines on their way into a model: token ids in batches of few shapes."""
+"""Prepares lines for a model: token ids, in batches with few shapes."""
 
 import dataclasses
 import itertools
@@ -12,33 +12,33 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, PAD_ID
 
-NARROWEST = 16  # widths are powers of two from here on, so that a handful of programs serves all lengths
-ROOMY = 64  # wider batches have fewer rows, so that memory stays bounded
+NARROWEST = 16  # widths are powers of two from NARROWEST on, so that a few programs serve all lengths
+ROOMY = 64  # wider batches have fewer rows, which bounds the memory
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """Encodes lines and batches them, window by window.
+    """An encoder that makes batches from lines, window by window.
 
     Raises:
       UserError: a setting is out of range.
     """
 
     tokenizer: Tokenizer
-    max_input_length: int  # longer lines (in tokens, the end symbol included) are cut, with a warning that counts them
-    batch_size: int  # rows of a batch on each device; fewer where lines are long
-    window: int  # lines that are read and sorted by length at a time
-    refuse_long: bool = False  # raise an error for longer lines instead
-    devices: int = 1  # that share a batch, each with so many rows
+    max_input_length: int  # tokens, the end symbol included; longer lines are cut and counted in a warning
+    batch_size: int  # rows of a batch on each device; long lines get fewer rows
+    window: int  # lines to read and sort by length at a time
+    refuse_long: bool = False  # raise an error for longer lines instead of cutting them
+    devices: int = 1  # number of devices that share a batch
 
     def __post_init__(self):
         require_at_least(2, max_input_length=self.max_input_length)
         require_at_least(1, batch_size=self.batch_size, window=self.window)
 
     def windows(self, lines: Iterable[str]) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yields (lines before, ids of each line) of each window. Reads lines no further than that.
+        """Yields (number of lines before, ids of each line) for each window. Reads only that window.
 
         Raises:
           UserError: a line is too long and `refuse_long` is set.
@@ -55,7 +55,10 @@ class Inputs:
             self.warn_of_cut(cut, read)
 
     def encode(self, lines: Sequence[str], limit: int, *, lines_before: int = 0) -> tuple[list[list[int]], list[int]]:
-        """The ids of each line, with the end symbol and at most `limit`, and the indices of the lines that were cut.
+        """Encodes lines with the end symbol, and cuts lines longer than `limit` ids.
+
+        Returns:
+          The ids of each line, and the indices of the lines that were cut.
 
         Raises:
           UserError: a line is too long and `refuse_long` is set.
@@ -84,14 +87,17 @@ class Inputs:
         longest: int | None = None,
         roomy: int = ROOMY,
     ) -> Iterator[tuple[list[int], int, int]]:
-        """Groups lines of similar length, long ones first. Yields (their indices, rows, width), of few shapes.
+        """Groups lines of similar length into batches of few shapes, long lines first.
 
         Args:
-          lengths: in tokens; lines of length 0 are left out.
+          lengths: the tokens of each line; lines of length 0 are left out.
           progress: called with the number of lines done after each batch.
-          done: lines done before.
+          done: the number of lines done before.
           longest: the largest width; `max_input_length` if None.
-          roomy: batches of up to this width have `batch_size` rows; wider ones have fewer.
+          roomy: batches of up to this width have `batch_size` rows a device; wider batches have fewer.
+
+        Yields:
+          (indices of the lines, rows, width) of each batch.
         """
         pending = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
         while pending:
@@ -107,7 +113,7 @@ class Inputs:
 
 
 def fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
-    """Puts ids into an array, with padding: int32 [rows, width]."""
+    """Returns the ids as an array with padding: int32 [rows, width]."""
     filled = np.full((rows, width), PAD_ID, np.int32)
     for row, ids in enumerate(lines):
         filled[row, : len(ids)] = ids
@@ -115,8 +121,10 @@ def fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
 
 
 def require_at_least(least: int, **settings: int) -> None:
-    """Raises:
-    UserError: a setting is smaller; names it.
+    """Checks that no setting is below `least`.
+
+    Raises:
+      UserError: a setting is too small; names the setting.
     """
     for name, value in settings.items():
         if value < least:

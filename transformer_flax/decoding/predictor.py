@@ -1,4 +1,4 @@
-"""Text in, classes out: parameters, a tokenizer and the names of the classes."""
+"""Classifies text, with models, a tokenizer and the names of the classes."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,14 +18,14 @@ SETTINGS = ("max_input_length", "batch_size", "window")  # the fields of config.
 
 
 class Predictor(OnDevices):
-    """Classifies text with a trained model, or with an ensemble of several with the same tokenizer and classes.
+    """A classifier of text: a trained model, or an ensemble of models with the same tokenizer and classes.
 
     The result for a line does not depend on the other lines, their order or the batch size.
 
     Args:
       models: Linen modules that return logits [B, C] for a source [B, S].
       params, num_devices: see `OnDevices`.
-      tokenizer: of the text.
+      tokenizer: the tokenizer of the text.
       classes: the names of the C classes.
       normalise: the normaliser of the text.
       max_input_length, batch_size, window, refuse_long: see `Inputs`.
@@ -51,16 +51,16 @@ class Predictor(OnDevices):
         self._classify = self._compile(_Classify(tuple(models)))
 
     def predict(self, lines: Iterable[str], *, progress: Callable[[int], Any] = lambda done: None) -> list[str]:
-        """The likeliest class of each line."""
+        """Returns the likeliest class of each line."""
         return [self.classes[np.argmax(found)] for found in self.log_probabilities(lines, progress=progress)]
 
     def log_probabilities(
         self, lines: Iterable[str], *, progress: Callable[[int], Any] = lambda done: None
     ) -> Iterator[np.ndarray]:
-        """Yields the natural log P of each class, float32 [C], for each line. An empty line is classified too.
+        """Yields the natural log P of each class, float32 [C], for each line. Empty lines are classified too.
 
         Args:
-          lines: read window by window.
+          lines: the lines, read window by window.
           progress: called with the number of lines done.
 
         Raises:
@@ -77,7 +77,7 @@ class Predictor(OnDevices):
 
 @dataclasses.dataclass(frozen=True)
 class _Classify:
-    """The mean log-probabilities [B, C] that models give the classes of texts [B, S]."""
+    """A function from texts [B, S] to the log of the models' mean probability of each class [B, C]."""
 
     models: tuple[nn.Module, ...]
 

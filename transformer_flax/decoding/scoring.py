@@ -1,4 +1,4 @@
-"""The one definition of every score: BLEU, chrF and exact matches of translations, accuracy and F1 of labels."""
+"""The only definition of each score: BLEU, chrF and exact matches of translations, accuracy and F1 of labels."""
 
 import dataclasses
 import importlib.metadata
@@ -12,11 +12,11 @@ import sacrebleu
 from transformer_flax.data.normalisation import PLAIN, Normaliser, moses_tools
 from transformer_flax.errors import UserError
 
-LENGTH_RATIOS = 0.9, 1.1  # `full_scores` warns of ratios outside
-TOKENISED_SHARE = 0.1  # `full_scores` warns if more of the lines have the marks of a tokenizer
+LENGTH_RATIOS = 0.9, 1.1  # `full_scores` warns of length ratios outside this range
+TOKENISED_SHARE = 0.1  # `full_scores` warns if a larger share of the lines has marks of a tokenizer
 
-# Marks of a tokenizer: a blank before a full stop or comma; the joints of BPE, SentencePiece and compounds; escapes of
-# Moses.
+# Marks of a tokenizer: a space before a full stop or comma; the joiners of BPE, SentencePiece and compounds; Moses'
+# escapes.
 _MARKS = re.compile(r"\s[.,](?!\S)|@@(?!\S)|▁|@-@|##AT##|&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
 
 
@@ -24,10 +24,10 @@ _MARKS = re.compile(r"\s[.,](?!\S)|@@(?!\S)|▁|@-@|##AT##|&(?:amp|apos|quot|lt|
 class TranslationScores:
     """Scores of translations with one reference each."""
 
-    bleu: float  # 0 to 100; of plain text it is cased, with sacreBLEU's 13a tokenisation
+    bleu: float  # 0 to 100; for plain text: cased, with sacreBLEU's 13a tokenisation
     exact_match: float  # share of translations equal to their reference, 0 to 1
-    signature: str  # how `bleu` was measured
-    length_ratio: float  # tokens of the translations over those of the references, as `bleu` counts them
+    signature: str  # sacreBLEU's description of how `bleu` was measured
+    length_ratio: float  # tokens of the translations / tokens of the references, as `bleu` counts tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,28 +36,28 @@ class FullScores(TranslationScores):
 
     chrf: float  # 0 to 100, F2 of character n-grams
     chrf_signature: str
-    tokenised_bleu: float  # 0 to 100, the measure of the paper's table 2
+    tokenised_bleu: float  # 0 to 100, the BLEU of the paper's table 2
     tokenised_signature: str
-    warnings: tuple[str, ...]  # reasons to distrust the scores, a sentence each
+    warnings: tuple[str, ...]  # reasons to distrust the scores, one sentence each
 
 
 def score(translations: Sequence[str], references: Sequence[str], text: Normaliser = PLAIN) -> TranslationScores:
-    """Corpus BLEU and exact matches of detokenised text, fast enough for every evaluation during training.
+    """Computes corpus BLEU and exact matches of detokenised text, fast enough for every evaluation during training.
 
     Args:
-      translations: one a line.
-      references: as many.
-      text: how both have been normalised. Moses' tokens are not tokenised again.
+      translations: one translation a line.
+      references: one reference for each translation.
+      text: how both texts have been normalised. Moses' tokens are not tokenised again.
 
     Raises:
-      UserError: there are no lines, or not as many translations as references.
+      UserError: there are no lines, or the numbers of translations and references differ.
     """
     if not translations or len(translations) != len(references):
         raise UserError(
             f"there are {len(translations)} translations and {len(references)} references; "
             "give as many of one as of the other, and at least one"
         )
-    # `force` does not change the score. It silences sacreBLEU's warnings of tokenised text: `full_scores` has its own.
+    # `force` only silences sacreBLEU's warning of tokenised text: `full_scores` has a warning of its own.
     tokenize = "none" if text.tokenized else "13a"
     metric = sacrebleu.BLEU(lowercase=text.lowercase, tokenize=tokenize, force=True)
     bleu = metric.corpus_score(list(translations), [list(references)])
@@ -69,21 +69,21 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
 def full_scores(
     translations: Sequence[str], references: Sequence[str], language: str, text: Normaliser = PLAIN
 ) -> FullScores:
-    """All scores of detokenised text, with warnings.
+    """Computes all scores of detokenised text, with warnings.
 
     Args:
-      translations: one a line.
-      references: as many.
-      language: of both, a code such as "de". Moses knows the abbreviations of some languages, and uses the English ones
-        for others.
-      text: how both have been normalised.
+      translations: one translation a line.
+      references: one reference for each translation.
+      language: the language of both texts, a code such as "de". For languages whose abbreviations Moses does not know,
+        Moses uses the English abbreviations.
+      text: how both texts have been normalised.
 
     Raises:
-      UserError: there are no lines, or not as many translations as references.
+      UserError: there are no lines, or the numbers of translations and references differ.
     """
     scores = score(translations, references, text)
     chrf = sacrebleu.CHRF(lowercase=text.lowercase)
-    # As multi-bleu.perl counts.
+    # These settings compute BLEU like multi-bleu.perl.
     tokenised = sacrebleu.BLEU(lowercase=text.lowercase, tokenize="none", smooth_method="none", force=True)
     split = "|compounds:##AT##" if language == "de" else ""
     punctuation = "normalised" if text.tokenized else "ascii"
@@ -100,19 +100,19 @@ def full_scores(
 
 
 def table2_tokens(lines: Sequence[str], language: str, text: Normaliser = PLAIN) -> list[str]:
-    """Tokenises as for the BLEU of the paper's table 2 (the authors' get_ende_bleu.sh), with blanks between tokens.
+    """Tokenises lines for the BLEU of the paper's table 2 (the authors' get_ende_bleu.sh), with spaces between tokens.
 
-    Replaces Unicode punctuation by ASCII (but not the low quote of German), runs Moses' tokenizer, and splits German
-    compounds at their hyphens. The script does so to translations only, as its references are tokenised already. Lines
-    that are Moses' tokens, as `text` says, are not tokenised again.
+    Replaces Unicode punctuation by ASCII (except the German low quote), runs Moses' tokenizer, and splits German
+    compounds at their hyphens. The script processes only the translations in this way, because its references are
+    already tokenised. If `text` says that the lines are Moses' tokens, the lines are not tokenised again.
     """
     tokens: list[Any] = list(lines)
     if not text.tokenized:
         punctuation, moses = moses_tools(language)
         tokens = [moses.tokenize(punctuation.replace_unicode_punct(line), return_str=True) for line in lines]
     if language == "de":
-        # On bytes, as Perl does in the script: "a-b-c" is split once, because the match consumes b, and "a-ü-c" twice,
-        # because ü has a byte for either match.
+        # Matches bytes, as Perl does in the script. "a-b-c" is split once, because the first match consumes b. "a-ü-c"
+        # is split twice, because ü has two bytes, one for each match.
         tokens = [re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", line.encode()).decode() for line in tokens]
     return tokens
 
@@ -149,24 +149,24 @@ def _warnings(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ClassScores:
-    """Scores of labels; 0 / 0 counts as 0. Shapes: C classes."""
+    """Scores of labels. A quotient 0 / 0 counts as 0. Shapes: C classes."""
 
     classes: tuple[str, ...]
-    confusion: np.ndarray  # int64 [C, C]: texts of a class (row) that were given a class (column)
+    confusion: np.ndarray  # int64 [C, C]: texts of the row's class with the column's class as label
 
     @property
     def accuracy(self) -> float:
-        """Share of labels that are right."""
+        """The share of correct labels."""
         return _ratio(np.trace(self.confusion), self.confusion.sum()).item()
 
     @property
     def precision(self) -> np.ndarray:
-        """Share of the labels of each class that are right: [C]."""
+        """For each class, the share of its labels that are correct: [C]."""
         return _ratio(np.diag(self.confusion), self.confusion.sum(axis=0))
 
     @property
     def recall(self) -> np.ndarray:
-        """Share of the texts of each class that were given it: [C]."""
+        """For each class, the share of its texts with the correct label: [C]."""
         return _ratio(np.diag(self.confusion), self.support)
 
     @property
@@ -187,7 +187,7 @@ class ClassScores:
 
 
 def score_labels(labels: Sequence[str], references: Sequence[str], classes: Sequence[str]) -> ClassScores:
-    """Scores labels against the right ones.
+    """Scores labels against the reference labels.
 
     Raises:
       UserError: a reference is not one of the classes.

@@ -1,12 +1,12 @@
 """Greedy search, sampling and beam search, for any model that can take one step (section 6.1).
 
-A model is a function `step(tokens [B, K], parents [B, K], position, cache) -> (logits [B, K, V], cache)`. It is given
-the last token of each hypothesis, which stands at `position` (0 for the begin symbol), and returns the logits of the
-next token. Hypothesis k continues hypothesis parents[:, k] of the step before; the step reorders its cache accordingly.
-The first axis of everything in a cache is that of the sentences, which leave the batch when they are done.
+A model is a function `step(tokens [B, K], parents [B, K], position, cache) -> (logits [B, K, V], cache)`. `tokens` are
+the last tokens of the hypotheses, at `position` (0 for the begin symbol). The logits are those of the next token.
+Hypothesis k continues hypothesis parents[:, k] of the step before; the step must reorder its cache accordingly. The
+first axis of every array in a cache is the sentence axis, because finished sentences leave the batch.
 
-No output contains padding or the begin symbol. Every hypothesis ends with the end symbol, which its length limit forces
-at the latest, so every score is that of a complete sentence. |Y| counts the end symbol.
+No output contains padding or the begin symbol. Every hypothesis ends with the end symbol: the length limit forces the
+end symbol at the latest. So every score is the score of a complete sentence. |Y| counts the end symbol.
 
 Shapes: B batch, K hypotheses of a sentence, N best of them, L longest output, V vocabulary.
 """
@@ -22,16 +22,16 @@ from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 LENGTH_PENALTIES = ("gnmt", "length", "none")
-SMALLEST = 16  # rows of a batch that does not shrink: with fewer, a step is hardly faster
+SMALLEST = 16  # a batch does not shrink below this many rows: with fewer rows, a step is hardly faster
 
 Step = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class LengthPenalty:
-    """The divisor of log P(Y|X) in the score of a hypothesis, so that short ones do not win for being short.
+    """The divisor of log P(Y|X) in the score of a hypothesis. It keeps short hypotheses from winning for being short.
 
-    "gnmt": ((5 + |Y|) / 6)^alpha (Wu et al., 2016, equation 14; the paper's); "length": |Y|^alpha; "none": 1.
+    "gnmt": ((5 + |Y|) / 6)^alpha (Wu et al., 2016, equation 14), used in the paper; "length": |Y|^alpha; "none": 1.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class LengthPenalty:
             raise UserError(f"the length penalty is {self.kind!r}; it must be one of {', '.join(LENGTH_PENALTIES)}")
 
     def __call__(self, length: Any) -> Any:
-        """The penalty of |Y|, which is at least 1."""
+        """Returns the penalty of length |Y|; |Y| is at least 1."""
         if self.kind == "gnmt":
             return ((5 + length) / 6) ** self.alpha
         return (1.0 * length) ** self.alpha if self.kind == "length" else 1.0
@@ -50,11 +50,11 @@ class LengthPenalty:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """Draws tokens from softmax(logits / temperature), restricted to the likeliest and normalised again."""
+    """Settings to draw tokens from softmax(logits / temperature), restricted to the likeliest and normalised again."""
 
     temperature: float = 1.0  # 0 is greedy search
-    top_k: int = 0  # only the k likeliest tokens; 0: all
-    top_p: float = 1.0  # only the fewest tokens that together have this probability; 1: all
+    top_k: int = 0  # only the k likeliest tokens; 0: all tokens
+    top_p: float = 1.0  # only the fewest likeliest tokens that together reach this probability; 1: all tokens
     seed: int = 0
 
     def __post_init__(self):
@@ -69,21 +69,21 @@ class Sampling:
 
 
 class Bounds(NamedTuple):
-    """Limits of the outputs of each sentence. All lengths count the end symbol."""
+    """Limits of the outputs of each sentence. All lengths include the end symbol."""
 
-    shortest: jax.Array  # int32 [B]; `longest` takes precedence
-    longest: jax.Array  # int32 [B], from 1 to L, and above the length of the prefix
-    prefix: jax.Array  # int32 [B, L], tokens that the output begins with, then padding
+    shortest: jax.Array  # int32 [B]; `longest` wins over `shortest`
+    longest: jax.Array  # int32 [B], from 1 to L, and larger than the length of the prefix
+    prefix: jax.Array  # int32 [B, L], the first tokens of the output, then padding
 
     @classmethod
     def of(cls, longest: jax.Array, max_length: int, *, shortest: Any = 1, prefix: jax.Array | None = None) -> "Bounds":
-        """Bounds for outputs of up to `max_length`, L; a prefix is [B, P] for any P <= L."""
+        """Returns bounds for outputs of up to L = `max_length` tokens. A prefix is [B, P] for any P <= L."""
         if prefix is None:
             prefix = jnp.full((longest.shape[0], max_length), PAD_ID, jnp.int32)
         return cls(
             shortest=jnp.broadcast_to(shortest, longest.shape).astype(jnp.int32),
             longest=longest.astype(jnp.int32),
-            # `.at[:, :P].set` of all positions has an empty index: in a shard_map, XLA of jaxlib 0.11 crashes at it.
+            # Not `.at[:, :P].set`: for P = L its index is empty, and in a shard_map XLA of jaxlib 0.11 crashes on that.
             prefix=jnp.pad(prefix, ((0, 0), (0, max_length - prefix.shape[1])), constant_values=PAD_ID),
         )
 
@@ -96,18 +96,18 @@ class Hypotheses(NamedTuple):
     scores: jax.Array  # float32 [B, N], log P(Y|X) / length penalty of |Y|
 
     def best(self, n: int) -> "Hypotheses":
-        """The n best, in order; ties keep their order."""
+        """Returns the n best hypotheses, best first. Ties keep their order."""
         order = jax.lax.top_k(self.scores, n)[1]
         return jax.tree.map(lambda leaf: follow(leaf, order), self)
 
 
 def follow(leaf: jax.Array, parents: jax.Array) -> jax.Array:
-    """Gives hypotheses what belongs to their parents: leaf [B, K, ...] and indices [B, K'] -> [B, K', ...]."""
+    """Gathers the entries of each hypothesis' parent: leaf [B, K, ...] and parents [B, K'] -> [B, K', ...]."""
     return jax.vmap(lambda x, i: x[i])(leaf, parents)
 
 
 def ensemble(steps: Sequence[Step]) -> Step:
-    """Makes one model of several by averaging their probabilities; its cache is the tuple of theirs."""
+    """Combines several models into one by averaging their probabilities. Its cache is the tuple of their caches."""
 
     def step(tokens, parents, position, caches):
         results = [one(tokens, parents, position, cache) for one, cache in zip(steps, caches, strict=True)]
@@ -118,7 +118,7 @@ def ensemble(steps: Sequence[Step]) -> Step:
 
 
 def combine(logits: Sequence[Any]) -> jax.Array:
-    """The logits of an ensemble [..., V]: of a single model its own, of several the log of their mean probability."""
+    """Returns the logits of an ensemble [..., V]: the log of the mean probability, or a single model's own logits."""
     if len(logits) == 1:
         return logits[0]
     log_probs = jnp.stack([jax.nn.log_softmax(x.astype(jnp.float32)) for x in logits])
@@ -128,17 +128,17 @@ def combine(logits: Sequence[Any]) -> jax.Array:
 def extend_until_done(
     extend: Callable[[jax.Array, Any], Any], rows: Any, max_length: int, position: jax.Array | int = 0
 ) -> Any:
-    """Extends the outputs of all sentences position by position until each is done, and returns `result` of all.
+    """Extends the outputs of all sentences position by position until every sentence is done. Returns their `result`.
 
-    Outputs have very different lengths. Once half of the sentences are done, the others continue in a batch of half the
-    size, and so on down to SMALLEST rows. Each size is a loop of its own, all in one program, so nothing waits for the
-    host.
+    Outputs have very different lengths. Once half of the sentences are done, the other sentences continue in a batch of
+    half the size, and so on down to SMALLEST rows. Each batch size has its own loop. All loops are in one program, so
+    the device never waits for the host.
 
     Args:
       extend: `(position, rows) -> rows`; must not change the `result` of a sentence that is done.
-      rows: a tree with the fields `done`, bool [B], and `result`; the first axis of each leaf is that of the sentences.
-      max_length: number of positions.
-      position: the first one.
+      rows: a tree with the fields `done`, bool [B], and `result`; the first axis of each leaf is the sentence axis.
+      max_length: the number of positions.
+      position: the first position.
     """
     size = rows.done.shape[0]
     smaller = size // 2 if size >= 2 * SMALLEST else 0
@@ -154,17 +154,17 @@ def extend_until_done(
     position, rows = jax.lax.while_loop(unfinished, extend_all, (jnp.int32(position), rows))
     if not smaller:
         return rows.result
-    left = jnp.argsort(rows.done)[:smaller]  # those that are not done come first
+    left = jnp.argsort(rows.done)[:smaller]  # unfinished sentences come first
     results = extend_until_done(extend, jax.tree.map(lambda leaf: leaf[left], rows), max_length, position)
     return jax.tree.map(lambda all_rows, some: all_rows.at[left].set(some), rows.result, results)
 
 
 def _next_log_probs(step: Step, tokens, parents, position, cache, bounds: Bounds):
-    """log P of each next token [B, K, V], -inf for those that the bounds exclude; and the cache."""
+    """Returns log P of each next token [B, K, V], -inf for tokens that the bounds exclude, and the cache."""
     logits, cache = step(tokens, parents, position, cache)
     log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
     ids = jnp.arange(log_probs.shape[-1])
-    length = position + 1  # of an output that ends here
+    length = position + 1  # length of an output that ends at this position
     allowed = (ids != PAD_ID) & (ids != BEGIN_ID) & ((ids != END_ID) | (length >= bounds.shortest)[:, None])
     allowed = jnp.where((length >= bounds.longest)[:, None], ids == END_ID, allowed)
     forced = bounds.prefix[:, position][:, None]
@@ -183,7 +183,7 @@ class _Samples(NamedTuple):
 
 
 def greedy_search(step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty) -> Hypotheses:
-    """Takes the likeliest next token again and again. N = 1, and the cache is for one hypothesis too."""
+    """Takes the likeliest next token at every position. N = 1, and the cache holds one hypothesis a sentence."""
     keys = jax.random.split(jax.random.key(0), bounds.longest.shape)  # unused at temperature 0
     return sample(step, cache, bounds, penalty, keys[:, None], Sampling(temperature=0))
 
@@ -195,11 +195,11 @@ def sample(
 
     Args:
       step: the model.
-      cache: its state before the first step.
-      bounds: of the outputs.
-      penalty: for the scores.
-      keys: [B, N], one for each sample; a sample depends on its own key alone.
-      sampling: how to draw. The scores are those of the model, whatever the temperature.
+      cache: the model's cache before the first step.
+      bounds: the limits of the outputs.
+      penalty: the length penalty of the scores.
+      keys: [B, N], one key for each sample; a sample depends on its own key alone.
+      sampling: how to draw tokens. The scores use the model's own log P, whatever the temperature.
     """
     max_length = bounds.prefix.shape[1]
 
@@ -233,8 +233,8 @@ def sample(
 def _draw(log_probs, keys, position, sampling: Sampling):
     """Draws one token from each distribution [B, N, V] -> int32 [B, N].
 
-    The Gumbel-max trick: argmax(x + g) is a draw from softmax(x) where g is Gumbel noise. Here x is log P / T, and all
-    is multiplied by T, which changes no argmax. So temperature 0 is greedy search itself.
+    Uses the Gumbel-max trick: argmax(x + g) is a draw from softmax(x) where g is Gumbel noise. Here x is log P / T. The
+    sum is multiplied by T, which does not change the argmax. So temperature 0 is greedy search.
     """
     logits = log_probs
     if sampling.temperature > 0:
@@ -243,13 +243,13 @@ def _draw(log_probs, keys, position, sampling: Sampling):
         keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, position)))(keys)
         noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:])))(keys)
         logits = logits + sampling.temperature * noise
-    # The first of the largest, as argmax: on a CPU, XLA's argmax is many times slower than its max.
+    # The first of the largest, like argmax: on a CPU, XLA's argmax is many times slower than its max.
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)
     return jnp.min(jnp.where(logits == jnp.max(logits, axis=-1, keepdims=True), ids, ids[-1]), axis=-1)
 
 
 def _truncate(log_probs, sampling: Sampling):
-    """-inf for all but the `top_k` likeliest tokens and, of these, the fewest that reach `top_p`; ties stay."""
+    """Sets all tokens to -inf but the `top_k` likeliest and, of these, the fewest that reach `top_p`. Ties are kept."""
     ordered = jnp.flip(jnp.sort(log_probs, axis=-1), axis=-1)
     if sampling.top_k:
         ordered = jnp.where(jnp.arange(ordered.shape[-1]) < sampling.top_k, ordered, -jnp.inf)
@@ -265,7 +265,7 @@ class _Beam(NamedTuple):
     parents: jax.Array  # int32 [B, K]
     tokens: jax.Array  # int32 [B, K, L], unfinished hypotheses
     log_probs: jax.Array  # float32 [B, K], -inf in unused places
-    result: Hypotheses  # the best finished ones
+    result: Hypotheses  # the best finished hypotheses
     bounds: Bounds
     done: jax.Array  # bool [B]
     cache: Any
@@ -274,29 +274,32 @@ class _Beam(NamedTuple):
 def beam_search(
     step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty, *, beam_size: int, nbest: int = 1
 ) -> Hypotheses:
-    """Finds the N best of the outputs that a beam of K living hypotheses comes upon, as the authors' code does.
+    """Finds the N best of the outputs that a beam of K living hypotheses reaches, as the authors' code does.
 
-    At each position, takes the 2K best of all continuations. Those that end the sentence are finished; the K best of
-    the others live on. There are K of these, because each hypothesis has one continuation that ends. So a hypothesis
-    that ends takes no place in the beam.
+    At each position, the search takes the 2K best of all continuations. Continuations with the end symbol are finished
+    hypotheses. The K best of the other continuations stay in the beam. There are at least K of them among the 2K,
+    because each hypothesis has only one continuation with the end symbol. So a finished hypothesis takes no place in
+    the beam.
 
-    A beam of 1 is not greedy search, which stops where the end symbol is the likeliest token. This search finishes that
-    output too, and looks for a better one. `Translator` searches greedily with a beam of 1, as the authors' code does.
+    A beam of 1 is not greedy search. Greedy search stops where the end symbol is the likeliest token. This search
+    finishes that output too, but continues to look for a better output. With a beam of 1, `Translator` uses greedy
+    search, as the authors' code does.
 
-    A sentence is done when no living hypothesis can come among its N best any more:
+    A sentence is done when no living hypothesis can reach its N best any more:
       - log P of an output is a sum of numbers <= 0, so no continuation of a hypothesis has a larger log P.
-      - The final score is log P / penalty(|Y|). As log P <= 0, it is at most log P / largest, where `largest` is the
-        largest penalty of the lengths ahead. Penalties are monotonic, so it is that of the next length or the longest.
-      - Let this bound of the best living hypothesis not exceed the N-th best score. Then no continuation displaces one
-        of the N best (of equal scores, the older stays), and the bound holds at all later positions.
-    So stopping early changes no result. Having K finished hypotheses does not end a search: beside one good hypothesis,
-    the others of a beam are bad ones, which end early.
+      - The final score is log P / penalty(|Y|). As log P <= 0, the score is at most log P / largest, where `largest` is
+        the largest penalty of the lengths ahead. Penalties are monotonic, so `largest` is the penalty of the next
+        length or of the longest length.
+      - Suppose that this bound of the best living hypothesis does not exceed the N-th best score. Then no continuation
+        displaces one of the N best (of equal scores, the older stays), and the bound holds at all later positions.
+    So stopping early changes no result. The search does not end as soon as K hypotheses are finished: beside one good
+    hypothesis, the others of a beam are bad, and bad hypotheses end early.
 
     Args:
       step: the model.
-      cache: its state before the first step.
-      bounds: of the outputs.
-      penalty: for the scores.
+      cache: the model's cache before the first step.
+      bounds: the limits of the outputs.
+      penalty: the length penalty of the scores.
       beam_size: K.
       nbest: N, at most K.
     """
@@ -308,8 +311,8 @@ def beam_search(
         candidates = beam.log_probs[:, :, None] + next_log_probs
         best, index = jax.lax.top_k(candidates.reshape(rows, -1), 2 * beam_size)  # [B, 2K]
 
-        end_log_probs = candidates[:, :, END_ID]  # a slice with a stride, [:, END_ID::V], fits into no TPU's memory
-        ends = end_log_probs >= jnp.min(best, axis=1, keepdims=True)  # with best[:, -1:], XLA sorts all on a CPU
+        end_log_probs = candidates[:, :, END_ID]  # a strided slice, [:, END_ID::V], does not fit into a TPU's memory
+        ends = end_log_probs >= jnp.min(best, axis=1, keepdims=True)  # with best[:, -1:], XLA sorts everything on a CPU
         scores = jnp.where(ends, end_log_probs / penalty(position + 1), -jnp.inf)
         ended = Hypotheses(beam.tokens.at[:, :, position].set(END_ID), end_log_probs, scores)
         pool = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), beam.result, ended)
@@ -320,7 +323,7 @@ def beam_search(
         parents, token = index // vocab_size, (index % vocab_size).astype(jnp.int32)
         tokens = follow(beam.tokens, parents).at[:, :, position].set(token)
         largest = jnp.maximum(penalty(beam.bounds.longest), penalty(position + 2))
-        # Once this holds it holds forever, so the N best do not change while other sentences continue.
+        # Once True for a sentence, it stays True, so its N best do not change while other sentences continue.
         hopeless = jnp.max(log_probs, axis=1) / largest <= finished.scores[:, -1]
         return beam._replace(
             last=token,
@@ -343,7 +346,7 @@ def beam_search(
         last=jnp.full((batch, beam_size), BEGIN_ID, jnp.int32),
         parents=hypothesis,
         tokens=empty(beam_size),
-        # All hypotheses begin alike, so only the first counts: K copies of it would fill the beam.
+        # All hypotheses begin alike, so only the first one counts: else K copies of it would fill the beam.
         log_probs=jnp.where(hypothesis == 0, 0.0, unused(beam_size)),
         result=Hypotheses(empty(nbest), unused(nbest), unused(nbest)),
         bounds=bounds,

@@ -1,4 +1,4 @@
-"""Text in, text out: parameters, a tokenizer and a search."""
+"""Translates text, with models, a tokenizer and a search."""
 
 import dataclasses
 import itertools
@@ -47,22 +47,22 @@ class Translation:
 
 
 class Translator(OnDevices):
-    """Translates and scores text with a trained model, or with an ensemble of several that share a tokenizer.
+    """A translator and scorer of text: a trained model, or an ensemble of models that share a tokenizer.
 
-    The result for a line does not depend on the other lines, their order or the batch size. Samples depend on the
-    number of their line too.
+    The result for a line does not depend on the other lines, their order or the batch size. Samples also depend on the
+    line number.
 
     Args:
-      models: Linen modules with the methods of a model that translates (`model.registry`).
+      models: Linen modules with the methods of a translation model (see `model.registry`).
       params, num_devices: see `OnDevices`.
-      tokenizer: of both languages.
-      normalise: the normalisers of sources, and of prefixes and given targets.
+      tokenizer: the tokenizer of both languages.
+      normalise: the normaliser of sources, and the normaliser of prefixes and given targets.
       beam_size: K; 1 is greedy search.
       length_penalty, alpha: see `LengthPenalty`.
-      min_length: tokens of the shortest output, the end symbol included.
-      max_extra_length: tokens that an output may have more than its input.
-      nbest: hypotheses for each line, at most `beam_size`; with `sampling`, the number of samples.
-      sampling: draw samples instead of searching with a beam.
+      min_length: minimum tokens of an output, the end symbol included.
+      max_extra_length: how many more tokens an output may have than its input.
+      nbest: hypotheses for each line, at most `beam_size`; with `sampling`, samples for each line.
+      sampling: how to draw samples. None: search with a beam instead.
       max_input_length, batch_size, window, refuse_long: see `Inputs`.
 
     Raises:
@@ -107,7 +107,7 @@ class Translator(OnDevices):
     def translate(
         self, lines: Iterable[str], *, prefixes: Iterable[str] | str = "", progress: Callable[[int], Any] = _ignore
     ) -> list[str]:
-        """The best translation of each line; an empty line for an empty one. Takes the arguments of `search`."""
+        """Returns the best translation of each line. An empty line gives an empty line. Arguments: see `search`."""
         return [best.text for best, *_ in self.search(lines, prefixes=prefixes, progress=progress)]
 
     def search(
@@ -116,13 +116,13 @@ class Translator(OnDevices):
         """Yields the `nbest` translations of each line, best first.
 
         Args:
-          lines: sentences, read window by window.
-          prefixes: what each output must begin with: one for all lines, or one for each.
+          lines: the sentences, read window by window.
+          prefixes: the text that each output must begin with: one for all lines, or one for each line.
           progress: called with the number of lines done.
 
         Raises:
-          UserError: an input is too long and `refuse_long` is set, a prefix is too long for its output, or there are
-            not as many prefixes as lines.
+          UserError: an input is too long and `refuse_long` is set, a prefix is too long for its output, or the numbers
+            of prefixes and lines differ.
         """
         starts = itertools.repeat(prefixes) if isinstance(prefixes, str) else iter(prefixes)
         source, target = self.normalise
@@ -142,13 +142,13 @@ class Translator(OnDevices):
         """Computes log P of each token of given targets, the end symbol included, in one teacher-forced pass.
 
         Args:
-          sources: sentences.
-          targets: a translation of each. One longer than any output may be is cut or refused, as inputs are; a cut one
-            has no end symbol.
+          sources: the source sentences.
+          targets: a translation of each source. A target longer than the longest output is cut or refused, like an
+            input. A cut target has no end symbol.
           progress: called with the number of lines done.
 
         Raises:
-          UserError: there are not as many targets as sources, or a line is too long and `refuse_long` is set.
+          UserError: the numbers of targets and sources differ, or a line is too long and `refuse_long` is set.
         """
         require_as_many("the source text", sources, "the target text", targets)
         source, target = self.normalise
@@ -159,7 +159,7 @@ class Translator(OnDevices):
         self._inputs.warn_of_cut(len({*cut_inputs, *cut_outputs}), len(sources))
         pairs = list(zip(inputs, outputs, strict=True))
         scores: list[list[float]] = [[] for _ in pairs]
-        # The logits [rows, width, V] need the memory, so wide batches have few rows here.
+        # The logits [rows, width, V] need much memory, so wide batches have fewer rows than in `search`.
         limits = {"longest": self._longest_output, "roomy": NARROWEST}
         lengths = [max(map(len, pair)) for pair in pairs]
         for chosen, rows, width in self._inputs.batches(lengths, progress, **limits):
@@ -176,7 +176,7 @@ class Translator(OnDevices):
                     f"{self._longest_output:,}, the end symbol included"
                 )
         found = [[Translation("", 0.0, 0.0, ())] for _ in sources]
-        # Wide enough for the prefix too. Empty lines, which are the end symbol alone, are not given to the model.
+        # The width must hold the prefix too. Width 0 skips empty lines, which hold only the end symbol.
         widths = [
             max(len(source), len(prefix) + 1 - self._max_extra_length) if len(source) > 1 else 0
             for source, prefix in zip(sources, prefixes, strict=True)
@@ -194,7 +194,7 @@ class Translator(OnDevices):
         return found
 
     def _decode(self, hypotheses: Hypotheses) -> list[Translation]:
-        """The hypotheses of one sentence as text, without unused places."""
+        """Returns the hypotheses of one sentence as text, without unused places."""
         translations = []
         for tokens, log_prob, score in zip(*hypotheses, strict=True):
             if score > -np.inf:
@@ -208,9 +208,9 @@ class Translator(OnDevices):
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """Searches for outputs of sources [B, S] that begin with prefixes [B, L]; lines have the numbers [B].
+    """A search for the outputs of sources [B, S] that begin with prefixes [B, L]. `numbers` [B] are the line numbers.
 
-    It is a value: equal searches share their compiled programs.
+    Searches compare by value: equal searches share their compiled programs.
     """
 
     models: tuple[nn.Module, ...]
@@ -245,7 +245,7 @@ class _Search:
 
 @dataclasses.dataclass(frozen=True)
 class _Score:
-    """Computes log P [B, T] of each token of targets [B, T], teacher-forced."""
+    """A function that computes log P [B, T] of each token of targets [B, T], teacher-forced."""
 
     models: tuple[nn.Module, ...]
 
