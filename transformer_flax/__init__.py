@@ -21,7 +21,7 @@ __all__ = ["Run", "Sampling", "UserError", "__version__", "load_config", "restor
 
 
 def __getattr__(name: str):
-    """Imports a public name on first use: JAX takes seconds, and `--help` should not."""
+    """Imports a public name on first use: JAX takes seconds to import, and `--help` should not need it."""
     if name in _MODULES:
         return getattr(importlib.import_module(f"transformer_flax.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

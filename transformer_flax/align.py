@@ -1,7 +1,7 @@
 """Word alignments by cross-attention: python -m transformer_flax.align --workdir=runs/base --source=F --target=F > out.
 
 Prints a line of links "0-0 1-2" (Pharaoh format, source word first) for each pair of lines. Blanks separate words.
-Without --target, aligns the run's own translations. With --gold=FILE, the alignment error rate goes to standard
+Without --target, aligns the run's own translations. With --gold=FILE, prints the alignment error rate to standard
 error.
 """
 
@@ -71,7 +71,11 @@ def main() -> None:
 
 
 def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:
-    """Raises a UserError if a foreign tokenizer splits a line into other words, whose numbers would be wrong."""
+    """Checks that the tokenizer keeps the number of words in a line. Otherwise the links would have wrong numbers.
+
+    Raises:
+      UserError: the number of words differs, as with a foreign tokenizer.
+    """
     if len(line.split()) != len(words):
         raise UserError(
             f"line {number:,} has {len(line.split()):,} words, but the run's tokenizer makes {len(words):,} of them; "

@@ -1,8 +1,8 @@
 """Computes the cost of a config: python -m transformer_flax.cost --config=configs/big.py [--config.FIELD=VALUE ...].
 
 Prints the parameters, the floating-point operations of a step, the memory, and the training time on devices of a given
-peak rate and utilisation. Nothing is trained and no text is read: the vocabulary has the size that the config says, and
-all sentences have --length tokens. --json prints exact numbers.
+peak rate and utilisation. Trains nothing and reads no text: the vocabulary has the config's size, and all sentences
+have --length tokens. --json prints exact numbers.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ WITH_BFLOAT16 = {  # names in `PEAKS`
     "TPUv5p": "TPU v5",
     "TPUv6e": "TPU v6 lite",
 }
-# TFLOP/s: the sustained rates that the paper's table 2 assumes, then the makers' peaks of dense 16-bit products.
+# TFLOP/s: first the sustained rates that the paper's table 2 assumes, then the makers' peaks of dense 16-bit products.
 DEVICES = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 125.0} | {
     name: PEAKS[kind]["bfloat16"] / 1e12 for name, kind in WITH_BFLOAT16.items()
 }

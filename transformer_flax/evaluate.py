@@ -1,9 +1,9 @@
 """Scores a trained run: python -m transformer_flax.evaluate --workdir=runs/base [--split=test].
 
 Scores a split of the run's data, or two text files: --source=FILE --reference=FILE, where the reference has a
-translation or a label for each line. Prints a table to standard error and the same as JSON to standard output.
---lowercase and --tokenized, alone or together, add a BLEU to set beside published ones that are measured so, as most of
-Multi30k are.
+translation or a label for each line. Prints a table to standard error, and the same values as JSON to standard output.
+--lowercase and --tokenized, alone or together, add a BLEU of normalised text. Compare it with published scores that are
+measured in this way, such as most scores on Multi30k.
 """
 
 import dataclasses
@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def _also(run: "Run", report: "Report", references: list[str]) -> "TranslationScores | None":
-    """Scores the translations as --lowercase and --tokenized ask for; None if they are not set."""
+    """Scores the translations with the normalisation of --lowercase and --tokenized; None if neither is set."""
     from transformer_flax.data.normalisation import Normaliser
     from transformer_flax.decoding.scoring import score
 

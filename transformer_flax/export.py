@@ -1,8 +1,8 @@
-"""Writes a trained model into one folder, to hand it on: python -m transformer_flax.export --workdir=runs/base OUTPUT.
+"""Writes a trained model into one folder, to share it: python -m transformer_flax.export --workdir=runs/base OUTPUT.
 
-With --format=safetensors, OUTPUT holds the parameters, the config and the tokenizer. Every command takes it as
---workdir, but its training cannot be resumed: --config.init_from=OUTPUT starts a new one from it. With
---format=ctranslate2, OUTPUT holds a model of CTranslate2 and the tokenizer.
+With --format=safetensors, OUTPUT holds the parameters, the config and the tokenizer. Every command that uses a trained
+run takes OUTPUT as --workdir. Training cannot be resumed from OUTPUT, but --config.init_from=OUTPUT starts a new run
+from it. With --format=ctranslate2, OUTPUT holds a model of CTranslate2 and the tokenizer.
 """
 
 import os

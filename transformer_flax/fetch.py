@@ -1,8 +1,8 @@
 """Downloads a text to train on: python -m transformer_flax.fetch multi30k [--output=data/multi30k].
 
-Each file is checked against its published text, decompressed, and named as training expects it: train, valid and test
-in both languages. The same command resumes. Without a network, it lists the files to put into the folder by hand, and
-reads those that are there.
+Each file is decompressed, checked against the published text, and named as training expects: train, valid and test in
+both languages. The same command resumes the download. Without a network, the command lists the files to put into the
+folder by hand, and reads the files that are already there.
 """
 
 import pathlib

@@ -1,7 +1,7 @@
 """Trains rows of table 3, or variants of your own, with several seeds: python -m transformer_flax.sweep --rows=A,C-N2.
 
-Each run is a process of transformer_flax.train. It writes to <workdir>/<variant>/seed<k>, with its log beside.
-Results are written to <workdir>/results.jsonl. The same command resumes a sweep, and retries the runs that failed.
+Each run is a process of transformer_flax.train. It writes to <workdir>/<variant>/seed<k>, and its log lies beside this
+directory. Results are written to <workdir>/results.jsonl. The same command resumes a sweep, and retries failed runs.
 """
 
 import pathlib
@@ -78,10 +78,10 @@ def main() -> None:
     for name in ("partition", "time_limit", "devices", "sbatch"):
         if flags.FLAGS[name].present and LAUNCHER.value != "slurm":
             raise UserError(f"--{name} needs --launcher=slurm")
-    # Not before the flags are checked: JAX takes seconds to load.
+    # After the flags are checked: JAX takes seconds to import.
     import jax
 
-    jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for its runs
+    jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for the runs
 
     from transformer_flax.ablation.jobs import Recipe, chosen_dtype, references
     from transformer_flax.ablation.plan import show_plan
@@ -98,7 +98,7 @@ def main() -> None:
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
     variants = make_variants(base, rows, axes=GRID.value, file=file)
     if base.model.get("dtype") == AUTO and (chosen := chosen_dtype(workdir, variants)):
-        overrides["model.dtype"] = chosen  # base keeps "auto", of which the changes of variants are counted
+        overrides["model.dtype"] = chosen  # base keeps "auto", from which the changes of variants are computed
     if VECTORIZE.value:
         for variant in variants:
             check_seeds(variant.config, range(SEEDS.value))
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def _launcher(recipe: "Recipe") -> "Local | Slurm":
-    """The launcher that the flags ask for."""
+    """Returns the launcher that the flags ask for."""
     from transformer_flax.ablation.launch import Local, slots
     from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_slurm
 
@@ -142,7 +142,7 @@ def _launcher(recipe: "Recipe") -> "Local | Slurm":
 
 
 def _overrides() -> dict[str, Any]:
-    """The flat fields that the command line sets, and those that table 3 asks for."""
+    """Returns the flat fields that the command line sets, and the fields that table 3 needs."""
     from transformer_flax.training.fields import flatten
 
     given = flatten(
@@ -153,11 +153,11 @@ def _overrides() -> dict[str, Any]:
     )
     if "seed" in given:
         raise UserError("--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2")
-    return {"eval.final_average": 1} | given  # the paper averages nothing for table 3
+    return {"eval.final_average": 1} | given  # the paper averages no checkpoints for table 3
 
 
 def _short(text: str) -> str:
-    """A flag with paths relative to the current directory."""
+    """Returns a flag with its paths relative to the current directory."""
     return text.replace(f"{pathlib.Path.cwd()}/", "")
 
 

@@ -1,10 +1,11 @@
 """Translates lines of text: python -m transformer_flax.translate --workdir=runs/base [FILE ...] < in.txt > out.txt.
 
-Each line gives one line, in order; an empty line gives an empty line. On a terminal, it prompts. Files may be plain,
-.gz or .xz.
+Each input line gives one output line, or several with --nbest, in order. An empty line gives an empty line. On a
+terminal, the command prompts for lines. Files may be plain, .gz or .xz.
 
-With --target, it prints the probability of given translations instead: log P (end symbol included), a tab, log P of
-each token, a tab, and the tokens as the vocabulary spells them, byte by byte, with a blank as \u0120.
+With --target, prints the probability of the given translations instead. Each output line has log P (end symbol
+included), a tab, log P of each token, a tab, and the tokens. Tokens are spelt as in the vocabulary, byte by byte, with
+\u0120 for a blank.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +31,7 @@ SCORES = flags.DEFINE_bool("scores", False, "print a score and a tab before each
 TARGET = flags.DEFINE_string(
     "target", None, "print log P of the translations in this file, line by line, instead of translating"
 )
-flags.DEFINE_alias("score", "target")  # its old name, one letter from --scores
+flags.DEFINE_alias("score", "target")  # the old name, which differs from --scores by one letter
 PREFIX = flags.DEFINE_string("prefix", None, "prefix of every output")
 PREFIX_FILE = flags.DEFINE_string("prefix_file", None, "a file with a prefix of each output, line by line")
 SAMPLE = flags.DEFINE_bool(
@@ -69,7 +70,7 @@ def main(*files: str) -> None:
 
 
 def _own_settings() -> dict[str, Any]:
-    """Returns settings of the translator that are not in the config, after checking that the flags agree."""
+    """Checks that the flags agree. Returns the settings of the translator that are not in the config."""
     for name in ("temperature", "top_k", "top_p", "seed"):
         if flags.FLAGS[name].present and not SAMPLE.value:
             raise UserError(f"--{name} has no effect without --sample")
@@ -93,7 +94,7 @@ def _own_settings() -> dict[str, Any]:
 
 
 def _read_side_by_side(io: Lines, name: str) -> tuple[list[str], list[str]]:
-    """Returns the lines of the input and of a file that must have as many."""
+    """Returns the lines of the input and of a file, which must have the same number of lines."""
     with open_input(name) as file:
         beside = list(io.read([file]))
     lines = list(io)

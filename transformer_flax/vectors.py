@@ -4,9 +4,9 @@
     python -m transformer_flax.vectors nearest --vectors=vectors/NAME dog Hund
     python -m transformer_flax.vectors plot --vectors=vectors/NAME --output=plane.png [WORD ...]
 
-`nearest` takes words from the command line, or one a line from standard input. It prints lines of a word, a neighbour
-and their cosine, separated by tabs, and warns of a word without a vector. `plot` draws the words given, or the most
-frequent ones.
+`nearest` takes words from the command line, or from standard input, one a line. It prints a line for each neighbour:
+the word, the neighbour and their cosine, separated by tabs. It warns of a word without a vector. `plot` draws the given
+words, or the most frequent words.
 """
 
 import logging
@@ -55,7 +55,7 @@ def train() -> None:
     check_text(config)
     require_free(output)
     output.parent.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryDirectory(dir=output.parent).cleanup()  # an error comes before the training
+    tempfile.TemporaryDirectory(dir=output.parent).cleanup()  # an unwritable folder raises an error before the training
     keep_compiled(config.data.cache_dir)
     with Progress() as progress:
         pairs = load_pairs(config.data, "train")
@@ -78,14 +78,18 @@ def train() -> None:
                     progress.say(f"epoch {shown} of {chosen.epochs}: loss {loss:.3f} a word")
 
             vectors = train_vectors(sides, tokenizer, chosen, config.seed, progress=show)
-        if shown < chosen.epochs:  # the last batches end just before it
+        if shown < chosen.epochs:  # the last batches end just before the last epoch's end
             progress.say(f"epoch {chosen.epochs} of {chosen.epochs}: loss {last:.3f} a word")
         vectors.save(output, config.to_dict())
         progress.say(f"{output}/ after {duration(time.perf_counter() - started)}, of {len(vectors.words())} words")
 
 
 def nearest(*words: str) -> None:
-    """Prints the neighbours of words. Warns of each unknown word, and raises a UserError with their number."""
+    """Prints the neighbours of words, and warns of each unknown word.
+
+    Raises:
+      UserError: a word was unknown; the message has the number of unknown words.
+    """
     vectors = _load()
     unknown = 0
     for word in words or (line.strip() for line in sys.stdin if line.strip()):

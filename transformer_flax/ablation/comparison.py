@@ -1,4 +1,4 @@
-"""The effect of each variant of a sweep, which is its difference from base, beside the paper's."""
+"""Compares each variant of a sweep with base, and the differences with the paper's."""
 
 import dataclasses
 import math
@@ -12,8 +12,8 @@ from transformer_flax.ablation.results import CLASSIFYING, FAILED, Result
 from transformer_flax.ablation.statistics import Difference, Estimate
 from transformer_flax.errors import UserError
 
-SIGNIFICANT = 1 - statistics.CONFIDENCE  # a corrected p below it
-LARGEST_LOSS = 600.0  # nats; matplotlib can draw e^600, also on an axis with margins
+SIGNIFICANT = 1 - statistics.CONFIDENCE  # a corrected p-value below this is significant
+LARGEST_LOSS = 600.0  # nats; matplotlib can still draw e^600 on an axis with margins
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Measure:
 
     name: str
     unit: str
-    digits: int  # of a difference, behind the point
+    digits: int  # decimal places of a difference
     level_name: str
     of: Callable[[Mapping[str, float]], float]  # an evaluation's scores -> the value that is averaged and compared
-    level: Callable[[float], float] = float  # that value -> the one that is shown for a variant
+    level: Callable[[float], float] = float  # the averaged value -> the value shown for a variant
     more_is_better: bool = True
-    paper_name: str = "BLEU"  # the paper's measure beside it
+    paper_name: str = "BLEU"  # the paper's measure that is shown beside this one
     paper_digits: int = 1
     of_paper: Callable[[table3.PaperRow], float] = operator.attrgetter("bleu")
 
@@ -37,17 +37,17 @@ class Measure:
         return 10.0**-self.digits
 
     def mean(self, scores: Sequence[Mapping[str, float]]) -> float:
-        """The mean of several runs, as it is shown for a variant."""
+        """Returns the mean of several runs, as shown for a variant."""
         return self.level(statistics.mean([self.of(each) for each in scores]).value)
 
 
 def _perplexity(loss: float) -> float:
-    """e^loss, clipped: the interval of a few seeds that differ much may end beyond any float."""
+    """Returns e^loss, clipped: the interval of a few seeds that differ much may exceed the largest float."""
     return math.exp(max(-LARGEST_LOSS, min(LARGEST_LOSS, loss))) if math.isfinite(loss) else loss
 
 
-# The logarithm in nats is the training loss. A difference of it is the ratio of two perplexities, which means the same
-# at 5 and at 10. So means of perplexity over seeds are geometric.
+# Log-perplexity in nats is the training loss. A difference of two log-perplexities is a ratio of two perplexities. This
+# ratio means the same at perplexity 5 and at 10. So means of perplexity over seeds are geometric.
 LOG_PERPLEXITY = Measure(
     "log-perplexity",
     "nats a piece",
@@ -73,8 +73,8 @@ class Effect:
     """The difference of a variant from base in one measure."""
 
     ours: Difference
-    p: float | None  # corrected for the number of variants
-    paper: float | None  # None: not a row of table 3, or another change than the paper's on this base
+    p: float | None  # p-value, corrected for the number of variants
+    paper: float | None  # None: not a row of table 3, or not the paper's change on this base
 
     @property
     def significant(self) -> bool:
@@ -82,7 +82,7 @@ class Effect:
 
     @property
     def has_papers_sign(self) -> bool | None:
-        """None if the paper has no such change, or no difference."""
+        """Whether the effect has the paper's sign; None if the paper has no such change, or no difference."""
         return self.ours.value * self.paper > 0 if self.paper else None
 
 
@@ -91,24 +91,25 @@ class Entry:
     """A variant with its finished runs."""
 
     variant: str
-    row: table3.PaperRow | None  # None: a row beyond table 3, the user's own, or nothing of the paper's was run
-    runs: tuple[Result, ...]  # by seed; at least one
+    row: table3.PaperRow | None  # None: beyond table 3, the user's own variant, or base without the paper's rows
+    runs: tuple[Result, ...]  # in the order of seeds; at least one
     means: dict[Measure, Estimate]
-    effects: dict[Measure, Effect]  # empty for base, and without base
+    effects: dict[Measure, Effect]  # empty for base, or if there is no base
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
     """All variants of a sweep, compared with base."""
 
-    config: Mapping[str, Any]  # of the sweep's base, flat
-    entries: list[Entry]  # rows in the order of table 3, then all others; base alone is a row on the paper's base only
+    config: Mapping[str, Any]  # the config of the sweep's base, flat
+    # Rows in the order of table 3, then all other variants. Without other rows, base is one only on the paper's base.
+    entries: list[Entry]
     score: Measure
     base: Entry | None
     failed: list[Result]
-    other_changes: list[str]  # rows that do not change this base as the paper's
-    missing_rows: list[str]  # of table 3, if any of it but base was run
-    missing_seeds: dict[str, list[int]]  # by variant: seeds that other variants have
+    other_changes: list[str]  # rows that do not change this base as they change the paper's
+    missing_rows: list[str]  # rows of table 3 that were not run; empty unless a row other than base was run
+    missing_seeds: dict[str, list[int]]  # by variant: seeds that only other variants have
 
     @property
     def rows(self) -> list[Entry]:
@@ -116,7 +117,7 @@ class Comparison:
 
     @property
     def is_of_table3(self) -> bool:
-        """Whether it has a row of table 3 other than base."""
+        """Whether the comparison has a row of table 3 other than base."""
         return any(entry.row and entry.variant != "base" for entry in self.entries)
 
     @property
@@ -131,14 +132,14 @@ class Comparison:
 def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure | None = None) -> Comparison:
     """Compares every variant with base.
 
-    Base is the row of that name, or else a variant of a grid that changes nothing. Of several results of a run the last
+    Base is the variant "base", or else a grid variant that changes nothing. If a run has several results, the last one
     counts. A finished run whose perplexity is not finite counts as failed.
 
     Args:
-      results: in any order.
-      config: of the sweep's base, flat.
-      score: measure beside perplexity. Default: accuracy for classifiers, else BLEU, or exact match if BLEU is 0 in all
-        runs, as on single words.
+      results: the results of all runs, in any order.
+      config: the config of the sweep's base, flat.
+      score: the measure beside perplexity. Default for classifiers: accuracy. Default for translators: BLEU, or exact
+        match if BLEU is 0 in all runs, as on single words.
 
     Raises:
       UserError: there are no results.
@@ -194,7 +195,10 @@ def _fail_diverged(result: Result) -> Result:
 
 
 def _order(result: Result) -> tuple:
-    """Sorts rows of table 3 first, then others by their row and name, in which 200 precedes 1000; then by seed."""
+    """Returns a sort key: rows of table 3 first, then other variants by row and name; then by seed.
+
+    Numbers in names sort by value: 200 precedes 1000.
+    """
     names = list(table3.ALL)
     place = names.index(result.row) if result.row in table3.ALL else len(names)
     parts = re.split(r"(\d+(?:\.\d+)?)", result.variant)
@@ -211,7 +215,7 @@ def _choose_score(finished: Sequence[Result]) -> Measure:
 def _effects(
     measure: Measure, values: Mapping[str, Sequence[float]], base: str | None, other: Collection[str]
 ) -> dict[str, Effect]:
-    """The effect of each variant; p-values are corrected for the number of variants in a measure."""
+    """Returns the effect of each variant. The p-values are corrected for the number of variants."""
     if base is None:
         return {}
     ours = {variant: statistics.difference(values[variant], values[base]) for variant in values if variant != base}
@@ -230,12 +234,12 @@ class Agreement:
     """The agreement of our effects with the paper's in one measure, over the rows with a difference in the paper."""
 
     same: list[str]  # rows whose effect has the paper's sign
-    other: list[str]
+    other: list[str]  # rows whose effect has another sign
     tested: int
     significant_same: list[str]
     significant_other: list[str]
-    ranked: int  # all effects that the paper has, also those without a difference
-    correlation: Estimate | None  # of their ranks
+    ranked: int  # number of effects that the paper has, differences of 0 included
+    correlation: Estimate | None  # of our ranks with the paper's
 
     @property
     def rows(self) -> int:
@@ -243,7 +247,7 @@ class Agreement:
 
 
 def agreement(comparison: Comparison, measure: Measure) -> Agreement:
-    """Finds the effects of table 3's rows that have the paper's sign, and correlates all ranks."""
+    """Finds the rows of table 3 whose effect has the paper's sign, and correlates the ranks of all effects."""
     effects = {entry.variant: entry.effects[measure] for entry in comparison.rows if entry.effects}
     effects = {variant: effect for variant, effect in effects.items() if effect.paper is not None}
     same = [variant for variant, effect in effects.items() if effect.has_papers_sign]
@@ -262,10 +266,10 @@ def agreement(comparison: Comparison, measure: Measure) -> Agreement:
 
 
 def over_training(comparison: Comparison) -> dict[int, Comparison]:
-    """The comparison at each evaluation of base, by its step.
+    """Compares the variants at each evaluation of base; returns the comparisons by step.
 
-    A row with more or fewer steps than base is compared at the same share of its own; one that has ended, at its last
-    evaluation.
+    A row with more or fewer steps than base is compared at the same share of its own steps. A row that has ended is
+    compared at its last evaluation.
     """
     runs = [run for entry in comparison.entries for run in entry.runs]
     if comparison.base is None or not all(run.curve for run in runs):
@@ -279,18 +283,18 @@ def over_training(comparison: Comparison) -> dict[int, Comparison]:
 
 
 def _at(run: Result, step: int, base_steps: int) -> Result | None:
-    """A result as it was when base was at a step; None before its first evaluation."""
+    """Returns a run's result as it was when base was at a step; None before the run's first evaluation."""
     own_steps = run.changes.get("steps", base_steps)
     past = [point for point in run.curve if point[0] * base_steps <= step * own_steps]
     return dataclasses.replace(run, scores={"valid": _scores_of(run, past[-1])}) if past else None
 
 
 def curve_of(run: Result, measure: Measure) -> dict[float, float]:
-    """The values of a measure by step; skips points that lack the measure or are not finite."""
+    """Returns the values of a measure by step. Skips points that lack the measure or are not finite."""
     points = {point[0]: measure.of(_scores_of(run, point)) for point in run.curve}
     return {step: value for step, value in points.items() if math.isfinite(value)}
 
 
 def _scores_of(run: Result, point: Sequence[float]) -> dict[str, float]:
-    """The scores of a point of a curve by name."""
+    """Returns the scores of a point of a curve, by name."""
     return dict(zip(("perplexity", *run.measures, "source_gain"), point[2:], strict=False))

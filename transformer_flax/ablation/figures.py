@@ -28,9 +28,9 @@ INK = "#1f2328"  # of text and axes
 COLOURS = ("#3b82c4", "#d9822b", "#2a9d6f", "#b0559d", "#8c6d46", "#6f6fd0", "#c94f4f")  # legible on white and on black
 BASE_COLOUR = "#8a9099"
 GROUP_COLOURS = dict(zip(("A", "B", "C", "D", "E", "big"), COLOURS, strict=False))
-MARKERS = "os^DvP*Xp<>hd8"  # of points of the same colour
+MARKERS = "os^DvP*Xp<>hd8"  # tell points of the same colour apart
 MOST_NAMED = 24  # variants in a column of a legend
-TITLE = 34  # letters, at most
+TITLE = 34  # most characters of a panel's title
 PAPER_MARK: dict[str, Any] = {
     "color": INK,
     "marker": "D",
@@ -52,8 +52,8 @@ STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 8,
     "figure.constrained_layout.use": True,
-    "text.parse_math": False,  # names of variants may have dollars
-    "svg.hashsalt": "transformer_flax",  # without it SVG has random ids
+    "text.parse_math": False,  # names of variants may contain dollar signs
+    "svg.hashsalt": "transformer_flax",  # without this salt, SVG has random ids
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
 }
 
@@ -81,7 +81,7 @@ def draw(comparison: Comparison) -> dict[str, Picture]:
 
 
 def differences(comparison: Comparison) -> Figure | None:
-    """Our effects beside the paper's, row by row, in both measures. None without any effect."""
+    """Draws our effects beside the paper's, row by row, in both measures. Returns None if there is no effect."""
     entries = [entry for entry in comparison.entries if entry.effects]
     if not entries:
         return None
@@ -113,7 +113,7 @@ def differences(comparison: Comparison) -> Figure | None:
 
 
 def scores(comparison: Comparison) -> Figure | None:
-    """Perplexity against score, here and in the paper. None without an entry."""
+    """Draws perplexity against score, here and in the paper. Returns None if there is no entry."""
     if not comparison.entries:
         return None
     perplexity, score = comparison.measures
@@ -148,7 +148,10 @@ def scores(comparison: Comparison) -> Figure | None:
 
 
 def curves(comparison: Comparison, measure: Measure) -> Figure | None:
-    """A measure over the steps, a panel for each set of fields that vary, base in grey. None without a curve."""
+    """Draws a measure over the steps. Returns None if there is no curve.
+
+    Each set of fields that variants change has its own panels. Base is grey.
+    """
     drawn = [entry for entry in comparison.entries if any(len(curve_of(run, measure)) > 1 for run in entry.runs)]
     if not drawn:
         return None
@@ -187,9 +190,9 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
 
 
 def agreement_over_training(comparison: Comparison) -> Figure | None:
-    """The number of rows with the paper's sign, and the rank correlation with its effects, at each evaluation.
+    """Draws the number of rows with the paper's sign, and the rank correlation with the paper's effects, by step.
 
-    None with fewer than two evaluations, or without a row that compares with the paper's.
+    Returns None if there are fewer than two evaluations, or if no row compares with the paper's.
     """
     found = {
         step: then for step, then in over_training(comparison).items() if any(entry.effects for entry in then.rows)
@@ -233,14 +236,17 @@ def _dumbbell(axes: Axes, y: int, effect: Effect, colour: str, papers_scale: flo
 
 
 def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:
-    """The paper's unit in ours: 1 if they are the same, else such that the largest effects have the same length."""
+    """Returns the number of the paper's units in one of ours.
+
+    It is 1 if the measures are the same. Otherwise the largest effects get the same length.
+    """
     ours = max(abs(effect.ours.value) for effect in effects)
     paper = max(abs(effect.paper or 0.0) for effect in effects)
     return 1 if measure.name == measure.paper_name or ours < measure.least or not paper else paper / ours
 
 
 def _require_spread(axes: Axes, name: str, measure: Measure) -> None:
-    """Widens the axis "x" or "y" of a measure if its limits differ by rounding alone."""
+    """Widens the axis "x" or "y" of a measure if the axis limits differ only by rounding."""
     low, high = getattr(axes, f"get_{name}lim")()
     if high - low < measure.least:
         middle = (low + high) / 2
@@ -248,7 +254,7 @@ def _require_spread(axes: Axes, name: str, measure: Measure) -> None:
 
 
 def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:
-    """Draws the mean of the points that all seeds have, and a faint line for each seed; returns the mean's line."""
+    """Draws a faint line for each seed, and the mean at the steps that all seeds have. Returns the mean's line."""
     by_seed = [curve_of(run, measure) for run in entry.runs]
     for points in by_seed if len(by_seed) > 1 else []:
         axes.plot(list(points), [measure.level(value) for value in points.values()], color=colour, lw=0.6, alpha=0.4)
@@ -259,7 +265,7 @@ def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:
 
 
 def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[float, float]]) -> None:
-    """Limits the axis to the last three quarters of each curve, as the first quarter would flatten them."""
+    """Limits the axis to the values in the last three quarters of each curve. The first would flatten the curves."""
     late = [value for points in all_points for step, value in points.items() if step >= max(points) / 4]
     spread = max(late) - min(late)
     margin = 0.08 * spread if spread > measure.least else 0.1
@@ -267,7 +273,7 @@ def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[f
 
 
 def _varied(entry: Entry) -> str:
-    """The fields that a variant changes."""
+    """Returns the fields that a variant changes, or else its name."""
     changes = entry.row.changes if entry.row else entry.runs[0].changes
     return ", ".join(field.rpartition(".")[2] for field in changes) or entry.variant
 
@@ -281,7 +287,7 @@ def _colour(entry: Entry, comparison: Comparison) -> str:
 
 
 def _bar(measure: Measure, estimate: Estimate) -> list[list[float]] | None:
-    """The lengths of an error bar below and above, as matplotlib wants them."""
+    """Returns the lengths of an error bar below and above the value, as matplotlib expects them."""
     if estimate.interval is None:
         return None
     value, low, high = (measure.level(number) for number in (estimate.value, *estimate.interval))

@@ -24,7 +24,7 @@ from transformer_flax.training.fields import differences, flatten
 from transformer_flax.training.run_directory import RunDirectory
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that no variant's folder may have
-LONGEST = 120  # characters of a folder's name
+LONGEST = 120  # most characters of a folder's name, without the checksum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +36,11 @@ class TrialProgress:
     loss: float | None = None
     flops: float = 0.0
     measures: tuple[str, str] = TRANSLATING
-    curve: tuple[list[float], ...] = ()  # as of a Result
-    scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # by split, if it is at its end
+    curve: tuple[list[float], ...] = ()  # as in `Result.curve`
+    scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # by split; empty before the end
 
     def __str__(self) -> str:
-        """The loss, the best validation score and the source gain: "loss 1.234, BLEU 34.98, source gain 2.11"."""
+        """Shows the loss, the best validation score and the source gain: "loss 1.234, BLEU 34.98, source gain 2.11"."""
         shown = [] if self.loss is None else [f"loss {self.loss:.3f}"]
         if self.curve:
             *_, first, second = zip(*(point[:5] for point in self.curve), strict=True)
@@ -58,14 +58,14 @@ class Trial:
 
     variant: Variant
     seed: int
-    path: pathlib.Path  # its working directory
+    path: pathlib.Path  # the run's working directory
 
     def __str__(self) -> str:
         return f"{self.variant.name} seed {self.seed}"
 
     @property
     def key(self) -> tuple[str, int]:
-        """As of its result."""
+        """The key of the trial's result."""
         return self.variant.name, self.seed
 
     @property
@@ -73,7 +73,7 @@ class Trial:
         return self.variant.config.steps
 
     def progress(self) -> TrialProgress:
-        """Its progress; damaged metrics count as none, and training will refuse them."""
+        """Reads the trial's progress. Damaged metrics count as no progress; training will refuse them."""
         file = RunDirectory(self.path).metrics_file
         try:
             return measure(read_json_lines(file), self.steps) if file.exists() else TrialProgress()
@@ -81,10 +81,10 @@ class Trial:
             return TrialProgress()
 
     def result(self) -> Result | None:
-        """Its result, if its metrics reach its last step.
+        """Returns the trial's result, or None if the metrics do not reach the last step.
 
         Raises:
-          UserError: its directory holds another run, or a damaged config or tokenizer.
+          UserError: the working directory holds another run, or a damaged config or tokenizer.
         """
         progress = self.progress()
         splits = {"valid", "test"} if self.variant.config.eval.test else {"valid"}
@@ -100,7 +100,7 @@ class Trial:
         return self._result(FINISHED, "", workdir.load_tokenizer().vocab_size, progress)
 
     def failure(self, error: str) -> Result:
-        """Its result if it has failed."""
+        """Returns the result of a trial that has failed."""
         return self._result(FAILED, error, self.variant.config.data.vocab_size, self.progress())
 
     def _result(self, status: str, error: str, vocab_size: int, progress: TrialProgress) -> Result:
@@ -128,7 +128,7 @@ class Trial:
 class Job:
     """The trials that one process trains: one, or several seeds of a variant at once."""
 
-    trials: tuple[Trial, ...]  # of one variant
+    trials: tuple[Trial, ...]  # all of one variant
 
     def __str__(self) -> str:
         return f"{self.trials[0].variant.name} seed{'s' * (len(self.trials) > 1)} {self.seeds}"
@@ -139,13 +139,13 @@ class Job:
 
     @property
     def log(self) -> pathlib.Path:
-        """The file of its output, beside the working directory."""
+        """The log file, beside the working directory."""
         prefix = "seeds" if len(self.trials) > 1 else "seed"
         return self.trials[0].path.with_name(f"{prefix}{self.seeds}.log")
 
 
 def by_variant(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
-    """Groups trials by the name of their variant."""
+    """Groups trials by the name of the variant."""
     variants: dict[str, list[Trial]] = {}
     for trial in trials:
         variants.setdefault(trial.variant.name, []).append(trial)
@@ -162,11 +162,11 @@ class Recipe:
     """Makes the trials of a sweep, and the commands that train them.
 
     Args:
-      config: the value of --config, with its argument behind a colon if there is one.
-      base: that config with `overrides`.
-      overrides: flat fields that the command line sets, or the sweep for all trials. Those that refer to other fields
-        in the config must be among them, or they would follow a row's changes of these.
-      workdir: of the sweep.
+      config: the value of --config, including the argument after a colon if there is one.
+      base: the config of --config with `overrides` applied.
+      overrides: flat fields that the command line or the sweep sets for all trials. Fields that refer to other fields
+        of the config must be included. Otherwise such a field would follow a row's changes to the field it refers to.
+      workdir: the sweep's working directory.
     """
 
     config: str
@@ -175,10 +175,10 @@ class Recipe:
     workdir: pathlib.Path
 
     def trials(self, variants: Sequence[Variant], seeds: int) -> list[Trial]:
-        """All trials, seed by seed, so that an interrupted sweep has trained all variants about equally often.
+        """Makes all trials, seed by seed. An interrupted sweep has then trained all variants about equally often.
 
         Raises:
-          UserError: two variants share a folder, also on file systems that ignore case.
+          UserError: two variants would share a folder; names that differ only in case count as the same.
         """
         folders, taken = {}, {}
         for variant in variants:
@@ -193,7 +193,7 @@ class Recipe:
         ]
 
     def command(self, job: Job) -> list[str]:
-        """The command that trains a job, for a shell in the current directory."""
+        """Returns the command that trains a job, to be run in the current directory."""
         first = job.trials[0]
         name = f"{self.base.name}-{first.path.parent.name}"
         fields = self.overrides | first.variant.changes
@@ -207,14 +207,14 @@ class Recipe:
         return [sys.executable, "-m", "transformer_flax.train", f"--config={self.config}", *overrides, *train]
 
     def shown(self, job: Job) -> str:
-        """The command as a person types it."""
+        """Returns the command as a person types it."""
         return shlex.join(["python", *self.command(job)[1:]])
 
 
 def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:
     """Measures a trial's progress from the lines of its metrics.
 
-    Its end is step `steps`, or an evaluation that says that it is final because patience has run out.
+    The trial ends at step `steps`, or at an evaluation that is marked as final because patience ran out.
     """
     lines = _share_seconds(lines)
     trained = [line for line in lines if "train/learning_rate" in line]
@@ -225,7 +225,7 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:
         names += ("valid/source_gain",)
     curve = tuple([line[name] for name in names] for line in evaluated)
     final = [line["step"] for line in lines if "valid/final" in line]
-    end = final[-1] if final and final[-1] == lines[-1]["step"] else steps  # else a higher patience has resumed it
+    end = final[-1] if final and final[-1] == lines[-1]["step"] else steps  # else resumed with more patience
     scores: dict[str, dict[str, float]] = {}
     for name, value in [item for line in lines if line["step"] == end for item in line.items()]:
         split, slash, measured = name.partition("/")
@@ -243,7 +243,10 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:
 
 
 def _count_flops(trained: Sequence[dict[str, Any]]) -> float:
-    """FLOPs of all steps: the mean of those of timed steps, times the steps. Steps that compiled are not timed."""
+    """Returns the FLOPs of all steps: the mean over timed steps, times the number of steps.
+
+    Steps that compiled are not timed.
+    """
     timed_steps, flops, before = 0, 0.0, 0
     for line in trained:
         if rate := line.get("train/steps_per_second"):
@@ -254,11 +257,11 @@ def _count_flops(trained: Sequence[dict[str, Any]]) -> float:
 
 
 def _share_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines with the trial's share of the seconds: those that passed, divided by the seeds trained together."""
+    """Returns the lines with the trial's share of the seconds: the time divided by the seeds trained together."""
     shared, before, share = [], 0.0, 0.0
     at_once = next((line.get("train/seeds_at_once", 1) for line in lines if "train/learning_rate" in line), 1)
     for line in lines:
-        if "train/learning_rate" in line:  # an evaluation belongs to the process of the training before it
+        if "train/learning_rate" in line:  # an evaluation belongs to the process that trained before it
             at_once = line.get("train/seeds_at_once", 1)
         share += (line["seconds"] - before) / max(1, at_once)
         before = line["seconds"]
@@ -267,7 +270,10 @@ def _share_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def folder_name(variant: str) -> str:
-    """The folder of a variant: its name where that is safe on any system, else a safe form with a checksum."""
+    """Returns the name of a variant's folder, with commas for blanks.
+
+    It is the variant's name if that is safe on any system, else a safe form with a checksum.
+    """
     safe = re.sub(r"[^\w.=+ -]", "_", variant, flags=re.ASCII)
     if safe == variant and len(safe) <= LONGEST and safe[:1] not in ".- " and safe not in RESERVED:
         return safe.replace(" ", ",")
@@ -275,11 +281,11 @@ def folder_name(variant: str) -> str:
 
 
 def chosen_dtype(workdir: pathlib.Path, variants: Sequence[Variant]) -> str | None:
-    """The type of the computation that the first trial of a sweep has chosen; None if none has begun.
+    """Returns the `model.dtype` that the first trial, in the order of paths, has chosen; None if none has begun.
 
     Args:
-      workdir: of the sweep.
-      variants: of the sweep; those that set the type do not choose it.
+      workdir: the sweep's working directory.
+      variants: the sweep's variants; trials of a variant that sets `model.dtype` are ignored.
     """
     given = {folder_name(variant.name) for variant in variants if "model.dtype" in variant.changes}
     begun = (RunDirectory(path) for path in sorted(workdir.glob("*/seed*")) if path.parent.name not in given)
@@ -287,7 +293,7 @@ def chosen_dtype(workdir: pathlib.Path, variants: Sequence[Variant]) -> str | No
 
 
 def references(config: ConfigDict, prefix: str = "") -> list[str]:
-    """The fields that take their value from another one."""
+    """Returns the fields that take their value from another field."""
     found = []
     for name, value in config.items(preserve_field_references=True):
         if isinstance(value, ConfigDict):

@@ -1,4 +1,4 @@
-"""Trains jobs in processes of this machine, some at a time, each with its share of the GPUs or cores."""
+"""Trains jobs as processes on this machine, several at a time, each with its share of the GPUs or cores."""
 
 import contextlib
 import ctypes
@@ -18,14 +18,14 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import try_lock
 from transformer_flax.training.interruption import OTHERS, SIGNALS
 
-JOBS_LOCK = ".jobs.lock"  # held by a sweep and its processes, so until the last of them ends
-SHARE_OF_MEMORY = 0.9  # of a GPU, for all jobs on it together
-TAKEN = 0.5  # of a GPU's memory: if others use more, it is not free
+JOBS_LOCK = ".jobs.lock"  # held by a sweep and its processes, until the last of them ends
+SHARE_OF_MEMORY = 0.9  # share of a GPU's memory for all jobs on the GPU together
+TAKEN = 0.5  # share of a GPU's memory; if other processes use this much, the GPU is not free
 OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "MemoryError", "std::bad_alloc", "Cannot allocate memory")
-# Exit statuses of a run that a signal has stopped: with its step saved, or before it began.
+# Exit statuses of a run that a signal has stopped: after the run saved its step, or before the run began.
 STOPPED = {128 + number for number in SIGNALS} | {-number for number in OTHERS}
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
-LAST = 1 << 14  # bytes of a log that are read to find out what went wrong
+LAST = 1 << 14  # bytes at the end of a log that are read to find the error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,30 +33,30 @@ class Slot:
     """A share of the machine, for one job at a time."""
 
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
-    cpus: frozenset[int] = frozenset()  # that it may use; empty: all
+    cpus: frozenset[int] = frozenset()  # CPU cores that the job may use; empty: all
 
 
 class Local:
-    """Trains jobs in processes of this machine.
+    """Trains jobs as processes on this machine.
 
-    The processes end when this one does. On Linux that holds after kill -9, too: the kernel signals them, and they
-    finish their step and save it.
+    These processes end when the sweep's process ends. On Linux this holds even after kill -9: the kernel signals the
+    processes, and each finishes its step and saves it.
 
     Args:
-      workdir: of the sweep.
-      slots: one for each job at a time.
+      workdir: the sweep's working directory.
+      slots: shares of the machine; each trains one job at a time.
       command: returns the command of a job.
     """
 
     def __init__(self, workdir: pathlib.Path, slots: Sequence[Slot], command: Callable[[Job], list[str]]):
         self._workdir, self._free, self._command = workdir, list(slots), command
         self.at_a_time = len(slots)
-        self._lock: IO | None = None  # each process keeps it open, so that it holds as long as any of them lives
+        self._lock: IO | None = None  # each process keeps the file open, so the last to end releases it
         self._waiting: list[Job] = []
         self._running: list[_Process] = []
 
     def left_behind(self) -> str:
-        """Names what an earlier sweep, such as one that was killed, still trains in the directory; empty if nothing."""
+        """Names what an earlier sweep, for example a killed one, still trains in the directory; empty if nothing."""
         self._lock = self._lock or (self._workdir / JOBS_LOCK).open("a")
         return "" if try_lock(self._lock) else "the runs of an earlier sweep, which save their step"
 
@@ -69,7 +69,7 @@ class Local:
         return [process.job for process in self._running]
 
     def poll(self) -> list[tuple[Job, str]]:
-        """Returns the jobs that have ended since the last call, each with what went wrong, or ""."""
+        """Returns the jobs that have ended since the last call, each with its error, or ""."""
         ended = [process for process in self._running if process.popen.poll() is not None]
         for process in ended:
             self._running.remove(process)
@@ -79,7 +79,7 @@ class Local:
         return [(process.job, process.problem()) for process in ended]
 
     def stop(self) -> str:
-        """Stops the jobs, which save their step; says what became of them."""
+        """Stops the jobs, which save their step. Returns a message about the result."""
         for process in self._running:
             process.popen.send_signal(signal.SIGTERM)
         failed = [process for process in self._running if process.popen.wait() not in {0} | STOPPED]
@@ -91,7 +91,7 @@ class Local:
     def _start(self, job: Job, slot: Slot) -> None:
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log, warnings.catch_warnings():
-            # Of forking beside JAX's threads, which `_die_with` makes safe.
+            # The warning is about forking beside JAX's threads. `_die_with` makes this safe.
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
             start = log.tell()
             popen = subprocess.Popen(
@@ -101,11 +101,11 @@ class Local:
                 stderr=log,
                 env=os.environ | slot.environment,
                 pass_fds=[self._lock.fileno()] if self._lock else [],
-                process_group=0,  # Ctrl-C is for the sweep, which signals its processes once
+                process_group=0,  # Ctrl-C reaches only the sweep, which signals its processes once
                 preexec_fn=_die_with(os.getpid()),
             )
         if slot.cpus and sys.platform == "linux":
-            with contextlib.suppress(ProcessLookupError):  # it has ended
+            with contextlib.suppress(ProcessLookupError):  # the process has ended
                 os.sched_setaffinity(popen.pid, slot.cpus)  # before Python has started any threads
         self._running.append(_Process(job, slot, popen, start))
 
@@ -117,7 +117,7 @@ class _Process:
     job: Job
     slot: Slot
     popen: subprocess.Popen
-    start: int  # of its part of the log, which earlier processes have begun
+    start: int  # byte of the log at which this process begins; earlier processes wrote before
 
     def problem(self) -> str:
         """Explains in one line what went wrong."""
@@ -125,10 +125,10 @@ class _Process:
 
 
 def _die_with(parent: int) -> Callable[[], None]:
-    """Makes a `preexec_fn` by which the Linux kernel sends SIGTERM to a new process when this one ends.
+    """Makes a `preexec_fn` with which the Linux kernel sends SIGTERM to a new process when this process ends.
 
-    It is called between fork and exec, when locks that other threads held (the bars', numpy's, JAX's) stay
-    locked for ever. So it takes none: prctl is found beforehand, and nothing is imported, logged or printed.
+    It is called between fork and exec. There, locks that other threads held (of the bars, numpy and JAX) stay locked
+    forever. So it takes no lock: prctl is looked up beforehand, and nothing is imported, logged or printed.
     """
     if sys.platform != "linux":
         return lambda: None
@@ -136,14 +136,14 @@ def _die_with(parent: int) -> Callable[[], None]:
 
     def ask() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it has ended in between
+        if os.getppid() != parent:  # the parent has ended in between
             os.kill(os.getpid(), signal.SIGTERM)
 
     return ask
 
 
 def last_of(log: pathlib.Path, start: int = 0) -> str:
-    """The last part of a log, from `start` on; empty if there is no log."""
+    """Returns the end of a log, beginning at byte `start` or later; empty if there is no log."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -155,8 +155,8 @@ def explain(status: int, said: str) -> str:
     """Explains in one line why a process has ended; empty if it succeeded.
 
     Args:
-      status: its exit status; negative: killed by a signal.
-      said: the end of its output.
+      status: the process's exit status; negative if a signal killed the process.
+      said: the end of the process's output.
     """
     if status == 0:
         return ""
@@ -174,14 +174,16 @@ def explain(status: int, said: str) -> str:
 
 
 def slots(jobs: int, devices_each: int = 0) -> list[Slot]:
-    """Divides the machine's GPUs among jobs, or its cores if it has no GPU. More jobs than GPUs share them.
+    """Divides the machine's GPUs among jobs, or its cores if it has no GPU.
+
+    If there are more jobs than GPUs, jobs share a GPU.
 
     Args:
       jobs: number of jobs at a time, at least 1.
       devices_each: number of GPUs that each job needs; 0: any.
 
     Raises:
-      UserError: no GPU is free, or a job would get fewer than it needs.
+      UserError: no GPU is free, or a job would get fewer GPUs than it needs.
     """
     gpus = _free_gpus()
     if gpus is None:
@@ -200,22 +202,22 @@ def slots(jobs: int, devices_each: int = 0) -> list[Slot]:
 
 
 def _deal(things: list, hands: int, hand: int) -> list:
-    """Every `hands`-th thing; or one thing, in turn, if there are more hands than things."""
+    """Returns every `hands`-th thing from `hand` on; or one thing, in turn, if there are more hands than things."""
     return things[hand::hands] or ([things[hand % len(things)]] if things else [])
 
 
 def _free_gpus() -> list[str] | None:
-    """The GPUs that jobs may use; None if there are none, or the environment hides them.
+    """Returns the GPUs that jobs may use; None if there is no GPU, or the environment hides all GPUs.
 
     Raises:
-      UserError: other processes use the memory of all.
+      UserError: other processes use the memory of all GPUs.
     """
     found = [line.split(", ") for line in query_gpus("index,memory.used,memory.total")]
     if not found:
         return None
     if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return named.split(",")
-    measured = all(value.isdecimal() for _, *values in found for value in values)  # not under MIG
+    measured = all(value.isdecimal() for _, *values in found for value in values)  # false under MIG
     free = [index for index, used, total in found if not measured or int(used) < TAKEN * int(total)]
     if not free:
         usage = ", ".join(f"{used} of {total} MiB of GPU {index}" for index, used, total in found)

@@ -20,17 +20,17 @@ from transformer_flax.training.fields import AUTO, flatten
 from transformer_flax.training.loss import passes
 
 UTILISATION = 0.3  # assumed share of a large matrix product's rate, until a trial has finished
-TYPICAL_LENGTH = 1 / 4  # of a sentence, as a share of data.max_length
+TYPICAL_LENGTH = 1 / 4  # length of a typical sentence, as a share of data.max_length
 
 
 def parameters(config: ConfigDict) -> int:
-    """The parameters of a config's model with a vocabulary of `data.vocab_size`."""
+    """Counts the parameters of a config's model with a vocabulary of `data.vocab_size`."""
     return sum(count_parameters(model_config(config, config.data.vocab_size)).values())
 
 
 @functools.cache
 def assumed_flops(variant: Variant) -> float:
-    """FLOPs of all training steps, assuming batches full of sentences of a typical length; reads no data."""
+    """Returns the FLOPs of all training steps, assuming full batches of sentences of typical length. Reads no data."""
     config = variant.config
     length = max(2, round(TYPICAL_LENGTH * config.data.max_length))
     lengths = np.full(max(1, config.data.tokens_per_batch // length), length)
@@ -39,12 +39,12 @@ def assumed_flops(variant: Variant) -> float:
 
 
 class Estimator:
-    """Estimates costs from the finished trials of the sweep, or else from the machine's rate.
+    """Estimates the cost of trials from the finished trials of the sweep, or else from the machine's rate.
 
     Args:
-      trials: of the sweep.
-      results: of trials that have ended.
-      rate: FLOPs a second of a large matrix product on all devices; for when no trial has finished.
+      trials: the sweep's trials.
+      results: the results of trials that have ended.
+      rate: FLOPs a second of a large matrix product on all devices; used if no trial has finished.
     """
 
     def __init__(self, trials: Sequence[Trial], results: Iterable[Result], rate: float = math.nan):
@@ -52,7 +52,7 @@ class Estimator:
         known = [result for result in results if result.finished and result.key in assumed]
         expected = sum(assumed[result.key] for result in known)
         self.measured = len(known)
-        # For each assumed FLOP.
+        # FLOPs and seconds for each assumed FLOP.
         self._flops = sum(result.flops for result in known) / expected if known else 1.0
         self._seconds = sum(result.seconds for result in known) / expected if known else 1 / (rate * UTILISATION)
 
@@ -60,15 +60,17 @@ class Estimator:
         return self._flops * assumed_flops(trial.variant)
 
     def seconds(self, trial: Trial) -> float:
-        """NaN without a finished trial and without a rate."""
+        """Returns the expected seconds of a trial; NaN if no trial has finished and there is no rate."""
         return self._seconds * assumed_flops(trial.variant)
 
 
 def measured_rate(dtype: str) -> float:
-    """FLOPs a second of a large matrix product on all devices, measured by another process, which then frees them.
+    """Measures the FLOPs a second of a large matrix product on all devices.
+
+    Another process measures, and frees the devices when it ends.
 
     Args:
-      dtype: of the product; AUTO for what suits the devices.
+      dtype: the product's type; AUTO for the type that suits the devices.
 
     Raises:
       UserError: JAX finds no device.
@@ -87,10 +89,10 @@ def measured_rate(dtype: str) -> float:
 
 
 def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> None:
-    """Prints the trials of a sweep, what they are expected to cost, and the commands of those that are left.
+    """Prints the trials of a sweep, their expected cost, and the commands of the unfinished trials.
 
     Raises:
-      UserError: the sweep's directory holds another sweep.
+      UserError: the sweep's working directory holds another sweep.
     """
     file = recipe.workdir / RESULTS
     head, results = read(file) if file.exists() else ({}, [])

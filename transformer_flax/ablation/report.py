@@ -29,10 +29,10 @@ from transformer_flax.console import counted
 from transformer_flax.files import write_whole
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
-MOST_IN_TITLE = 3  # fields
+MOST_IN_TITLE = 3  # most fields that a title names
 NONE = "—"  # an empty cell
 WORDS = ("row", "variant", "field", "changes")  # columns aligned to the left
-Column = tuple[str, Callable[[Any], str]]  # name and cell
+Column = tuple[str, Callable[[Any], str]]  # the column's name; item -> text of the cell
 PICTURES = {  # captions by the names of `figures.draw`
     "differences": "Difference of each variant from base",
     "agreement": "Agreement with the paper over the steps",
@@ -57,13 +57,13 @@ ABOUT_SCORES = (
 def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path:
     """Writes `report.md` with its pictures, and `index.html`, which needs no other file.
 
-    The same results give the same files, in any order.
+    The same results, in any order, give the same files.
 
     Args:
-      results: of all runs, finished or failed; of several of a run the last counts.
+      results: the results of all runs, finished or failed. If a run has several results, the last one counts.
       base: the head of the results: "name", "config" (flat), and "sessions", each with its "command", "versions",
         "hardware" and "commit".
-      folder: created if necessary; pictures of an earlier report that have no data now are removed.
+      folder: the report's folder, created if necessary. Removes an earlier report's pictures that have no data now.
 
     Returns:
       The path of `report.md`.
@@ -96,7 +96,7 @@ def _title(comparison: Comparison, base: Mapping[str, Any]) -> str:
 
 
 def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
-    """Renders Markdown as a page without scripts of its own, with an SVG in place of each image of that name."""
+    """Renders Markdown as an HTML page, with an SVG in place of each image. The Markdown can add no scripts."""
     renderer = markdown_it.MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = renderer.parse(markdown)
     for child in [child for token in tokens for child in token.children or [] if child.type == "image"]:
@@ -107,12 +107,12 @@ def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
 
 
 def as_markdown(comparison: Comparison, base: Mapping[str, Any], pictures: Collection[str]) -> str:
-    """The report as Markdown.
+    """Returns the report as Markdown.
 
     Args:
-      comparison: of the variants.
-      base: as of `write`.
-      pictures: names of those of PICTURES that lie beside it.
+      comparison: the comparison of the variants.
+      base: the head of the results, as for `write`.
+      pictures: names in PICTURES of the pictures that lie beside the report.
     """
 
     def shown(*names: str) -> list[str]:
@@ -122,7 +122,7 @@ def as_markdown(comparison: Comparison, base: Mapping[str, Any], pictures: Colle
     blocks = [f"# {as_text(_title(comparison, base))}", *_summary(comparison), *_missing(comparison, base)]
     if any(entry.effects for entry in comparison.entries):
         blocks += ["## Effects", *shown("differences")]
-        # Base has no line in the first table, which is empty without another row.
+        # Base has no line in the table of effects, so without another row the table would be empty.
         blocks += [effects_table(entries, comparison) for entries in parts if entries != [comparison.base]]
         blocks += [_legend(comparison)]
     if "agreement" in pictures:
@@ -171,7 +171,7 @@ def _summary(comparison: Comparison) -> list[str]:
 
 
 def _agreement(comparison: Comparison, measure: Measure) -> str:
-    """Names the changes that disagree with the paper and those that are significant; empty if none compares."""
+    """Names the changes that disagree with the paper and the significant changes; empty if no change compares."""
     found = agreement(comparison, measure)
     if not found.rows:
         return ""
@@ -298,7 +298,7 @@ def _code(text: str) -> str:
 
 
 def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:
-    """A table of the effect of each variant in both measures; rows of table 3 have the paper's beside them."""
+    """Returns a table of each variant's effect in both measures, beside the paper's effect for rows of table 3."""
     papers = any(entry.row for entry in entries)
     columns = [_name_column(entries)]
     for measure in comparison.measures:
@@ -310,7 +310,7 @@ def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:
 
 
 def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
-    """A table of the scores and costs of each variant; rows of table 3 have the paper's beside them."""
+    """Returns a table of each variant's scores and costs, beside the paper's for rows of table 3."""
     perplexity, score = comparison.measures
     ours: list[Column] = [
         (perplexity.level_name, lambda entry: _level(perplexity, entry.means[perplexity], 3)),
@@ -338,14 +338,14 @@ def _name_column(entries: Sequence[Entry]) -> Column:
 
 
 def _table(columns: Sequence[Column], items: Sequence[Any]) -> str:
-    """A table in Markdown with a line for each item; numbers are aligned to the right."""
+    """Returns a Markdown table with a line for each item. Numbers are aligned to the right."""
     align = ["---" if name in WORDS else "---:" for name, _ in columns]
     rows = [[cell(item) for _, cell in columns] for item in items]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in ([name for name, _ in columns], align, *rows))
 
 
 def as_text(text: str) -> str:
-    """Escapes Markdown and HTML, on one line."""
+    """Escapes Markdown and HTML in a text, and joins the text into one line."""
     return re.sub(r"([\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", " ".join(text.split()))
 
 
@@ -380,6 +380,6 @@ def _flops(flops: float) -> str:
 
 
 def _changes(entry: Entry) -> str:
-    """The changed fields without their sections; those of `eval`, which change no model, are left out."""
+    """Returns the changed fields without their sections. Leaves out fields of `eval`, which change no model."""
     changes = {field: value for field, value in entry.runs[0].changes.items() if not field.startswith("eval.")}
     return as_text(", ".join(f"{field.split('.')[-1]} {value}" for field, value in changes.items()))

@@ -1,8 +1,8 @@
 """`results.jsonl` of a sweep: one line for each run that has ended, small enough to be committed.
 
-The first line says what is swept; a report needs no other file. A later session with another command, machine, version
-or commit adds a line that says so. Each line has a checksum. The last line of a run holds, so a failed run may be tried
-again.
+The first line describes the sweep, so a report needs no other file. A later session with another command, machine,
+version or commit adds a line that describes the session. Each line has a checksum. If a run has several lines, the last
+one counts, so a failed run can be tried again.
 """
 
 import dataclasses
@@ -24,11 +24,12 @@ from transformer_flax.training.fields import CHANGES_NOTHING, differences, flatt
 ROOT = pathlib.Path(__file__).parents[2]
 LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")
 RESULTS = "results.jsonl"
-SESSION = ("command", "versions", "hardware", "commit")  # by which command, with what, on what
+SESSION = ("command", "versions", "hardware", "commit")  # what describes a session
 HEAD = ("config", "name", *SESSION)
-TRANSLATING, CLASSIFYING = ("bleu", "exact_match"), ("accuracy", "macro_f1")  # scores of each task beside perplexity
+TRANSLATING, CLASSIFYING = ("bleu", "exact_match"), ("accuracy", "macro_f1")  # each task's scores beside perplexity
 FINISHED, FAILED = "finished", "failed"
-# Results stay comparable if these fields differ: seeds belong to runs, and the others change no more than chance does.
+# Results stay comparable if these fields differ: a seed belongs to a run, and the other fields change results no more
+# than chance does.
 MAY_DIFFER = (*CHANGES_NOTHING, "seed", "eval.every", "checkpoint.keep")
 
 
@@ -37,7 +38,7 @@ class Result:
     """A run that has ended."""
 
     variant: str  # "A-h1", "A-h1 model.dropout=0.2", or the name of an entry of a --variants file
-    row: str  # of table 3 or beyond it, before the grid
+    row: str  # the row of table 3 or beyond it, before the grid's changes
     changes: dict[str, Any]  # flat config fields that differ from the sweep's base, except the seed
     seed: int
     status: str  # FINISHED or FAILED
@@ -46,9 +47,9 @@ class Result:
     flops: float  # of all training steps, as model/flops counts them; 0 if unknown
     steps: int
     seconds: float  # from beginning to end, evaluations included; seeds trained together share them
-    scores: dict[str, dict[str, float]]  # of each split at the end
-    signature: str  # of BLEU; empty for classifiers
-    # [step, seconds, perplexity, *measures] of each evaluation on validation data; translators add the source gain
+    scores: dict[str, dict[str, float]]  # by split, at the end of training
+    signature: str  # BLEU's signature; empty for classifiers
+    # [step, seconds, perplexity, *measures] of each evaluation on the validation split; translators add the source gain
     curve: list[list[float]]
 
     @property
@@ -61,15 +62,15 @@ class Result:
 
     @property
     def measures(self) -> tuple[str, str]:
-        """The names of its task's scores."""
+        """The names of the task's scores."""
         return TRANSLATING if self.signature else CLASSIFYING
 
 
 def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
     """Returns the head and the last result of each run, in the order of the file.
 
-    The head gains an entry "sessions": each command, versions, hardware and commit, the first session first. A last
-    line without its newline, which a kill has cut short, is ignored.
+    The head gets an entry "sessions": the command, versions, hardware and commit of each session, in order. A last line
+    without a newline is ignored: a kill has cut it short.
 
     Raises:
       UserError: the file is missing or damaged.
@@ -86,11 +87,12 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
 
 
 class Journal:
-    """The results of a running sweep; one process has it.
+    """The results of a running sweep. Only one process may use the journal.
 
     Args:
-      file: created with `head` as its first line if it does not exist; a last line that was cut short is removed.
-      head: what is swept.
+      file: the results file. If it does not exist, it is created with `head` as its first line. A last line that was
+        cut short is removed.
+      head: the first line, which describes the sweep.
 
     Raises:
       UserError: the file has results of another base, or is damaged.
@@ -105,16 +107,16 @@ class Journal:
         else:
             self.head, results = head | {"sessions": [self._session]}, []
             self._lines = JsonLines(file, [head])
-        self.results = {result.key: result for result in results}  # the last of each variant and seed
+        self.results = {result.key: result for result in results}  # the last result of each variant and seed
 
     def begin(self) -> None:
-        """Notes this session, unless one like it is noted."""
+        """Writes this session, unless the file has an equal one."""
         if self._session not in self.head["sessions"]:
             self._lines.write(self._session)
             self.head["sessions"].append(self._session)
 
     def append(self, result: Result) -> None:
-        """Adds a result, which replaces an earlier one of the same run."""
+        """Writes a result, which replaces an earlier result of the same run."""
         self._lines.write(dataclasses.asdict(result))
         self.results[result.key] = result
 
@@ -122,7 +124,7 @@ class Journal:
 def require_same_variants(
     results: Iterable[Result], changes: Mapping[str, Mapping[str, Any]], file: pathlib.Path
 ) -> None:
-    """Checks that each variant still has the changes that a file of results has for its name.
+    """Checks that each variant has the same changes as the variant of that name in a results file.
 
     Raises:
       UserError: a variant changes other fields now, as after an edit of a --variants file.
@@ -137,10 +139,10 @@ def require_same_variants(
 
 
 def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: pathlib.Path) -> None:
-    """Checks that two flat configs are one base, but for MAY_DIFFER.
+    """Checks that two flat configs of a base are equal, except in the fields of MAY_DIFFER.
 
     Raises:
-      UserError: they differ; the message names each field, and the file of the results.
+      UserError: the configs differ; the message names each field that differs, and the results file.
     """
     if different := differences(theirs, ours, MAY_DIFFER):
         lines = "".join(f"\n  {difference}" for difference in different)
@@ -148,12 +150,12 @@ def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: 
 
 
 def make_head(base: ConfigDict, command: str, hardware: str) -> dict[str, Any]:
-    """Makes the first line of results: what is swept, by which command, with what, on what."""
+    """Makes the first line of the results: the base's config and name, the command, versions, hardware and commit."""
     versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in LIBRARIES}
-    is_clone = (ROOT / "train.py").exists()  # else git would tell of a repository around the environment
+    is_clone = (ROOT / "train.py").exists()  # else git would report a repository around the environment
     commit = _output(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]) if is_clone else ""
     if commit and _output(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"]):
-        commit += "+"  # with changes
+        commit += "+"  # with uncommitted changes
     return {
         "config": flatten(base.to_dict()),
         "name": base.name,
@@ -165,7 +167,7 @@ def make_head(base: ConfigDict, command: str, hardware: str) -> dict[str, Any]:
 
 
 def hardware() -> str:
-    """Names the visible GPUs, or else the cores, without allocating any."""
+    """Names the machine's GPUs, or else its cores, without allocating any."""
     if gpus := query_gpus("name"):
         return ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
     cpuinfo = pathlib.Path("/proc/cpuinfo")
@@ -175,14 +177,14 @@ def hardware() -> str:
 
 
 def query_gpus(fields: str) -> list[str]:
-    """A line for each GPU, with these fields of nvidia-smi; empty if there are none, or the environment hides them."""
+    """Returns a line of nvidia-smi's fields for each GPU; empty if there is none, or the environment hides all."""
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         return []
     return _output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]).splitlines()
 
 
 def _output(command: Sequence[str]) -> str:
-    """The standard output of a program; empty if it is missing or fails."""
+    """Returns the standard output of a program; empty if the program is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -194,10 +196,10 @@ def _show(changes: Mapping[str, Any]) -> str:
 
 
 def _parse_line(values: dict[str, Any]) -> Any:
-    """The result or the session of a line.
+    """Returns the result or the session of a line.
 
     Raises:
-      ValueError: it is neither.
+      ValueError: the line is neither.
     """
     if values.keys() == set(SESSION):
         return values
@@ -210,10 +212,10 @@ def _parse_line(values: dict[str, Any]) -> Any:
 
 
 def _pick(names: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
-    """The entries of these names.
+    """Returns the entries with these names.
 
     Raises:
-      ValueError: one is missing.
+      ValueError: an entry is missing.
     """
     if missing := [name for name in names if name not in values]:
         raise ValueError(f"it does not say what was swept: it has no {missing[0]}")

@@ -1,7 +1,7 @@
 """Trains jobs on a cluster with Slurm: an array of Slurm jobs, through submitit.
 
-submitit pickles what its jobs call in a folder of its own, <workdir>/slurm, which only the jobs read. Run directories
-hold no pickles, and the sweep reads none: a job prints what went wrong.
+submitit pickles the functions of its jobs into a folder of its own, <workdir>/slurm. Only the jobs read this folder.
+The runs' working directories hold no pickles, and the sweep reads no pickles: a job prints its error.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from transformer_flax.errors import UserError
 FOLDER = "slurm"
 POLL = 5  # seconds
 MOST_AT_A_TIME = 256
-REQUEUES = 1_000  # after a time limit: a trial may need many
-WARNING = 90  # seconds before the time limit, in which a run saves its step
+REQUEUES = 1_000  # most requeues after a time limit; a trial may need many
+WARNING = 90  # seconds before the time limit at which Slurm signals a run, which then saves its step
 PATIENCE = 600  # seconds that a job waits for Slurm to requeue it after a signal has stopped its run
-PROBLEM = "training error: "  # begins the line in which a job prints what went wrong
+PROBLEM = "training error: "  # begins the line in which a job prints its error
 OWN_OPTIONS = ("job-name", "J")  # the sweep finds its jobs by their name
 
 logger = logging.getLogger(__name__)
@@ -40,20 +40,21 @@ logger = logging.getLogger(__name__)
 class Slurm:
     """Trains jobs in Slurm, with the methods of `launch.Local`; call `require_slurm` first.
 
-    The jobs go on when the sweep ends; started again, it waits until they have ended, and submits what is left. A job
-    that Slurm pre-empts, or that reaches its time limit, saves its step and is requeued.
+    The jobs continue when the sweep ends. A sweep that is started again waits until these jobs have ended, and then
+    submits jobs for the unfinished trials. A job that Slurm pre-empts, or that reaches its time limit, saves its step
+    and is requeued.
 
     Args:
-      workdir: of the sweep, on a file system that the nodes share.
+      workdir: the sweep's working directory, on a file system that the nodes share.
       command: returns the command of a job.
-      at_a_time: most jobs at a time.
-      minutes: time limit of a job.
-      partition: None for the cluster's default.
+      at_a_time: maximum number of jobs at a time.
+      minutes: time limit of a job, in minutes.
+      partition: Slurm's partition; None for the cluster's default.
       devices: number of GPUs of a job; None for none.
-      options: more options of sbatch by name; True for one without a value.
+      options: further options of sbatch, by name; True for an option without a value.
 
     Raises:
-      UserError: an option is the sweep's own.
+      UserError: an option is reserved for the sweep.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Slurm:
         name = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)
         self._name = f"{name}-{zlib.crc32(str(folder).encode()):08x}"
         self._executor = submitit.SlurmExecutor(folder, max_num_timeout=REQUEUES)
-        self._executor.update_parameters(  # those that are None are left out
+        self._executor.update_parameters(  # options that are None are left out
             job_name=self._name,
             time=minutes,
             partition=partition,
@@ -86,8 +87,8 @@ class Slurm:
             additional_parameters={"requeue": True} | options,
         )
         self._queued: dict[Job, Any] = {}  # submitit's jobs
-        self._missing: set[Job] = set()  # from the queue when it was last polled
-        self._states: dict[str, str] | None = None  # of the sweep's jobs by number; None until Slurm answers
+        self._missing: set[Job] = set()  # jobs that were not in the queue at the last poll
+        self._states: dict[str, str] | None = None  # states of the sweep's jobs, by number; None until Slurm answers
         self._asked = -float("inf")
 
     def left_behind(self) -> str:
@@ -125,7 +126,11 @@ class Slurm:
         return f"they go on in Slurm, and the same command waits for them; scancel --name={self._name} ends them"
 
     def _ask(self) -> bool:
-        """Asks Slurm for the states of the sweep's jobs, at most every POLL seconds; whether it has answered now."""
+        """Asks Slurm for the states of the sweep's jobs, at most every POLL seconds.
+
+        Returns:
+          Whether Slurm has answered now.
+        """
         if time.monotonic() - self._asked < POLL:
             return False
         self._asked = time.monotonic()
@@ -155,10 +160,10 @@ def require_slurm() -> None:
 
 
 def _problem(stderr: str) -> str:
-    """Explains in one line why a job has ended, by the output of the job, Slurm and submitit; empty if it succeeded."""
+    """Explains in one line why a job has failed, from the output of the job, Slurm and submitit; else returns ""."""
     lines = [line for line in stderr.splitlines() if "CANCELLED" in line or "error" in line.lower()]
     told = [line.removeprefix(PROBLEM) for line in lines if line.startswith(PROBLEM)]
-    cancelled = [line for line in lines if "CANCELLED" in line]  # says by what
+    cancelled = [line for line in lines if "CANCELLED" in line]  # the line says what cancelled the job
     if not told and re.search(r"\boom[-_ ]?kill", stderr, re.IGNORECASE):
         return "out of memory (killed by Slurm)"
     return next(iter([*told[-1:], *cancelled[-1:], *lines[-1:]]), "")
@@ -173,11 +178,11 @@ class Training:
 
     command: list[str]
     log: str
-    _pid = 0  # of the training
+    _pid = 0  # process id of the training
     _stopped = False
 
     def __call__(self) -> int:
-        """Trains; prints what went wrong, if anything did, and returns the exit status."""
+        """Trains, prints the error if there is one, and returns the exit status."""
         log = pathlib.Path(self.log)
         log.parent.mkdir(parents=True, exist_ok=True)
         signal.signal(signal.SIGTERM, self._stop)
@@ -185,7 +190,7 @@ class Training:
             start = output.tell()
             process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         self._pid = process.pid
-        if self._stopped:  # before there was a process to signal
+        if self._stopped:  # the signal came before the process started
             self._stop()
         while (status := process.poll()) is None:
             time.sleep(0.2)
@@ -197,12 +202,12 @@ class Training:
         return status
 
     def checkpoint(self) -> Any:
-        """submitit calls this when Slurm will end the job soon, and requeues what it returns."""
+        """Stops the training and returns the job to requeue. submitit calls this when Slurm will end the job soon."""
         import submitit
 
         self._stop()
         if self._pid:
-            with contextlib.suppress(ChildProcessError):  # it has ended, and __call__ knows
+            with contextlib.suppress(ChildProcessError):  # the process has ended, and __call__ has noticed
                 os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
         return submitit.helpers.DelayedSubmission(Training(self.command, self.log))
 

@@ -11,7 +11,7 @@ import numpy as np
 import scipy.stats
 
 CONFIDENCE = 0.95
-LEAST_RANKED = 4  # Fisher's z of fewer has no standard error
+LEAST_RANKED = 4  # with fewer values, Fisher's z has no standard error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +26,16 @@ class Estimate:
 class Difference(Estimate):
     """The difference of two means."""
 
-    p: float | None  # two-sided, of no difference; None: too few data
+    p: float | None  # two-sided, for the null hypothesis of no difference; None: too few data
 
 
 def mean(values: Sequence[float]) -> Estimate:
-    """The mean over seeds with Student's t interval, mean ± t(n - 1) s / sqrt(n).
+    """Returns the mean over seeds with Student's t interval, mean ± t(n - 1) s / sqrt(n).
 
-    One seed has no interval. Nor have several of the same value, such as those that get everything right: a spread of 0
-    would claim more certainty than a few seeds give.
+    One seed has no interval. Several seeds with the same value, such as seeds that get everything right, have none
+    either: a spread of 0 would claim more certainty than a few seeds give.
     """
-    value = exact_mean(values)  # so that means of equal values are equal, whatever their number
+    value = exact_mean(values)  # so that means of equal values are equal for any number of values
     if not np.ptp(values):
         return Estimate(value, None)
     low, high = scipy.stats.t.interval(CONFIDENCE, len(values) - 1, value, scipy.stats.sem(values))
@@ -43,16 +43,17 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def difference(ours: Sequence[float], base: Sequence[float]) -> Difference:
-    """mean(ours) - mean(base) with the interval and the two-sided test of Welch's t.
+    """Returns mean(ours) - mean(base) with the interval and the two-sided test of Welch's t.
 
-    Welch's test does not assume equal spreads: a row that is hard to train spreads more than base. It is unpaired: with
-    the same seed two rows see the data in the same order, but most start from other parameters, and with three seeds
-    pairing would halve the degrees of freedom. What the seeds share makes this test miss effects, not invent them.
+    Welch's test does not assume equal spreads: a row that is hard to train spreads more than base. The test is
+    unpaired. With the same seed, two rows see the data in the same order, but most rows start from other parameters.
+    With three seeds, pairing would halve the degrees of freedom. What the seeds share can make this test miss an
+    effect, but not invent one.
     """
     value = exact_mean(ours) - exact_mean(base)
     if min(len(ours), len(base)) < 2 or not (np.ptp(ours) or np.ptp(base)):
         return Difference(value, None, None)
-    with warnings.catch_warnings():  # one of both may have no spread
+    with warnings.catch_warnings():  # one side may have no spread
         warnings.simplefilter("ignore", RuntimeWarning)
         welch: Any = scipy.stats.ttest_ind(ours, base, equal_var=False)
     low, high = welch.confidence_interval(CONFIDENCE)
@@ -60,10 +61,10 @@ def difference(ours: Sequence[float], base: Sequence[float]) -> Difference:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's correction of p-values for their number: without any effect, 95 % of sweeps have none below 0.05.
+    """Returns Holm's correction of p-values: without any effect, 95 % of sweeps have no corrected p below 0.05.
 
-    The smallest of m is multiplied by m, the next by m - 1, and so on; none becomes smaller than one before it, or
-    larger than 1.
+    The smallest of m p-values is multiplied by m, the next by m - 1, and so on. No corrected value is smaller than the
+    one before it, or larger than 1.
     """
     order = np.argsort(ps, kind="stable")
     corrected = np.empty(len(ps))
@@ -72,7 +73,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def rank_correlation(ours: Sequence[float], theirs: Sequence[float]) -> Estimate | None:
-    """Spearman's rho with the interval of Fisher's z and Bonett and Wright's standard error.
+    """Returns Spearman's rho with the interval of Fisher's z and Bonett and Wright's standard error.
 
         tanh(atanh(rho) ± 1.96 sqrt((1 + rho^2 / 2) / (n - 3)))
 
@@ -80,13 +81,13 @@ def rank_correlation(ours: Sequence[float], theirs: Sequence[float]) -> Estimate
     three seeds are too few to resample.
 
     Returns:
-      None for fewer than four, or if all values of a side are equal. No interval if the ranks agree fully, or are fully
-      reversed.
+      None for fewer than four values, or if all values of one side are equal. The estimate has no interval if the ranks
+      agree fully, or are fully reversed.
     """
     if len(ours) < LEAST_RANKED or not (np.ptp(ours) and np.ptp(theirs)):
         return None
     rho = float(scipy.stats.spearmanr(ours, theirs).statistic)
-    if abs(rho) > 1 - 1e-9:  # 1 but for rounding
+    if abs(rho) > 1 - 1e-9:  # 1 except for rounding
         return Estimate(round(rho), None)
     error = math.sqrt((1 + rho**2 / 2) / (len(ours) - 3))
     low, high = np.tanh(scipy.stats.norm.interval(CONFIDENCE, math.atanh(rho), error))

@@ -1,4 +1,4 @@
-"""Runs a sweep: skips finished trials, resumes started ones, and continues past failures."""
+"""Runs a sweep: skips finished trials, resumes started trials, and continues past failures."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ from transformer_flax.training.run_directory import RunDirectory
 REPORT = "report"  # a folder
 LOCK = ".lock"
 POLL = 0.5  # seconds
-SHOWN = 5  # lines of a failed job's log
+SHOWN = 5  # last lines of a failed job's log that are printed
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +30,23 @@ logger = logging.getLogger(__name__)
 def sweep(
     trials: Sequence[Trial], recipe: Recipe, head: dict[str, Any], launcher: Local | Slurm, *, together: bool = False
 ) -> list[Result]:
-    """Trains what is left of a sweep, and writes its results and its report.
+    """Trains the unfinished trials of a sweep, and writes the results and the report.
 
-    Waits first for jobs that an earlier sweep has left behind, such as one that was killed.
+    First waits for jobs that an earlier sweep, for example a killed one, has left behind.
 
     Args:
-      trials: of the sweep, in the order in which they are trained.
-      recipe: how they are trained.
-      head: of the results.
-      launcher: trains them.
-      together: one process trains all seeds of a variant that are left.
+      trials: the sweep's trials, in the order of training.
+      recipe: the recipe that made the trials.
+      head: the head of the results.
+      launcher: trains the jobs.
+      together: train all unfinished seeds of a variant in one process.
 
     Returns:
-      All results in the file, including those of other variants of the same base.
+      All results in the file, including results of other variants of the same base.
 
     Raises:
-      UserError: the directory holds another sweep or a running one; or, once all trials have ended, some have failed.
+      UserError: the working directory holds another sweep or a running sweep. Or some trials have failed, which is
+        raised once all trials have ended.
       Interrupted: a signal asked the sweep to end; the same call resumes it.
     """
     with Interruption() as interruption, _claim(recipe.workdir):
@@ -69,7 +70,7 @@ def sweep(
 
 
 def write_report(workdir: pathlib.Path, head: dict[str, Any], results: Sequence[Result]) -> pathlib.Path:
-    """Writes the report of a sweep; returns its file."""
+    """Writes the report of a sweep; returns the report's file."""
     from transformer_flax.ablation import report  # only when needed: drawing takes seconds to load
 
     return report.write(results, head, workdir / REPORT)
@@ -101,18 +102,18 @@ class _Sweep:
     ):
         self._trials, self._recipe, self._journal = trials, recipe, journal
         self._launcher, self._interruption = launcher, interruption
-        self._jobs: list[Job] = []  # that have not ended
-        self._left: dict[Trial, int] = {}  # their trials, with their step
+        self._jobs: list[Job] = []  # jobs that have not ended
+        self._left: dict[Trial, int] = {}  # the trials of these jobs, each with its step
         self._failed: list[Trial] = []
         self._progress = Progress()
         self._bars: dict[Trial, tuple[contextlib.ExitStack, Callable]] = {}  # of trials that are being trained
-        self._sizes: dict[Trial, int] = {}  # of metrics files when they were last read
+        self._sizes: dict[Trial, int] = {}  # bytes of each metrics file when it was last read
 
     def run(self, *, together: bool) -> list[Trial]:
-        """Trains all that is left; returns the trials that failed.
+        """Trains the unfinished trials; returns the trials that failed.
 
         Raises:
-          Interrupted: a signal asked for it.
+          Interrupted: a signal asked the sweep to end.
         """
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._progress)
@@ -122,12 +123,12 @@ class _Sweep:
             self._progress.say(f"{counted(len(self._trials), 'run')} in {self._recipe.workdir}{already}")
             if self._left:
                 self._journal.begin()
-            stack.callback(self._launcher.stop)  # whatever ends this
+            stack.callback(self._launcher.stop)  # also after an error
             self._jobs = make_jobs(list(self._left), together=together)
             self._launcher.submit(self._jobs)
             show = stack.enter_context(self._progress.bar("runs", done))
             while self._jobs:
-                if self._interruption.asked:  # before poll: jobs that the same signal has ended have not failed
+                if self._interruption.asked:  # before poll: a job that the same signal ended has not failed
                     fate = self._launcher.stop()
                     left = f"{len(self._left):,} of {len(self._trials):,} runs left"
                     self._interruption.end(f"with {left}; {fate}")
@@ -142,7 +143,7 @@ class _Sweep:
         return self._failed
 
     def _has_finished(self, trial: Trial) -> bool:
-        """Whether a trial has finished; adds its result if a sweep was killed before it did so."""
+        """Returns whether a trial has finished. Adds its result if an earlier sweep was killed before adding it."""
         known = self._journal.results.get(trial.key)
         if known is not None and known.finished:
             return True
@@ -177,7 +178,7 @@ class _Sweep:
             self._progress.say("\n".join(f"    {line}" for line in lines))
 
     def _watch(self, job: Job) -> None:
-        """Shows how far the trials of a job are, if their metrics have changed."""
+        """Shows the progress of a job's trials whose metrics have changed."""
         for trial in job.trials:
             file = RunDirectory(trial.path).metrics_file
             size = file.stat().st_size if file.exists() else 0
@@ -195,7 +196,7 @@ class _Sweep:
             show(progress.step, trial.steps, note=str(progress))
 
     def _seconds_left(self) -> float | None:
-        """The expected time, once a trial of the sweep has finished."""
+        """Returns the expected seconds left; None until a trial of the sweep has finished."""
         estimator = Estimator(self._trials, self._journal.results.values())
         at_a_time = min(self._launcher.at_a_time, len(self._jobs))
         if not estimator.measured or not at_a_time:
@@ -221,7 +222,7 @@ class _Sweep:
 
 
 def _show_scores(results: Sequence[Result]) -> str:
-    """The mean validation scores of finished trials, as in the report but shorter."""
+    """Returns the mean validation scores of finished trials, as in the report but shorter."""
     scores = [result.scores["valid"] for result in results]
 
     def mean(name: str) -> float:

@@ -1,4 +1,4 @@
-"""Table 3 of the paper and rows beyond it: each the fields that it changes, with the paper's results."""
+"""Table 3 of the paper and rows beyond it: the fields that each row changes, and the paper's results."""
 
 import dataclasses
 import functools
@@ -20,14 +20,14 @@ PAPER_BASE = {
     "model.d_k": 64,
     "model.d_v": 64,
 }
-# Fields that scale with the base; rows beyond the table change the optimizer's and the batch's.
+# Fields that scale with the base. Only rows beyond the table change fields of the optimizer and the batch.
 SCALED = PAPER_BASE | {"optimizer.warmup_steps": 4_000, "optimizer.factor": 1.0, "data.tokens_per_batch": 25_000}
 PAPER_ABSOLUTE = {"model.dropout": 0.1, "label_smoothing": 0.1, "model.positions": "sinusoidal"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The config fields that a row changes of the paper's base model."""
+    """The config fields of the paper's base model that a row changes."""
 
     name: str
     changes: dict[str, Any]
@@ -76,7 +76,7 @@ ROWS = {
 BEYOND = {
     row.name: row
     for row in (
-        # Section 3.2.1 compares its attention with both.
+        # Section 3.2.1 compares scaled dot-product attention with both.
         Row("additive", {"model.compatibility": "additive"}),
         Row("dot", {"model.compatibility": "dot"}),
         # Section 4 and table 1: self-attention restricted to a neighbourhood of r.
@@ -104,18 +104,18 @@ BEYOND = {
 RECIPES = {
     row.name: row
     for row in (
-        # Two passes with different dropout that are to agree (Wu et al., 2021); alpha is theirs for translation.
+        # Two passes with different dropout are trained to agree (Wu et al., 2021), with their alpha for translation.
         Row("r-drop", {"r_drop": 5.0}),
-        # Other pieces for the same words in each epoch (Provilkov et al., 2020), at their rate.
+        # The same words have other pieces in each epoch (Provilkov et al., 2020), with their dropout rate.
         Row("bpe-dropout", {"data.bpe_dropout": 0.1}),
-        # Starts, each by itself, also on a base with lighter sub-layers.
+        # Initialisations, each without scaling by `branch_init`, also on a base that sets it.
         Row("xavier", {"model.start": "xavier", "model.branch_init": 1.0}),
         Row("fairseq", {"model.start": "fairseq", "model.branch_init": 1.0}),
         Row("deepnorm", {"model.start": "deepnorm", "model.branch_init": 1.0}),
-        # The momentum is that of Jordan et al. (2024).
+        # With the momentum of Jordan et al. (2024).
         Row("muon", {"optimizer.name": "muon", "optimizer.b1": 0.95}),
         Row("schedule-free", {"optimizer.name": "schedule_free"}),
-        # As many epochs. With the warm-up shortened too, equation 3 gives twice the rate at every epoch.
+        # The same number of epochs. The warm-up is shortened too, so equation 3 gives twice the rate at every epoch.
         Row("batch-x4", {"data.tokens_per_batch": 100_000, "steps": 25_000, "optimizer.warmup_steps": 1_000}),
     )
 }
@@ -143,11 +143,12 @@ def find(name: str) -> Row:
 def apply(row: Row, base: ConfigDict) -> ConfigDict:
     """Returns a copy of a base config with a row's changes.
 
-    Sizes, steps, warm-up and the learning rate's factor scale by the paper's ratio of the row to its base, so a row
-    means the same on a smaller base. All other fields are absolute. The paper's base gives the paper's values.
+    The fields of SCALED (sizes, steps, tokens per batch, warm-up and the learning rate's factor) are multiplied by the
+    paper's ratio of the row to its base. So a row means the same on a smaller base. All other fields are absolute. The
+    paper's base gives the paper's values.
 
     Raises:
-      UserError: a size of the base does not divide, or the base's kind of model lacks a field of the row.
+      UserError: a scaled size is not a whole number, or the base's kind of model lacks a field of the row.
     """
     config = base.copy_and_resolve_references()
     changes = {}
@@ -175,19 +176,20 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
 
 
 def is_papers_base(config: Mapping[str, Any]) -> bool:
-    """Whether a flat config has the sizes and the regularisation of the paper's base model."""
+    """Returns whether a flat config has the steps, sizes, regularisation and positions of the paper's base model."""
     return all(config.get(field) == value for field, value in (PAPER_BASE | PAPER_ABSOLUTE).items())
 
 
 def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
-    """Whether a row changes a base in the same direction as in the paper.
+    """Returns whether a row changes a base in the same direction as in the paper.
 
-    Absolute fields may not: D-drop0.2 is more dropout in the paper, but no change on a base of 0.2 and less on one of
-    0.3. E replaces sinusoids in the paper, but something else on a base with rotary positions.
+    A row that sets an absolute field may not. D-drop0.2 has more dropout than the base in the paper, but the same as a
+    base with dropout 0.2, and less than a base with 0.3. E replaces sinusoids in the paper, but something else on a
+    base with rotary positions.
 
     Args:
-      row: of table 3.
-      base: flat config; an absolute field that it lacks counts as the paper's value.
+      row: a row of table 3.
+      base: the base's flat config. An absolute field that the config lacks counts as the paper's value.
     """
     for field, papers in PAPER_ABSOLUTE.items():
         if field in row.changes:

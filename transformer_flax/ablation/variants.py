@@ -16,12 +16,12 @@ from transformer_flax.model.config import TYPES
 from transformer_flax.training.config_checks import check
 from transformer_flax.training.fields import flatten
 
-LARGEST_WHOLE = 1 << 53  # below it, every whole number is exact as a float
+LARGEST_WHOLE = 1 << 53  # below this, every whole number is exact as a float
 OWN_FIELDS = {  # the sweep sets them for every run
     "seed": "--seeds says how many",
     "name": "each run is named after its variant",
 }
-PARSERS = {  # the command line parses config fields with the same
+PARSERS = {  # the command line parses config fields with the same parsers
     bool: flags.BooleanParser(),
     int: flags.IntegerParser(),
     float: flags.FloatParser(),
@@ -34,7 +34,7 @@ class Variant:
     """A config of a sweep, trained once for each seed."""
 
     name: str  # "A-h1", "A-h1 model.dropout=0.2", or the name of an entry of a file
-    row: str  # of table 3 or beyond it, before the grid
+    row: str  # the row of table 3 or beyond it, before the grid's changes
     changes: dict[str, Any]  # flat fields that differ from the sweep's base
     config: ConfigDict  # the base with these changes
 
@@ -50,10 +50,11 @@ def make_variants(
 
     Args:
       base: the config that rows and axes change.
-      rows: names of rows and letters of groups, such as `A,C-N2,rotary`; `all` of table 3; `beyond`; or
+      rows: names of rows and letters of groups, such as `A,C-N2,rotary`; `all` for table 3; `beyond`; or
         `recipes`. May be empty if there is a file.
       axes: fields with their values, such as `model.dropout=0.0,0.1`; crossed with each other and with the rows.
-      file: TOML, an entry for each variant: `wide = {model.d_ff = 512}`; an entry may name its `row`, else base.
+      file: a TOML file with an entry for each variant: `wide = {model.d_ff = 512}`. An entry may name a `row` to start
+        from; the default is base.
 
     Raises:
       UserError: a row or field is unknown; or a value has the wrong type or does not fit the base.
@@ -89,7 +90,7 @@ def _make_variant(
 
 
 def _parse_rows(text: str) -> list[str]:
-    """The names of rows, each once, in the order of the table."""
+    """Returns the names of rows, each once, in the order of the table."""
     named = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         named |= set(table3.GROUPS.get(part) or [table3.find(part).name])
@@ -97,7 +98,7 @@ def _parse_rows(text: str) -> list[str]:
 
 
 def _parse_axes(texts: Iterable[str], base: ConfigDict) -> dict[tuple[str, ...], list[Any]]:
-    """The distinct values of each axis of the grid: of a field, or of several that have the same value."""
+    """Returns the distinct values of each axis of the grid: a field, or several fields that have the same value."""
     axes: dict[tuple[str, ...], list[Any]] = {}
     for text in texts:
         names, equals, values = text.partition("=")
@@ -121,10 +122,10 @@ def _parse_axes(texts: Iterable[str], base: ConfigDict) -> dict[tuple[str, ...],
 
 
 def _read_entries(file: pathlib.Path, base: ConfigDict) -> list[tuple[str, table3.Row, dict[str, Any]]]:
-    """The name, row and overrides of each entry of a file of variants."""
+    """Returns the name, row and overrides of each entry of a file of variants."""
     try:
         entries = tomllib.loads(file.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: neither TOML nor UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError: not TOML, or not UTF-8
         raise UserError(f"{file} is not TOML: {error}; write lines such as wide = {{model.d_ff = 512}}") from error
     starts = []
     for name, entry in entries.items():
@@ -146,7 +147,7 @@ def _read_entries(file: pathlib.Path, base: ConfigDict) -> list[tuple[str, table
 
 
 def _value_in(base: ConfigDict, field: str, where: str) -> Any:
-    """The base's value of a field that may vary."""
+    """Returns the base's value of a field that may vary."""
     known = flatten(base.to_dict())
     if field in OWN_FIELDS:
         raise UserError(f"{where}: {field} cannot vary: {OWN_FIELDS[field]}")
@@ -159,7 +160,7 @@ def _value_in(base: ConfigDict, field: str, where: str) -> Any:
 
 
 def _typed(field: str, value: Any, like: Any, where: str) -> Any:
-    """A value of a file, which must have the base's type; a whole number is a float, too."""
+    """Checks that a value of a file has the base's type, and returns it. A whole number may stand for a float."""
     if type(like) is float and type(value) is int and abs(value) < LARGEST_WHOLE:
         return float(value)
     if type(like) in PARSERS and type(value) is not type(like):

@@ -24,19 +24,20 @@ def word_weights(
     heads: Sequence[int] | None = None,
     by: str = "written",
 ) -> np.ndarray:
-    """The share of its attention that each target word gives each source word, float [target words, source words].
+    """Returns the share of attention that each target word gives each source word: [target words, source words].
 
-    Weights are summed over the pieces of a source word, and averaged over those of a target word. So a row sums to 1
-    less the weight of the end symbol.
+    Weights are summed over the pieces of a source word, and averaged over the pieces of a target word. So a row sums to
+    1 minus the weight of the end symbol.
 
     Args:
-      attention: of a sentence and its translation.
-      layers: of the decoder, which are averaged; None for all.
-      heads: which are averaged; None for all.
-      by: "written": the weights when the decoder writes a word; "read": when it reads it, a position later.
+      attention: the attention of a sentence and its translation.
+      layers: the decoder layers to average; None for all.
+      heads: the heads to average; None for all.
+      by: "written": the weights when the decoder writes a word. "read": the weights when the decoder reads the word,
+        one position later.
 
     Raises:
-      UserError: there is no such layer or head.
+      UserError: there is no such layer or head, or `by` is unknown.
     """
     if by not in BY:
         raise UserError(f"by is {by!r}; it must be one of {', '.join(BY)}")
@@ -51,7 +52,7 @@ def word_weights(
 
 
 def _membership(words_of: Sequence[Sequence[int]], words: int) -> np.ndarray:
-    """[tokens, words]: 1 if a token belongs to a word, divided among its words if it belongs to several."""
+    """Returns [tokens, words]: 1 if a token belongs to a word. A token of several words divides the 1 among them."""
     member = np.zeros((len(words_of), words))
     for token, its_words in enumerate(words_of):
         member[token, list(its_words)] = 1 / max(len(its_words), 1)
@@ -77,14 +78,14 @@ def to_pharaoh(links: Iterable[tuple[int, int]]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Gold:
-    """The links of a sentence by human annotators."""
+    """The links of a sentence, made by human annotators."""
 
     sure: Links
     possible: Links  # includes the sure ones
 
 
 def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
-    """Reads a file with a sentence's links in each line: sure as in "0-0", possible as in "1?2" or "1p2".
+    """Reads a file with the links of one sentence in each line: "0-0" is sure, "1?2" and "1p2" are possible.
 
     Args:
       file: the path.
@@ -114,7 +115,7 @@ def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
 
 
 def error_rate(alignments: Sequence[Links], gold: Sequence[Gold]) -> float:
-    """AER = 1 - (|A & S| + |A & P|) / (|A| + |S|) over all sentences (Och and Ney, 2003, equation 31).
+    """Returns AER = 1 - (|A & S| + |A & P|) / (|A| + |S|) over all sentences (Och and Ney, 2003, equation 31).
 
     Raises:
       UserError: the numbers of sentences differ, or there is no link at all.

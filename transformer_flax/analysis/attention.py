@@ -22,8 +22,8 @@ from transformer_flax.model.registry import attention_maps, init_params
 from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL
 
 KINDS = ("encoder", "decoder", "cross")
-WIDTH = 16  # lengths are padded to multiples of it, so few programs are compiled
-ROWS = 16  # most sentences at a time
+WIDTH = 16  # lengths are padded to multiples of this, so few programs are compiled
+ROWS = 16  # most sentences in a batch
 CONTINUED = "·"  # before a piece that continues a word
 BLANK = "␣"
 
@@ -35,23 +35,23 @@ class Sentence:
     """The tokens of a sentence, with readable labels."""
 
     text: str
-    pieces: tuple[str, ...]  # a label for each token; "·" begins one that continues a word
-    words: tuple[str, ...]  # of the text, separated by blanks
-    words_of: tuple[tuple[int, ...], ...]  # of each token; none for special tokens
+    pieces: tuple[str, ...]  # a label for each token; "·" begins the label of a piece that continues a word
+    words: tuple[str, ...]  # the words of the text, separated by blanks
+    words_of: tuple[tuple[int, ...], ...]  # the indices of each token's words; none for special tokens
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Attention:
     """All attention weights of one pass over a sentence and its translation, float32; every row sums to 1.
 
-    At each position the decoder reads a token (the begin symbol, then those of the target) and writes the next one. A
-    kind of attention that the model lacks is None.
+    At each position the decoder reads a token (first the begin symbol, then the target's tokens) and writes the next
+    token. A kind of attention that the model lacks is None.
     """
 
     source: Sentence
     target: Sentence
     encoder: np.ndarray | None = None  # [N, H, S, S], from source tokens to source tokens
-    decoder: np.ndarray | None = None  # [N, H, T, T], from tokens read to those read before
+    decoder: np.ndarray | None = None  # [N, H, T, T], from tokens read to tokens read before
     cross: np.ndarray | None = None  # [N, H, T, S], from tokens written to source tokens
 
     def __repr__(self) -> str:
@@ -60,7 +60,7 @@ class Attention:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Its kinds of attention, of "encoder", "decoder" and "cross"."""
+        """The kinds of attention that the model has, among "encoder", "decoder" and "cross"."""
         return tuple(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @property
@@ -73,25 +73,25 @@ class Attention:
         return (SPECIAL_TOKENS[BEGIN_ID], *self.target.pieces[:-1])
 
     def labels(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The labels of the rows, which attend, and of the columns, which are attended to."""
+        """Returns the labels of the rows (tokens that attend) and of the columns (tokens attended to)."""
         source, written = self.source.pieces, self.target.pieces
         return {"encoder": (source, source), "decoder": (self.read, self.read), "cross": (written, source)}[
             self._known(kind)
         ]
 
     def layers(self, kind: str) -> np.ndarray:
-        """The weights of a kind of attention, [N, H, rows, columns].
+        """Returns the weights of a kind of attention, [N, H, rows, columns].
 
         Raises:
-          UserError: the model has no such kind.
+          UserError: the model has no such kind of attention.
         """
         return getattr(self, self._known(kind))
 
     def weights(self, kind: str, layer: int) -> np.ndarray:
-        """The weights of one layer, [H, rows, columns]; layers count from 0, or backwards from -1.
+        """Returns the weights of one layer, [H, rows, columns]. Layers count from 0, or backwards from -1.
 
         Raises:
-          UserError: there is no such kind or layer.
+          UserError: there is no such kind of attention or layer.
         """
         layers = self.layers(kind)
         if not -len(layers) <= layer < len(layers):
@@ -99,7 +99,7 @@ class Attention:
         return layers[layer]
 
     def heads(self, heads: Sequence[int] | None) -> list[int]:
-        """The given heads, or all for None.
+        """Returns the given heads, or all heads for None.
 
         Raises:
           UserError: there is no such head.
@@ -120,10 +120,10 @@ class Attention:
 
 @functools.cache
 def count_heads(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """The number of layers and heads of each kind of attention; runs no model.
+    """Returns the numbers of layers and heads of each kind of attention. Runs no model.
 
     Raises:
-      UserError: it has no attention.
+      UserError: the model has no attention.
     """
     line = jax.ShapeDtypeStruct((1, 1), np.int32)
     params = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
@@ -139,7 +139,7 @@ def attend(
     tokenizer: Tokenizer,
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> Iterator[Attention]:
-    """Computes the attention of each pair of (source, target) token ids, which end with the end symbol."""
+    """Yields the attention of each pair of (source, target) token ids, both of which end with the end symbol."""
     rows = min(ROWS, len(pairs))
     for start in range(0, len(pairs), ROWS):
         chosen = pairs[start : start + ROWS]
@@ -154,15 +154,15 @@ def attend(
 
 
 def _width(longest: int, config: ModelConfig) -> int:
-    """A multiple of WIDTH, or as many positions as the model has."""
+    """Returns the padded length: a multiple of WIDTH, or as many positions as the model has."""
     width, most = round_up(longest, WIDTH), config.most_positions
     return width if most is None else max(longest, min(width, most))
 
 
 def read_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> Sentence:
-    """Decodes ids, and labels each with its part of the text.
+    """Decodes token ids, and labels each token with its part of the text.
 
-    A token of some bytes of a character is labelled with the whole character.
+    A token that holds only some bytes of a character is labelled with the whole character.
     """
     text = tokenizer.decode(ids)
     words = [match.span() for match in re.finditer(r"\S+", text)]
@@ -175,7 +175,7 @@ def read_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> Sentence:
         so_far = tokenizer.decode(ids[: number + 1])
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(so_far, text, strict=False))
         whole = max(start, sum(1 for _ in same))
-        end = min(whole + (len(so_far) > whole), len(text))  # one more if its bytes are incomplete
+        end = min(whole + (len(so_far) > whole), len(text))  # one more character if its bytes are incomplete
         pieces.append(_label(text, start, end))
         words_of.append(
             tuple(

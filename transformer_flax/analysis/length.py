@@ -25,7 +25,7 @@ class Bucket:
 
 
 def load_written(workdir: RunDirectory, split: str) -> list[tuple[str, str, str]]:
-    """Loads a split's sources and references, each with the translation that a run has written at its end.
+    """Loads a split's sources and references, each with the translation that a run wrote at step config.steps.
 
     Raises:
       UserError: the run has not translated this split, or the split has changed.
@@ -80,12 +80,12 @@ def plot_by_length(
     trained: int | None = None,
     file: File = None,
 ) -> Figure:
-    """Draws both measures of buckets over length: the mean of some runs, in the range of all of them.
+    """Draws both measures over length: for each name, the mean over its runs, with their range as a band.
 
     Args:
-      curves: by name, the buckets of each run, such as the seeds of one config; all of the same lengths.
-      trained: the longest length of training, which is marked.
-      file: of the picture.
+      curves: by name, the buckets of each run, such as the seeds of one config. These runs have the same lengths.
+      trained: the longest length of training, which a line marks.
+      file: the picture's file.
 
     Raises:
       UserError: the runs of a name have buckets of different lengths.

@@ -16,9 +16,10 @@ WHOLE = 1000  # the page's number for a weight of 1
 
 
 def attention_page(attentions: Attention | Iterable[Attention]) -> str:
-    """The HTML of a page that shows one or several sentences; clicks choose the kind, the layer and the heads.
+    """Returns the HTML of a page that shows one or several sentences. Clicks choose the kind, layer and heads.
 
-    Hovering over a word shows how much it attends to each other, or is attended to; a click holds it.
+    Hovering over a word shows how much the word attends to each other word, or is attended to. A click keeps the word
+    selected.
 
     Raises:
       UserError: there is no sentence.
@@ -35,7 +36,7 @@ def attention_page(attentions: Attention | Iterable[Attention]) -> str:
     if not sentences:
         raise UserError("there is no sentence to show; an attention page needs at least one")
     text = json.dumps(sentences, ensure_ascii=False, separators=(",", ":"))
-    # "</" or "<!--" would end or change the script element; in JSON "<" occurs in strings alone.
+    # "</" or "<!--" would end or change the script element; in JSON, "<" occurs only in strings.
     return TEMPLATE.read_text(encoding="utf-8").replace("{{DATA}}", text.replace("<", "\\u003c"))
 
 

@@ -1,6 +1,7 @@
 """Pictures of attention and of runs.
 
-Each function returns a figure, for a notebook. With `file` it also writes it, as PNG, SVG or PDF by the file's name.
+Each function returns a figure, for a notebook. With `file`, the function also writes the figure. The file's name
+chooses PNG, SVG or PDF.
 Arguments count layers and heads from 0, as arrays do; pictures count them from 1, as the paper does.
 """
 
@@ -29,20 +30,20 @@ from transformer_flax.training.run_directory import RunDirectory
 File = str | os.PathLike | None
 INCH_A_TOKEN = 0.26
 INCH_A_LETTER = 0.09
-INCHES_OF_LINES = 1.7  # from the tokens above to those below
+INCHES_OF_LINES = 1.7  # from the tokens above to the tokens below
 INCHES_OF_TITLE = 2.6  # the least width of a figure with lines
 INCHES_A_HEAD = 0.65, 0.2  # in a legend, across and down
 WHO_ATTENDS = {"encoder": ("source", "source"), "decoder": ("read", "read"), "cross": ("written", "source")}
 X_AXES = {"step": ("step", 1), "minutes": ("seconds", 60)}
 CELL = 0.55  # inches
-MOST_NUMBERED = 30  # classes; numbers of more would not be legible
+MOST_NUMBERED = 30  # most classes with numbers; more numbers would not be legible
 
 
 def save(figure: Figure, file: File) -> Figure:
-    """Writes a figure if there is a file; returns it.
+    """Writes a figure if a file is given; returns the figure.
 
     Raises:
-      UserError: the file cannot be written, or its name does not end like a picture's.
+      UserError: the file cannot be written, or its extension is not a picture's.
     """
     if file is not None:
         try:
@@ -53,7 +54,7 @@ def save(figure: Figure, file: File) -> Figure:
 
 
 def head_colours(count: int) -> list[str]:
-    """A colour for each head, as "#rrggbb"."""
+    """Returns a colour for each head, as "#rrggbb"."""
     if count <= 10:
         return [to_hex(matplotlib.colormaps["tab10"](number)) for number in range(count)]
     return [to_hex(matplotlib.colormaps["hsv"](number / count)) for number in range(count)]
@@ -62,14 +63,14 @@ def head_colours(count: int) -> list[str]:
 def plot_heads(
     attention: Attention, kind: str = "cross", layer: int = -1, *, heads: Sequence[int] | None = None, file: File = None
 ) -> Figure:
-    """Draws a heatmap of each head of a layer: a row for each token that attends, a column for each attended to.
+    """Draws a heatmap of each head of a layer: rows are tokens that attend, columns are tokens attended to.
 
     Args:
-      attention: of a sentence and its translation.
+      attention: the attention of a sentence and its translation.
       kind: "encoder" or "decoder" (self-attention), or "cross".
       layer: counted from 0, or backwards from -1.
       heads: counted from 0; None for all.
-      file: of the picture.
+      file: the picture's file.
     """
     weights, heads = attention.weights(kind, layer), attention.heads(heads)
     rows, columns = attention.labels(kind)
@@ -121,7 +122,7 @@ def _title(attention: Attention, kind: str, layer: int) -> str:
 
 def _heatmap(axes: Axes, weights: np.ndarray, rows: Sequence[str], columns: Sequence[str]) -> AxesImage:
     image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    # parse_math: two dollars in a text are no formula.
+    # parse_math=False: two dollar signs in a text are not a formula.
     axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=8, parse_math=False)
     axes.set_yticks(range(len(rows)), rows, fontsize=8, parse_math=False)
     axes.tick_params(length=0)
@@ -137,16 +138,16 @@ def plot_lines(
     heads: Sequence[int] | None = None,
     file: File = None,
 ) -> Figure:
-    """Draws the paper's figures 3 to 5: lines from tokens, above, to those they attend to, with a colour for each head.
+    """Draws the paper's figures 3 to 5: lines from tokens (above) to the tokens attended to, a colour for each head.
 
     Args:
-      attention: of a sentence and its translation.
+      attention: the attention of a sentence and its translation.
       kind: "encoder" or "decoder" (self-attention), or "cross".
       layer: counted from 0, or backwards from -1.
-      word: draw the lines of this one alone, and mark what it attends to: the number of a token, from 0, or its label,
-        or a whole word of several tokens; None for all.
+      word: draw only the lines of this word, and mark the tokens it attends to. Given as the number of a token, from 0;
+        the label of a token; or a whole word of several tokens. None for all words.
       heads: counted from 0; None for all.
-      file: of the picture.
+      file: the picture's file.
 
     Raises:
       UserError: there is no such word, or more than one.
@@ -160,11 +161,11 @@ def plot_lines(
     room = [(INCH_A_LETTER * max(map(len, labels)) + 0.15) / INCHES_OF_LINES for labels in (rows, columns)]
     width = max(INCH_A_TOKEN * (wide + 1), INCHES_OF_TITLE)
     down = math.ceil(len(heads) * INCHES_A_HEAD[0] / width)
-    head_room = 0.3 + INCHES_A_HEAD[1] * down  # of the title and the legend, in inches
+    head_room = 0.3 + INCHES_A_HEAD[1] * down  # inches of the title and the legend
     height = INCHES_OF_LINES * (1 + sum(room)) + head_room
     figure = Figure(figsize=(width, height))
     axes = figure.add_axes((0, 0, 1, 1 - head_room / height))
-    beyond = (width / INCH_A_TOKEN - wide) / 2  # on both sides, in tokens
+    beyond = (width / INCH_A_TOKEN - wide) / 2  # margin on each side, in tokens
     axes.set(xlim=(-0.5 - beyond, wide - 0.5 + beyond), ylim=(-room[1], 1 + room[0]))
     axes.set_axis_off()
     figure.suptitle(_title(attention, kind, layer), fontsize=10, y=1 - 0.05 / height)
@@ -204,14 +205,14 @@ def plot_lines(
 
 
 def _find(word: int | str, attention: Attention, kind: str) -> list[int]:
-    """The rows of a word, or of a token with that label."""
+    """Returns the rows of a word, or of a token with that label."""
     labels, _ = attention.labels(kind)
     if isinstance(word, int):
         if not 0 <= word < len(labels):
             raise UserError(f"word is {word}; it must be from 0 to {len(labels) - 1}, or one of {' '.join(labels)}")
         return [word]
     sentence = attention.source if kind == "encoder" else attention.target
-    later = kind == "decoder"  # reads a token a position later than it is written
+    later = kind == "decoder"  # a token is read one position after it is written
     found = [[row] for row, label in enumerate(labels) if label == word] or [
         [row + later for row, its_words in enumerate(sentence.words_of) if number in its_words]
         for number, other in enumerate(sentence.words)
@@ -231,13 +232,13 @@ def plot_curves(
     x: str = "minutes",
     file: File = None,
 ) -> Figure:
-    """Draws a metric of one or several runs. The legend has their names, or their directories where names repeat.
+    """Draws a metric of one or several runs. The legend has the runs' names, or their directories if names repeat.
 
     Args:
-      workdirs: of the runs, or of one.
+      workdirs: the runs' working directories, or a single one.
       metric: a name in metrics.jsonl, such as "valid/bleu" or "train/loss".
       x: "minutes" since the run began, evaluation included, or "step".
-      file: of the picture.
+      file: the picture's file.
 
     Raises:
       UserError: a directory holds no run, or a run lacks the metric.
@@ -267,13 +268,13 @@ def plot_schedule(configs: Sequence[ConfigDict], *, file: File = None) -> Figure
     """Draws the learning rate of each config from the first step to the last, with its peak in the legend.
 
     Args:
-      configs: of runs, such as `configs.base.get_config()` or `run.config`.
-      file: of the picture.
+      configs: the runs' configs, such as `configs.base.get_config()` or `run.config`.
+      file: the picture's file.
     """
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for config in configs:
-        warmup = config.optimizer.warmup_steps  # most points are near it, where the curve bends
+        warmup = config.optimizer.warmup_steps  # most points are near the end of the warm-up, where the curve bends
         steps = np.unique(np.r_[np.linspace(1, config.steps, 500), np.linspace(1, 2 * warmup, 500), warmup].astype(int))
         steps = steps[steps <= config.steps]
         rate = np.asarray(make_schedule(config.optimizer, config.model.d_model)(steps - 1))
@@ -285,11 +286,11 @@ def plot_schedule(configs: Sequence[ConfigDict], *, file: File = None) -> Figure
 
 
 def plot_confusion(scores: ClassScores, *, file: File = None) -> Figure:
-    """Draws the number of texts of each class (row) that were classified as each (column), darker by the row's share.
+    """Draws the number of texts by true class (row) and predicted class (column), darker with the share of the row.
 
     Args:
-      scores: of a classifier, such as `run.evaluate(*run.split("test"))`.
-      file: of the picture.
+      scores: a classifier's scores, such as `run.evaluate(*run.split("test"))`.
+      file: the picture's file.
     """
     count = len(scores.classes)
     size = max(3.5, CELL * min(count, MOST_NUMBERED) + 1.5)
@@ -313,7 +314,7 @@ def plot_confusion(scores: ClassScores, *, file: File = None) -> Figure:
 def principal_plane(vectors: np.ndarray) -> np.ndarray:
     """Projects vectors [N, d_model] onto the plane in which they differ most: [N, 2].
 
-    They are scaled to length 1 first, so that directions count and not the frequency of words.
+    The vectors are scaled to length 1 first, so that directions count and not the frequency of words.
     """
     directions = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     u, s, _ = np.linalg.svd(directions - directions.mean(axis=0), full_matrices=False)
@@ -321,7 +322,7 @@ def principal_plane(vectors: np.ndarray) -> np.ndarray:
 
 
 def plot_plane(words: Sequence[str], vectors: np.ndarray, *, file: File = None) -> Figure:
-    """Draws words, at least three, in the principal plane of their vectors [words, d_model]."""
+    """Draws at least three words in the principal plane of their vectors [words, d_model]."""
     points = principal_plane(vectors)
     figure = Figure(figsize=(9, 7), layout="constrained")
     axes = figure.subplots()
@@ -334,12 +335,12 @@ def plot_plane(words: Sequence[str], vectors: np.ndarray, *, file: File = None) 
 
 
 def plot_positions(encoding: np.ndarray, *, file: File = None) -> Figure:
-    """Draws encodings of positions as colours, beside the cosine of every two positions.
+    """Draws encodings of positions as colours, beside the cosine of each pair of positions.
 
     Args:
       encoding: [length, d_model], such as `sinusoids(100, 512)` of `transformer_flax.model.positions`, or a run's
-        learned ones, `run.params["positions"]["table"]`.
-      file: of the picture.
+        learned encodings, `run.params["positions"]["table"]`.
+      file: the picture's file.
     """
     encoding = np.asarray(encoding)
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -355,7 +356,9 @@ def plot_positions(encoding: np.ndarray, *, file: File = None) -> Figure:
 
 
 def similarity(encoding: np.ndarray) -> np.ndarray:
-    """The cosine of every two positions, [length, length]. For sinusoids it depends on their distance alone:
+    """Returns the cosine of each pair of positions, [length, length].
+
+    For sinusoids, the cosine depends only on the distance between the positions:
 
     PE(p) . PE(q) = sum_i sin(p w_i) sin(q w_i) + cos(p w_i) cos(q w_i) = sum_i cos((p - q) w_i)
     """

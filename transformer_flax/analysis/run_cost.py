@@ -20,10 +20,10 @@ class Cost:
     """The cost of a run."""
 
     parameters: dict[str, int]  # by module
-    tokens_per_step: int  # source and target tokens of full batches
+    tokens_per_step: int  # source and target tokens of a full batch
     forward_flops: dict[str, int]  # of a step, by module
-    step_flops: int  # forward and backward
-    memory: dict[str, int]  # bytes by use, if one device held all
+    step_flops: int  # of a step, forward and backward
+    memory: dict[str, int]  # bytes by use, if one device holds all
     steps: int
     training_flops: int  # of all steps, as the model counts them
     table2_flops: float  # as the paper's table 2 counts them: time x devices x peak
@@ -36,15 +36,15 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
     """Computes the cost of a run.
 
     Args:
-      config: of the run.
-      device: its name.
+      config: the run's config.
+      device: the device's name.
       peak: FLOPs a second of one device.
       num_devices: number of devices.
       utilisation: share of the peak that training reaches, above 0.
-      length: tokens of every sentence.
+      length: number of tokens of every sentence.
 
     Raises:
-      UserError: the config is invalid, or no batch can have the length.
+      UserError: the config is invalid, or no batch can hold sentences of this length.
     """
     check(config)
     model, data = model_config(config, config.data.vocab_size), config.data
@@ -84,7 +84,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
 
 
 def _moments(config: ConfigDict, model: ModelConfig) -> dict[str, int]:
-    """Bytes of the optimizer's arrays in the shapes of parameters, by what they are."""
+    """Returns the bytes of the optimizer's arrays in the shapes of parameters, under their name."""
     optimizer = make_optimizer(config.optimizer, model.d_model)
     state = jax.eval_shape(lambda: optimizer.init(init_params(model, jax.random.key(0))))
     moments = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
