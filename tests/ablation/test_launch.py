@@ -78,9 +78,13 @@ def test_a_gpu_that_others_use_is_not_free(gpus):
         slots(1)
 
 
-def test_a_machine_without_gpus_is_one_of_cores(gpus):
+def test_a_machine_without_gpus_or_with_hidden_ones_is_one_of_cores(gpus, monkeypatch):
     gpus()
     assert slots(1)[0].environment == {}
+    gpus("0, 10, 80000")
+    for nothing in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", nothing)
+        assert slots(1)[0].environment == {}
 
 
 @pytest.mark.parametrize(
