@@ -1,10 +1,10 @@
-"""glibc's allocator, set for training on a CPU: XLA asks it for the buffers of every step and gives them back.
+"""Sets glibc's allocator for training on a CPU, where XLA allocates and frees the buffers of every step.
 
-By default each large buffer is a mapping of its own: fresh pages of 4 KB, every one of which costs a page fault and an
-entry of the TLB. A small training step then waits for memory more than for arithmetic (docs/performance.md).
+By default, each large buffer is a separate mapping of fresh pages of 4 KB. Each page costs a page fault and an entry of
+the TLB. A small training step then waits more for memory than for arithmetic (docs/performance.md).
 
-Only training sets it. All threads then share one arena, so tokenising takes three times as long and compiling 1.3
-times; the search gains nothing.
+Only training sets the allocator, because all threads then share one arena: tokenising takes three times as long, and
+compiling 1.3 times as long. The search gains nothing.
 """
 
 import ctypes
@@ -16,18 +16,18 @@ SWITCH = "TRANSFORMER_FLAX_ALLOCATOR"  # set to "system" to leave the allocator 
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX, ARENA_MAX = -1, -2, -4, -8  # names of malloc.h
 HUGE_PAGES = 14  # MADV_HUGEPAGE of sys/mman.h
-ACCELERATORS = ("jax_plugins", "libtpu")  # packages by which JAX finds one
+ACCELERATORS = ("jax_plugins", "libtpu")  # packages by which JAX finds an accelerator
 
 
 def keep_memory() -> bool:
-    """Makes malloc keep freed memory, in one arena and, where the system allows, in huge pages.
+    """Makes malloc keep freed memory, in one arena and, if the system allows it, in huge pages.
 
-    It must come before the first use of a device: threads that exist keep their arenas. It leaves the allocator as it
-    is if the libc is not glibc, if JAX may find an accelerator, or if the user has set variables of malloc or
-    TRANSFORMER_FLAX_ALLOCATOR=system.
+    Must be called before the first use of a device, because existing threads keep their arenas. Leaves the allocator
+    unchanged if the libc is not glibc, if JAX may find an accelerator, or if the user has set malloc's environment
+    variables or TRANSFORMER_FLAX_ALLOCATOR=system.
 
     Returns:
-      Whether it did so.
+      Whether the allocator was set.
     """
     if platform.libc_ver()[0] != "glibc" or _is_users_choice() or not _is_for_cpu():
         return False
@@ -35,7 +35,7 @@ def keep_memory() -> bool:
     libc.malloc.restype = ctypes.c_void_p
     for option, value in ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1), (TOP_PAD, 1 << 28), (ARENA_MAX, 1)):
         libc.mallopt(option, value)
-    # Only memory that is there can be advised: the heap is extended once, untouched, which costs addresses alone.
+    # madvise needs memory that exists. So the heap is extended once, untouched, which costs only addresses.
     page = os.sysconf("SC_PAGE_SIZE")
     size = page * os.sysconf("SC_PHYS_PAGES") // 2
     heap = libc.malloc(ctypes.c_size_t(size))

@@ -1,4 +1,4 @@
-"""Command lines as people type them: their order, short forms, and messages about their mistakes."""
+"""Parses command lines: the order of flags, short forms, and messages about mistakes."""
 
 import difflib
 import itertools
@@ -14,7 +14,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.fields import flatten
 
 LANGUAGES = ("data.source_language", "data.target_language")
-# Fields of a run by the names that other toolkits have for them.
+# Config fields, by the names that other toolkits use for them.
 LEARNING_RATE = ("optimizer.factor", "which multiplies the paper's learning rate (section 5.3)")
 OTHER_NAMES = {
     "lr": LEARNING_RATE,
@@ -25,7 +25,7 @@ OTHER_NAMES = {
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Parses the flags of a command line; returns its other arguments, behind the program's name.
+    """Parses the flags of a command line. Returns the program's name and the arguments that are not flags.
 
     Raises:
       UserError: a flag or its value is wrong.
@@ -33,7 +33,7 @@ def parse(argv: list[str]) -> list[str]:
     if "config" in flags.FLAGS:
         parser: Any = flags.FLAGS["config"].parser
         argv = arrange(argv, default=parser.default)
-        sys.argv[:] = argv  # where ml_collections looks for the fields that are set
+        sys.argv[:] = argv  # ml_collections looks here for the fields that are set
     try:
         others = flags.FLAGS(argv)
     except (flags.Error, ValueError) as error:
@@ -43,10 +43,10 @@ def parse(argv: list[str]) -> list[str]:
 
 
 def _require_values(argv: list[str]) -> None:
-    """Checks that no flag without a value has taken the next flag for it.
+    """Checks that no flag without a value has taken the next flag as its value.
 
     Raises:
-      UserError: one has.
+      UserError: a flag has.
     """
     for argument, following in itertools.pairwise(itertools.takewhile(lambda argument: argument != "--", argv)):
         name = argument.lstrip("-")
@@ -56,14 +56,14 @@ def _require_values(argv: list[str]) -> None:
 
 
 def arrange(argv: list[str], *, default: str) -> list[str]:
-    """Spells out --languages, and moves --config to the front, because the fields that are set behind it override it.
+    """Spells out --languages, and moves --config to the front, because fields that are set after it override it.
 
     Args:
-      argv: the program and its arguments.
-      default: the config file that is used without --config.
+      argv: the program's name and its arguments.
+      default: the config file to use without --config.
 
     Raises:
-      UserError: --languages does not name two languages, or a field names one, too.
+      UserError: --languages does not name two languages, or a flag --config.FIELD also sets a language.
     """
     program, *arguments = argv
     configs, arguments = _take("config", arguments)
@@ -93,7 +93,7 @@ def _take(name: str, arguments: list[str]) -> tuple[list[str], list[str]]:
             values.append(value)
         else:
             others.append(argument)
-        if argument == "--":  # the rest are no flags
+        if argument == "--":  # the rest are not flags
             others += remaining
     return values, others
 
@@ -102,7 +102,7 @@ def require_known(config: ConfigDict, argv: list[str]) -> None:
     """Checks that a config has the fields that --config.FIELD=VALUE sets.
 
     Raises:
-      UserError: it lacks one; suggests another.
+      UserError: the config lacks a field. The message suggests another field.
     """
     for argument in argv:
         found = re.match(r"--?(no)?config\.([^=]*)", argument)
@@ -115,12 +115,12 @@ def require_known(config: ConfigDict, argv: list[str]) -> None:
 
 
 def _suggest(name: str, config: ConfigDict | None, names: Iterable[str] = ()) -> str:
-    """Says which flag, or field of a config, was meant by a name; "" if none is close.
+    """Returns a text that suggests the flag or config field that a name may mean; "" if none is close.
 
     Args:
-      name: unknown, with or without its section.
-      config: of the command, if it has one.
-      names: of the command's flags.
+      name: the unknown name, with or without its section.
+      config: the command's config, if it has one.
+      names: the names of the command's flags.
     """
     name = name.rpartition(".")[2]
     if config is not None and "model" in config and name in OTHER_NAMES:
@@ -155,5 +155,5 @@ def _requirement(flag: flags.Flag) -> str:
         return f"one of {', '.join(parser.enum_values)}"
     if isinstance(parser, flags.BooleanParser):
         return "true or false"
-    # What remains without words of its own is a section of the config.
+    # Of the other parsers, only the one of a config section has no help text.
     return parser.syntactic_help or f"a dict; to set a field of it: --{flag.name}.FIELD=VALUE"

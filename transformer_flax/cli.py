@@ -30,22 +30,22 @@ USER_ERROR = 2  # exit statuses
 INTERRUPTED = 130  # 128 + SIGINT
 CLOSED_PIPE = 141  # 128 + SIGPIPE
 
-CPU_DEVICES = 4  # at most; more make batches wider, and so their padding
+CPU_DEVICES = 4  # at most; more devices make batches wider, which adds padding
 
 PICTURES = (".png", ".svg", ".pdf")
 
 PACKAGE = pathlib.Path(__file__).parent
-# A wheel ships configs/ inside the package; in a clone it lies beside the package.
+# A wheel ships configs/ inside the package; in a clone, configs/ lies beside the package.
 ROOT = PACKAGE / "shipped" if (PACKAGE / "shipped").is_dir() else PACKAGE.parent  # holds configs/
 
 flags.disclaim_key_flags()  # so that --help of each command lists the flags defined here
 
 
 def define_config(default: str) -> Callable[[], ConfigDict]:
-    """Defines --config=FILE[:ARGUMENT] and --config.FIELD=VALUE; returns a function that gives the config.
+    """Defines --config=FILE[:ARGUMENT], --config.FIELD=VALUE and --languages; returns a function that gives the config.
 
     Args:
-      default: the file of configs/ that is used without --config.
+      default: the file in configs/ to use without --config.
     """
     holder = config_flags.DEFINE_config_file(
         "config",
@@ -56,18 +56,18 @@ def define_config(default: str) -> Callable[[], ConfigDict]:
     flag = flags.FLAGS["config"]
     flag.parser = _ConfigFile(str(ROOT / "configs" / default))
     flag.default_as_str = f"configs/{default}"
-    # For --help: it is spelled out before the flags are parsed.
+    # Defined only for --help: `arrange` spells out --languages before the flags are parsed.
     help_string = "SOURCE-TARGET, such as de-en: short for --config.data.source_language=de ...target_language=en"
     flags.DEFINE_string("languages", None, help_string, flag_values=flags.FLAGS)
     return lambda: holder.value
 
 
 class _ConfigFile(flags.ArgumentParser):
-    """Replaces ml_collections' parser, which shows mistakes in a config file as tracebacks.
+    """The parser of --config. ml_collections' own parser shows mistakes in a config file as tracebacks.
 
     Args:
-      default: the file that is used without --config. It is not the flag's default, which ml_collections loads while it
-        defines the flag, too early to explain an error.
+      default: the file to use without --config. It is not the flag's default. ml_collections loads a flag's default
+        while it defines the flag, which is too early to explain an error.
     """
 
     def __init__(self, default: str):
@@ -81,10 +81,11 @@ class _ConfigFile(flags.ArgumentParser):
 
 
 def load_config(argument: str) -> ConfigDict:
-    """Loads the config that FILE or FILE:ARGUMENT names, relative to the current directory or else to the package's.
+    """Loads the config that FILE or FILE:ARGUMENT names. FILE is relative to the current directory or else to `ROOT`.
 
     Raises:
-      UserError: the file cannot be loaded, or the config has unknown or missing fields; names the file and line.
+      UserError: the file cannot be loaded, or the config has unknown or missing fields. The message names the file
+        and, for an error inside it, the line.
     """
     if str(ROOT) not in sys.path:
         sys.path.insert(1, str(ROOT))  # a config anywhere can import from configs/
@@ -156,10 +157,11 @@ SETTINGS = {  # fields of config.decode that flags override
 
 
 def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict[str, Any]]"]:
-    """Defines the flags that name a trained run, and those of `SETTINGS` that `names` lists.
+    """Defines the flags that name a trained run, and the flags of `SETTINGS` that `names` lists.
 
     Returns:
-      A function that restores and announces the run (several form an ensemble), and returns it with the settings given.
+      A function that restores the run, prints its name, and returns the run and the settings given. Several runs form
+      an ensemble.
     """
     workdirs = flags.DEFINE_multi_string(
         "workdir",
@@ -177,7 +179,7 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
     def restore() -> "tuple[Run, dict[str, Any]]":
         if not workdirs.value:
             raise UserError("name the directory of a trained run: --workdir=runs/NAME")
-        # After the flags are checked: JAX takes seconds to import.
+        # Imported after the flags are checked, because JAX takes seconds to import.
         from transformer_flax.training.compilation_cache import keep_compiled
         from transformer_flax.training.sharding import divide_cpu
 
@@ -193,7 +195,7 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
 
 
 def restore_named(name: str, average: str | None = None) -> "Run":
-    """Restores the run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,STEP,...`; steps take precedence."""
+    """Restores the run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,...`. Steps take precedence over `average`."""
     from transformer_flax.run import restore
     from transformer_flax.training.saved_model import parse_name
 
@@ -204,10 +206,10 @@ def restore_named(name: str, average: str | None = None) -> "Run":
 
 
 def require_writable(file: pathlib.Path) -> None:
-    """Checks that a file can be written, before the work whose result it is to hold.
+    """Checks that a file can be written, before the work whose result will be written to it.
 
     Raises:
-      OSError: it cannot be.
+      OSError: the file cannot be written.
     """
     existed = file.exists()
     file.open("ab").close()
@@ -219,7 +221,7 @@ def require_picture(flag: str, name: str) -> None:
     """Checks that a picture can be written to a file.
 
     Raises:
-      UserError: the name does not end like a picture's.
+      UserError: the name does not have a picture's suffix.
       OSError: the file cannot be written.
     """
     file = pathlib.Path(name)
@@ -258,18 +260,18 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
         handle(_end, OTHERS)
         try:
             main(*files)
-            sys.stdout.flush()  # here, where a closed pipe is caught
+            sys.stdout.flush()  # here, so that a closed pipe is caught below
         except UserError as error:
             _fail(str(error))
         except Interrupted as interruption:
             handle(signal.SIG_IGN, OTHERS)  # another sender may repeat the request
             print(f"{interruption}; {afterwards}" if afterwards else interruption, file=sys.stderr)
             sys.exit(interruption.exit_status)
-        except KeyboardInterrupt:  # outside of the loop that raises Interrupted
+        except KeyboardInterrupt:  # outside the training loop, which raises Interrupted
             print("interrupted", file=sys.stderr)
             sys.exit(INTERRUPTED)
         except BrokenPipeError:  # the reader, such as `head`, has ended
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the flush at exit fails too
             sys.exit(CLOSED_PIPE)
         except OSError as error:  # no space, no permission
             if error.errno is None:
@@ -293,8 +295,8 @@ def _fail(message: str) -> NoReturn:
 
 
 def _unraisable(unraisable: Any) -> None:
-    """Handles exceptions that were raised where nobody can catch them."""
+    """Handles exceptions that no code can catch."""
     if unraisable.exc_type is KeyboardInterrupt:  # Ctrl-C during garbage collection: repeat it a moment later
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
-    elif str(unraisable.exc_value) != "Event loop is closed":  # Orbax, after a failed write
+    elif str(unraisable.exc_value) != "Event loop is closed":  # Orbax raises that one after a failed write
         sys.__unraisablehook__(unraisable)

@@ -12,7 +12,7 @@ from rich.markup import escape
 
 
 class Progress:
-    """A context in which lines are printed, above the bars if the output is a terminal.
+    """A context manager that prints lines, above progress bars if the output is a terminal.
 
     Args:
       stderr: print to standard error, for commands whose standard output holds their results.
@@ -26,20 +26,20 @@ class Progress:
             highlight=False,
             emoji=False,
             soft_wrap=True,
-            # A notebook says that it is a terminal, and rich would make an HTML element of each line there.
+            # A notebook claims to be a terminal, and rich would make an HTML element of each line in it.
             force_jupyter=False,
             force_terminal=False if rich.console.Console().is_jupyter else None,
         )
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(),  # the one that shrinks on a narrow terminal
+            rich.progress.BarColumn(),  # the column that shrinks on a narrow terminal
             rich.progress.MofNCompleteColumn(),
             _TimeLeft(),
             rich.progress.TextColumn("{task.fields[note]}"),
             console=self._console,
             disable=quiet or not self._console.is_terminal,
-            redirect_stdout=not stderr,  # results are not to be drawn into the bars
-            speed_estimate_period=300,  # seconds: some bars move once a minute, as those of a sweep's runs
+            redirect_stdout=not stderr,  # otherwise, results would be drawn into the bars
+            speed_estimate_period=300,  # seconds: some bars, such as a sweep's, move once a minute
         )
 
     def __enter__(self) -> "Progress":
@@ -51,7 +51,7 @@ class Progress:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """A context that leaves the terminal to the bars of others, which would be torn into lines under these."""
+        """Context manager: hides these bars while a library shows its own, which would otherwise be torn into lines."""
         self._bars.stop()
         try:
             yield
@@ -59,13 +59,13 @@ class Progress:
             self._bars.start()
 
     def say(self, text: str) -> None:
-        """Prints a line as it is."""
+        """Prints a line without interpreting markup."""
         self._console.print(text, markup=False)
 
     def row(self, head: str, parts: Sequence[str], *, cut: bool = False) -> None:
         """Prints parts side by side, the most important first.
 
-        Parts that do not fit into the width of a terminal follow on further lines; with `cut` they are left out.
+        Parts that do not fit into the width of a terminal follow on further lines. With `cut`, they are left out.
         """
         width = self._console.width if self._console.is_terminal else math.inf
         lines = [head]
@@ -81,16 +81,17 @@ class Progress:
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
         table = rich.table.Table(title=escape(title), title_justify="left", show_header=any(columns))
         for column in columns:
-            table.add_column(column, overflow="fold")  # a signature that is cut says nothing
+            table.add_column(column, overflow="fold")  # a signature that is cut off is useless
         for row in rows:
             table.add_row(*map(escape, row))
         self._console.print(table)
 
     @contextlib.contextmanager
     def bar(self, description: str, start: int = 0) -> Iterator[Callable[..., None]]:
-        """A bar that lasts as long as the context; yields `update(done, of)`.
+        """Context manager: shows a bar, and yields the function `update(done, of)` that advances the bar.
 
-        `update` also takes a `note=`, which stays until the next, and seconds `left=`, in place of the bar's estimate.
+        `update` also takes `note=`, a text that stays until the next note, and `left=`, the seconds left, which replace
+        the bar's own estimate.
         """
         task = self._bars.add_task(escape(description), total=None, completed=start, note="")
         try:
@@ -100,7 +101,7 @@ class Progress:
 
 
 class _TimeLeft(rich.progress.ProgressColumn):
-    """The time left, as the bar's owner or else the bar itself estimates it."""
+    """A column with the time left: `left` if `update` was given it, otherwise the bar's own estimate."""
 
     def render(self, task: rich.progress.Task) -> rich.text.Text:
         seconds = task.fields.get("left", task.time_remaining)
@@ -108,12 +109,12 @@ class _TimeLeft(rich.progress.ProgressColumn):
 
 
 def counted(count: int, thing: str) -> str:
-    """1, "line" -> "1 line"; 2,000 -> "2,000 lines"."""
+    """Returns a count with its noun: 1, "line" -> "1 line"; 2000, "line" -> "2,000 lines"."""
     return f"{count:,} {thing}{'s' * (count != 1)}"
 
 
 def duration(seconds: float) -> str:
-    """75 -> "1:15", 3675 -> "1:01:15"."""
+    """Returns seconds as a text: 75 -> "1:15", 3675 -> "1:01:15"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,4 +1,4 @@
-"""Exceptions that speak to the user."""
+"""Exceptions whose messages are written for the user."""
 
 import difflib
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ class UserError(ValueError):
 
 
 class Interrupted(Exception):  # noqa: N818 (not an error)
-    """A signal ended a run early, with its state saved; the message says where."""
+    """The early end of a run by a signal, with its state saved. The message says where the run ended."""
 
     def __init__(self, message: str, signal: int):
         super().__init__(message)

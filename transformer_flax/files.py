@@ -1,4 +1,4 @@
-"""Files: written whole, checked when read. JSON, JSON lines, folders, locks, and the cache folder."""
+"""Writes files whole and checks files when it reads them: JSON, JSON lines, folders, locks and the cache folder."""
 
 import contextlib
 import errno
@@ -18,19 +18,20 @@ from typing import IO, Any
 from transformer_flax.errors import UserError
 
 CHECKSUM = "crc32"
-LARGEST = 1 << 20  # bytes of a JSON file; ours have some thousand
-ABANDONED_SECONDS = 24 * 3600  # without a change: nobody is still writing it
+LARGEST = 1 << 20  # bytes, the limit for a JSON file; a run's files have some thousand
+ABANDONED_SECONDS = 24 * 3600  # nobody still writes a partial file that has not changed for so long
 
 logger = logging.getLogger(__name__)
 
 
 def write_whole(file: pathlib.Path, content: str | bytes) -> None:
-    """Replaces a file, or a link of that name, by this content: all of it or, after a failure, nothing of it.
+    """Replaces a file, or a link of that name, by this content: by all of it or, after a failure, by nothing.
 
-    What killed processes left behind is removed: of version 0.1 at once, of this one after a day.
+    Partial files that killed processes left behind are removed: files of version 0.1 at once, files of this version
+    after a day.
 
     Raises:
-      OSError: it cannot be written; the old file is still there.
+      OSError: the file cannot be written; the old file is unchanged.
     """
     file.with_name(f".{file.name}.partial").unlink(missing_ok=True)
     for abandoned in file.parent.glob(f".{glob.escape(file.name)}.*.partial"):
@@ -50,19 +51,19 @@ def write_whole(file: pathlib.Path, content: str | bytes) -> None:
 
 
 def is_partial(file: pathlib.Path) -> bool:
-    """True for what `write_whole` leaves behind when it is killed."""
+    """Returns whether a file was left behind by a `write_whole` that was killed."""
     return file.name.startswith(".") and file.name.endswith(".partial")
 
 
 @contextlib.contextmanager
 def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A context with an empty folder to fill, which becomes `folder` at the end, or is removed after an error.
+    """Context manager: yields an empty folder to fill. It becomes `folder` at the end; after an error it is removed.
 
-    If another process has made `folder` in the meantime, that one stays. Folders that killed processes left behind are
-    removed after a day.
+    If another process has made `folder` in the meantime, the other process's folder stays. Folders that killed
+    processes left behind are removed after a day.
 
     Raises:
-      OSError: it cannot be made.
+      OSError: the folder cannot be made.
     """
     for abandoned in folder.parent.glob(f"{glob.escape(folder.name)}.partial.*"):
         with contextlib.suppress(OSError):  # another process has finished or removed it
@@ -82,8 +83,10 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def require_free(folder: pathlib.Path) -> None:
-    """Raises:
-    UserError: there is a file, folder or link of that name.
+    """Checks that there is no file, folder or link of this name.
+
+    Raises:
+      UserError: the name is taken.
     """
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} is there already; name a new folder")
@@ -93,10 +96,10 @@ def read_json(file: pathlib.Path, *, largest: int = LARGEST) -> Any:
     """Reads a JSON file of at most `largest` bytes.
 
     Raises:
-      OSError, ValueError: it cannot be read, is too large, or is not JSON.
+      OSError, ValueError: the file cannot be read, is too large, or is not JSON.
     """
     if file.exists() and not file.is_file():
-        raise ValueError("it is not a plain file")  # a pipe or a device might be read forever
+        raise ValueError("it is not a plain file")  # reading a pipe or a device might never end
     with file.open("rb") as stream:
         content = stream.read(largest + 1)
     if len(content) > largest:
@@ -105,12 +108,14 @@ def read_json(file: pathlib.Path, *, largest: int = LARGEST) -> Any:
 
 
 def signed(value: dict[str, Any]) -> dict[str, Any]:
-    """Adds a checksum of an object as its last entry."""
+    """Returns an object with its checksum as the last entry."""
     return {**value, CHECKSUM: zlib.crc32(json.dumps(value).encode())}
 
 
 def checked(value: Any) -> dict[str, Any]:
-    """Verifies the checksum of an object, if it has one, and removes it. To edit such an object, delete its checksum.
+    """Verifies and removes the checksum of an object, if it has one.
+
+    To edit such an object in its file, delete the checksum there.
 
     Raises:
       ValueError: the value is not an object, or does not match its checksum.
@@ -124,14 +129,14 @@ def checked(value: Any) -> dict[str, Any]:
 
 
 class JsonLines:
-    """Appends objects to a file of JSON lines, each with a checksum. A line is written whole or not at all.
+    """A file of JSON lines to append to. Each line has a checksum, and is written whole or not at all.
 
     Args:
-      file: replaced by one with the lines given.
-      lines: what it begins with.
+      file: the file, which is replaced by a new file with `lines`.
+      lines: the first lines of the new file.
 
     Raises:
-      OSError: it cannot be written.
+      OSError: the file cannot be written.
     """
 
     def __init__(self, file: pathlib.Path, lines: Iterable[dict[str, Any]]):
@@ -143,7 +148,7 @@ class JsonLines:
         """Appends a line.
 
         Raises:
-          UserError: it cannot be written; the file is as it was.
+          UserError: the line cannot be written; the file is unchanged.
         """
         data = _encode_line(line)
         length = self._stream.seek(0, os.SEEK_END)
@@ -166,11 +171,11 @@ def _encode_line(line: dict[str, Any]) -> bytes:
 def read_json_lines(
     file: pathlib.Path, parse: Callable[[dict[str, Any]], Any] = lambda line: line
 ) -> list[dict[str, Any]]:
-    """Reads a file of JSON lines, without their checksums. A last line that a kill cut short is left out.
+    """Reads a file of JSON lines, without their checksums. Leaves out a last line that a killed process cut short.
 
     Args:
-      file: which `JsonLines` has written.
-      parse: makes what is returned of each line, in order; may raise ValueError.
+      file: a file written by `JsonLines`.
+      parse: converts each line, in order, to the value to return; may raise ValueError.
 
     Raises:
       UserError: the file cannot be read, or a line is damaged.
@@ -181,7 +186,7 @@ def read_json_lines(
             parsed.append(parse(checked(json.loads(line))))
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # of JSON, UTF-8, a checksum, or `parse`
+    except ValueError as error:  # from JSON, UTF-8, a checksum, or `parse`
         raise UserError(
             f"{file} is damaged in line {len(parsed) + 1:,}: {error}; mend that line or move the file away"
         ) from error
@@ -189,9 +194,9 @@ def read_json_lines(
 
 
 def try_lock(file: IO) -> bool:
-    """Locks an open file for this process; False if another process has locked it. Ends with the process.
+    """Locks an open file for this process. Returns False if another process has locked the file.
 
-    Warns and returns True where the file system has no locks.
+    The lock ends with the process. If the file system has no locks, warns and returns True.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -203,14 +208,14 @@ def try_lock(file: IO) -> bool:
 
 
 def cache_root(cache_dir: str) -> pathlib.Path:
-    """The folder of caches: `cache_dir`, or the user's cache directory if that is empty."""
+    """Returns the folder of caches: `cache_dir`, or the user's cache directory if `cache_dir` is empty."""
     if cache_dir:
         return pathlib.Path(cache_dir)
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "transformer_flax"
 
 
 def cache_error(what: str, needed: str, folder: pathlib.Path, error: OSError) -> UserError:
-    """The error to raise when a cache folder cannot be written; `needed` is a size, such as "12.3 MB"."""
+    """Returns the error for a cache folder that cannot be written; `needed` is a size, such as "12.3 MB"."""
     return UserError(
         f"{what} needs {needed} in {folder}, which cannot be written ({error.strerror or error}); make room there, or "
         "name another place with --config.data.cache_dir"

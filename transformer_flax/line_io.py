@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class LineIO:
-    """Defines the flags of a command's input and output."""
+    """The flags of a command's input and output."""
 
     def __init__(self):
         self._output = flags.DEFINE_string("output", None, "write to this file instead of standard output")
@@ -31,7 +31,7 @@ class LineIO:
 
     @contextlib.contextmanager
     def opened(self, files: Sequence[str], *, prompt: bool = True) -> Iterator["Lines"]:
-        """A context with open files, or standard input without any, and the open output, which is not changed yet.
+        """Context manager: opens the files, or standard input without files, and the output, without changing it yet.
 
         Raises:
           UserError: the output is one of the inputs.
@@ -54,7 +54,7 @@ class Lines:
 
     inputs: list[BinaryIO]
     output: BinaryIO
-    name: str | None  # of the output; None for standard output
+    name: str | None  # the name of the output; None for standard output
     prompts: bool  # the input is a terminal
     refuse_invalid: bool
     refuse_long: bool
@@ -65,14 +65,14 @@ class Lines:
         return {"refuse_long": self.refuse_long} | ({"batch_size": 1, "window": 1} if self.prompts else {})
 
     def __iter__(self) -> Iterator[str]:
-        """Yields the lines of the input, each read when it is asked for."""
+        """Yields the lines of the input. Each line is read when it is requested."""
         return _prompt() if self.prompts else self.read(self.inputs)
 
     def read(self, files: Sequence[BinaryIO]) -> Iterator[str]:
-        """Yields the lines of files. Invalid ones are refused or replaced as those of the input."""
+        """Yields the lines of files. Invalid lines are refused or replaced, as in the input."""
         spoilt: list[str] = []
         for file in files:
-            name = getattr(file, "name", "the input")  # .xz files have none
+            name = getattr(file, "name", "the input")  # .xz files have no name
             yield from decode_lines(file, name, spoilt=None if self.refuse_invalid else spoilt)
         if spoilt:
             logger.warning("%d lines are not UTF-8 (%s first); bytes were replaced by U+FFFD", len(spoilt), spoilt[0])
@@ -80,12 +80,12 @@ class Lines:
     def write(
         self, make: Callable[[Callable[[int], Any]], Iterable[str]], model: Any, *, count: int | None = None
     ) -> None:
-        """Empties the output and writes a line for each result as it comes; then prints the count and the rate.
+        """Empties the output, and writes a line for each result as it is made. Then prints the count and the rate.
 
         Args:
-          make: makes the results; is given a function to call with the number of lines done.
-          model: whose compilations are printed.
-          count: the number of results; None: that of the lines in the input, which is still to be read.
+          make: makes the results. It is given a function to call with the number of lines done.
+          model: the model whose compilations are printed.
+          count: the number of results. None: the number of lines in the input, which must not have been read yet.
         """
         from transformer_flax.console import Progress, counted
 
@@ -97,7 +97,7 @@ class Lines:
             of = _count_lines(self.inputs) if seen and count is None else count
             for result in make(lambda done: update(done, of)):
                 self.output.write(f"{result}\n".encode())
-                self.output.flush()  # at once: a prompt waits for it, and a closed pipe is noticed
+                self.output.flush()  # at once, because a prompt waits for it, and to notice a closed pipe
                 done += 1
         if self.prompts:
             return
@@ -124,7 +124,7 @@ def _prompt() -> Iterator[str]:
 
 
 def _count_lines(files: Sequence[BinaryIO]) -> int | None:
-    """Returns None for pipes, which cannot be read twice, and for damaged files, which are refused when read."""
+    """Returns the number of lines; None for pipes (not readable twice) and damaged files (refused when read)."""
     if not all(file.seekable() for file in files):
         return None
     total = 0

@@ -49,7 +49,7 @@ class Report(FullScores):
 class ClassReport(ClassScores):
     """The scores of a run's labels of a text."""
 
-    perplexity: float  # of the right classes
+    perplexity: float  # of the correct classes
     lines_per_second: float  # classified, compilation included
     compilations: int
     parameters: str  # which checkpoints were used
@@ -58,9 +58,9 @@ class ClassReport(ClassScores):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
-    """A trained model with its config and tokenizer; `restore` makes it from a working directory.
+    """A trained model with its config and tokenizer; `restore` loads it from a working directory.
 
-    `dataclasses.replace(run, params=...)` is the run with other parameters.
+    `dataclasses.replace(run, params=...)` returns the run with other parameters.
     """
 
     config: ConfigDict
@@ -68,7 +68,7 @@ class Run:
     model: nn.Module
     params: Any
     parameters: str  # which checkpoints `params` are from
-    fingerprints: dict[str, str]  # of the splits
+    fingerprints: dict[str, str]  # the fingerprints of the splits
     classes: Classes | None = None  # None for a run that translates
     partners: tuple["Run", ...] = ()  # other members of an ensemble
     _made: dict = dataclasses.field(default_factory=dict, init=False)  # not shared with `dataclasses.replace`
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def normalise(self) -> tuple[Normaliser, Normaliser]:
-        """The normalisers of sources and targets. All methods apply them to the text that they are given."""
+        """The normalisers of sources and targets. All methods apply them to the given text."""
         return normalisers(self.config.data)
 
     def translate(self, lines: Iterable[str], **settings) -> list[str]:
@@ -132,7 +132,7 @@ class Run:
         return self._make(Predictor, self.tokenizer, self.classes.names, self.normalise[0], settings=settings)
 
     def _make(self, what: type, *arguments, settings: dict[str, Any]) -> Any:
-        """Makes a Translator or Predictor of the run and its partners, once for the same settings."""
+        """Returns a Translator or Predictor of the run and its partners. The same settings give the same object."""
         parameters = inspect.signature(what).parameters.values()
         known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
         for name in settings.keys() - {*known}:
@@ -159,7 +159,7 @@ class Run:
         progress: Callable[[int], Any] = lambda done: None,
         **settings,
     ) -> Report | ClassReport:
-        """Translates or classifies a text and scores the result; `split` gives sources and references."""
+        """Translates or classifies a text and scores the result; `split` returns sources and references."""
         require_as_many("the source text", sources, "the reference text", references)
         evaluate = self._evaluate_translations if self.classes is None else self._evaluate_labels
         return evaluate(_texts("evaluate", sources), _texts("evaluate", references), progress, settings)
@@ -218,11 +218,11 @@ class Run:
 
         Args:
           source: a sentence.
-          target: its translation; None for the model's own.
-          settings: as of `translator`.
+          target: a translation of the sentence. None: the model's own translation.
+          settings: as for `translator`.
 
         Raises:
-          UserError: as `attentions`.
+          UserError: as `attentions` does.
         """
         if not isinstance(source, str):
             raise UserError(f"attention takes one line, not {source!r}; attentions takes several")
@@ -241,7 +241,7 @@ class Run:
     def attentions(
         self, sources: Sequence[str], targets: Sequence[str] | None = None, **settings
     ) -> Iterator[Attention]:
-        """Yields `attention` of each line, in order.
+        """Yields the attention weights of each line, in order; see `attention`.
 
         Raises:
           UserError: a line is too long, there are not as many targets as sources, the model has no attention, or the
@@ -268,11 +268,11 @@ class Run:
         """Writes the model into a new folder, without its checkpoints and metrics.
 
         Args:
-          output: the folder, which must not be there yet.
+          output: the folder, which must not exist yet.
           format: "safetensors", for `restore` and programs that read such files; or "ctranslate2".
 
         Raises:
-          UserError: the folder is there, the run is an ensemble, or CTranslate2 cannot run such a model.
+          UserError: the folder exists, the run is an ensemble, or CTranslate2 cannot run such a model.
         """
         if self.partners:
             raise UserError("an ensemble cannot be exported: export its members")
@@ -290,7 +290,7 @@ class Run:
                 save_params(place.params_file, self.params, self.parameters)
 
     def ensemble(self, *others: "Run") -> "Run":
-        """Returns this run and others as one model, whose next-token probabilities are the mean of theirs.
+        """Returns this run and others as one model. Its next-token probabilities are the mean over the runs.
 
         Raises:
           UserError: the runs have different tokenizers, classes or normalisation of the text.
@@ -313,8 +313,10 @@ class Run:
 
 
 def _texts(method: str, lines: Iterable[str]) -> list[str]:
-    """Raises:
-    UserError: `lines` is not a list of strings.
+    """Returns the lines as a list, and checks that they are strings.
+
+    Raises:
+      UserError: `lines` is not a list of strings.
     """
     if isinstance(lines, (str, bytes)):
         raise UserError(f"{method} takes a list of lines, not a string: [{lines[:40]!r}]")
@@ -330,17 +332,17 @@ def _texts(method: str, lines: Iterable[str]) -> list[str]:
 def restore(
     workdir: str | os.PathLike, *, average: int | str | None = None, steps: int | Sequence[int] | None = None
 ) -> Run:
-    """Restores a run, finished or still training, or an exported model. Nothing there is executed or unpickled.
+    """Restores a run, finished or still training, or an exported model. Nothing in the folder is executed or unpickled.
 
     Args:
       workdir: runs/<name>, or a folder that `Run.export` wrote.
-      average: number of checkpoints to average, the newest and the last ones at the interval before it; or "ema" for
-        the run's moving average; None for what its config evaluates with at the end.
-      steps: the checkpoint of this step, or the mean of those of these steps, instead.
+      average: the number of checkpoints to average: the newest checkpoint, and the last ones before it at the
+        checkpoint interval. "ema": the run's moving average. None: what the run's final evaluation uses.
+      steps: the step or steps of the checkpoints to use instead; several checkpoints are averaged.
 
     Raises:
-      UserError: there is no run or no such checkpoint, or one cannot be read.
+      UserError: the run or a checkpoint does not exist or cannot be read.
     """
     saved = load_model(workdir, average=average, steps=steps)
-    params = jax.device_put(saved.params)  # once: arrays of the host would be copied with every batch
+    params = jax.device_put(saved.params)  # once: arrays on the host would be copied with every batch
     return Run(**saved._asdict() | {"model": make_model(saved.model), "params": params})

@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy and perplexity: the one definition of each (section 5.4); the loss of each task."""
+"""Label-smoothed cross-entropy and perplexity (section 5.4), each defined only here, and the loss of each task."""
 
 import functools
 from collections.abc import Callable
@@ -21,17 +21,18 @@ class TokenLosses(NamedTuple):
 
     loss: jax.Array  # label-smoothed cross-entropy
     nll: jax.Array  # unsmoothed: -log p(target)
-    correct: jax.Array  # bool: no other is likelier
+    correct: jax.Array  # bool: no other token is likelier
 
 
 def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float, *, padding: bool = True) -> TokenLosses:
-    """Cross-entropy -sum_v q'(v) log p(v) against q' = (1 - smoothing) [v = target] + smoothing u(v).
+    """Returns the cross-entropy -sum_v q'(v) log p(v), where q'(v) = (1 - smoothing) [v = target] + smoothing u(v).
 
-    u is uniform over the labels (Szegedy et al., 2016, section 7): all V ids, but not that of padding, where it is
-    one of them. As q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), with log Z the log-sum-exp of the logits.
+    u is uniform over the labels (Szegedy et al., 2016, section 7). The labels are all V ids, without the id of padding
+    if there is one. Because q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), where log Z is the log-sum-exp of
+    the logits.
 
-    The gradient is written out, softmax(logits) - q': derived from the above, it would come in parts, each an array of
-    [tokens, V], and be several times as slow.
+    The gradient is written out as softmax(logits) - q'. A gradient derived by JAX would come in parts, each an
+    array [tokens, V], and would be several times as slow.
 
     Args:
       logits: [..., V].
@@ -48,15 +49,16 @@ def _cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float, paddi
 
 
 def in_two_passes(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The maximum, the log-sum-exp and the sum of logits [..., V]."""
+    """Returns the maximum, the log-sum-exp and the sum of logits [..., V]."""
     best = jnp.max(logits, axis=-1)
     return best, best + jnp.log(jnp.sum(jnp.exp(logits - best[..., None]), axis=-1)), jnp.sum(logits, axis=-1)
 
 
 def in_one_pass(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same, reading the logits once: a sum of exponentials is scaled whenever a larger maximum is met.
+    """Returns the same as `in_two_passes`, but reads the logits only once.
 
-    A GPU waits for the logits, not for the additional exponentials; a CPU does not.
+    The sum of exponentials is scaled whenever a larger maximum is found. A GPU waits for the logits, not for the
+    additional exponentials. A CPU does not wait for the logits.
     """
 
     def join(a, b):
@@ -95,31 +97,32 @@ _cross_entropy.defvjp(_forward, _backward)
 
 
 def perplexity(nll_sum: float, tokens: float) -> float:
-    """exp of the unsmoothed negative log-likelihood per token (word-piece)."""
+    """Returns exp of the unsmoothed negative log-likelihood per token (word-piece)."""
     return float(jnp.exp(nll_sum / tokens))
 
 
 def passes(config: ConfigDict) -> int:
-    """The number of times that a step computes each row of its batch."""
+    """Returns how often a training step computes each row of its batch."""
     return 2 if config.r_drop else 1
 
 
 def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1, *, r_drop: float = 0.0) -> LossFn:
-    """The loss of translating: `loss_fn(params, batch, key) -> (sums, counts)` over the target tokens of a batch.
+    """Returns the loss function of translation: `loss_fn(params, batch, key) -> (sums, counts)`.
 
-    Without a key there is no dropout. sums and counts have the same names: "loss" (what training minimises, and all
-    that has a gradient where there are chunks), "nll" (unsmoothed), "accuracy" (of the teacher-forced next token);
-    padding counts nowhere.
+    The sums are over the target tokens of a batch, without padding. Without a key there is no dropout. sums and counts
+    have the same names: "loss" (which training minimises), "nll" (unsmoothed) and "accuracy" (of the teacher-forced
+    next token). With several chunks, only "loss" has a gradient.
 
-    With R-Drop (Wu et al., 2021), a key makes two passes with different dropout, and the sums are their mean. The
-    gradient of "loss" is that of the mean loss + r_drop / 2 * "divergence", the mean of both Kullback-Leibler
-    divergences: half of the paper's equation 4, so that a gradient is clipped as without it. The value of "loss" leaves
-    the divergence out, so that losses compare.
+    With R-Drop (Wu et al., 2021), a call with a key makes two passes with different dropout, and the sums are the mean
+    of both passes. The gradient of "loss" is that of the mean loss + r_drop / 2 * "divergence". "divergence" is the
+    mean of both Kullback-Leibler divergences. This is half of that paper's equation 4, so gradients are clipped as
+    without R-Drop. The value of "loss" leaves the divergence out, so that losses with and without R-Drop can be
+    compared.
 
     Args:
-      model: with a method `features`, of whose results `to_logits` makes the logits.
+      model: must have a method `features`; `to_logits` makes the logits from its results.
       label_smoothing: epsilon_ls.
-      chunks: parts of a batch whose logits are made one after another; must divide its rows.
+      chunks: the number of parts of a batch whose logits are computed one after another; must divide the rows.
       r_drop: alpha of R-Drop; 0 for one pass.
     """
 
@@ -127,7 +130,7 @@ def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1, 
         return _sums(cross_entropy(to_logits(y, embedding), target, label_smoothing), target != PAD_ID)
 
     def sums_of_two(y, embedding, target):
-        """y [B, 2, T, d_model], target [B, T]."""
+        """Returns the mean sums of both passes, of y [B, 2, T, d_model] and target [B, T]."""
         logits, there = to_logits(y, embedding), target != PAD_ID
         both = jnp.broadcast_to(target[:, None], y.shape[:-1])
         sums = _sums(cross_entropy(logits, both, label_smoothing), both != PAD_ID)
@@ -155,21 +158,22 @@ def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1, 
 
 
 def symmetric_divergence(a: jax.Array, b: jax.Array) -> jax.Array:
-    """KL(p || q) + KL(q || p) = sum_v (p - q) (log p - log q) of the softmax of logits a and b: [..., V] -> [...].
+    """Returns KL(p || q) + KL(q || p) = sum_v (p - q) (log p - log q): [..., V] -> [...].
 
-    p and q both sum to 1, so the logits may stand for their logarithms.
+    p and q are the softmax of the logits a and b. Both sum to 1, so the logits can replace the logarithms.
     """
     return jnp.sum((jax.nn.softmax(a) - jax.nn.softmax(b)) * (a - b), axis=-1)
 
 
 def classification_loss(model: nn.Module, label_smoothing: float) -> LossFn:
-    """The loss of classifying: `loss_fn(params, batch, key) -> (sums, counts)` over the rows of a batch.
+    """Returns the loss function of classification: `loss_fn(params, batch, key) -> (sums, counts)`.
 
-    A row's label is the first token of its target, class c being token NUM_SPECIAL + c; an empty row has none and
-    counts nowhere. Without a key there is no dropout. sums and counts have the names that `translation_loss` gives.
+    The sums are over the rows of a batch. A row's label is the first token of its target; class c is the token
+    NUM_SPECIAL + c. An empty row has no label and is not counted. Without a key there is no dropout. sums and counts
+    have the same names as in `translation_loss`.
 
     Args:
-      model: gives logits [B, C] of a source [B, S].
+      model: returns logits [B, C] for a source [B, S].
       label_smoothing: epsilon_ls.
     """
 
@@ -186,25 +190,25 @@ def classification_loss(model: nn.Module, label_smoothing: float) -> LossFn:
 
 
 def _sums(losses: TokenLosses, there: jax.Array) -> Sums:
-    """Over those that are no padding, by the names that a run reports them with."""
+    """Returns the sums over all positions where `there` is true, by the names that a run reports."""
     values = {"loss": losses.loss, "nll": losses.nll, "accuracy": losses.correct}
     return {name: jnp.sum(jnp.where(there, value, 0), dtype=jnp.float32) for name, value in values.items()}
 
 
 def split_rows(x: jax.Array, parts: int) -> jax.Array:
-    """[rows, ...] -> [parts, rows / parts, ...]: part i takes every parts-th row from row i.
+    """Splits rows into parts, [rows, ...] -> [parts, rows / parts, ...]: part i takes every parts-th row from row i.
 
-    So rows stay on the device they are on.
+    So each row stays on its device.
     """
     return x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sums_by_chunks(sums_of: Callable, y: jax.Array, embedding: jax.Array, target: jax.Array) -> Sums:
-    """The sums of `sums_of(y, embedding, target)` over the first axis of y and target.
+    """Returns the sums of `sums_of(y, embedding, target)` over the first axis of y and target.
 
-    The loss is a sum, so the gradient of each chunk is known as soon as its logits are: it is made with them, and no
-    logits are kept, nor made twice, for a backward pass.
+    The loss is a sum, so the gradient of a chunk can be computed together with the chunk's logits. No logits are kept
+    for a backward pass or computed twice.
     """
 
     def add(total, chunk):

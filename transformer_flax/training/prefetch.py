@@ -1,4 +1,4 @@
-"""Prepares the batches of the next steps while the device works on the current one."""
+"""Prepares the batches of the next steps while the device works on the current step."""
 
 import collections
 import concurrent.futures
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 def prefetch(make: Callable[[Key], Value], keys: Iterable[Key], ahead: int = 2) -> Generator[Value, None, None]:
-    """`make(key)` of each key, made in order by a thread, up to `ahead` of them before they are asked for."""
+    """Yields `make(key)` of each key, in order. A thread computes up to `ahead` values before they are requested."""
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
         under_way = collections.deque()
@@ -20,5 +20,5 @@ def prefetch(make: Callable[[Key], Value], keys: Iterable[Key], ahead: int = 2) 
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()
-    finally:  # also where the steps are left before the last
+    finally:  # also if the consumer stops before the last key
         pool.shutdown(cancel_futures=True)

@@ -1,6 +1,6 @@
 """The model, the compiled steps and the evaluators of a run.
 
-Runs of one process that compute the same, as in a notebook, share their compiled steps.
+Runs in one process, for example in a notebook, share their compiled steps if they compute the same.
 """
 
 import collections
@@ -24,7 +24,7 @@ from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
 from transformer_flax.training.tasks import make_loss, make_task
 
-# No step depends on these fields: runs that differ in nothing else share their compiled programs.
+# No step depends on these fields. Runs that differ only in these fields share their compiled programs.
 NOT_COMPILED = (
     "seed",
     "steps",
@@ -42,20 +42,20 @@ NOT_COMPILED = (
 
 
 class Steps:
-    """The steps of a model, compiled for devices.
+    """The training and evaluation steps of a model, compiled for its devices.
 
     Args:
-      config: of a run, without the fields NOT_COMPILED.
-      model: of the run.
-      parallel: its devices.
+      config: the run's config, without the fields in NOT_COMPILED.
+      model: the run's model.
+      parallel: the run's devices.
     """
 
     def __init__(self, config: ConfigDict, model: nn.Module, parallel: Parallel):
         self.model, self._parallel = model, parallel
         self.optimizer = make_optimizer(config.optimizer, config.model.d_model)
-        self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by its name
+        self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by name
         loss_fn = parallel.gathering(make_loss(config, self.model))
-        self.update = make_train_step(  # not compiled, for several seeds to be mapped over
+        self.update = make_train_step(  # not compiled, because `seeds_step` maps it over several seeds
             loss_fn,
             self.optimizer,
             accumulation_steps=config.accumulation_steps,
@@ -69,15 +69,15 @@ class Steps:
 
     @functools.cached_property
     def seeds_step(self) -> Callable:
-        """The training step of several seeds, whose states and batches have a leading axis of them."""
+        """The training step of several seeds. Its states and batches have a leading axis of seeds."""
         step = self.counted("training", jax.vmap(self.update))
         return self._parallel.behind_seeds().compile(step, donate_state=True)
 
     def counted(self, name: str, function: Callable) -> Callable:
-        """Wraps a function, to count in `traced` how often it is traced."""
+        """Wraps a function so that `self.traced` counts how often JAX traces the function."""
 
         def traced(*args):
-            self.traced[name] += 1  # runs while tracing only, which is once for every shape
+            self.traced[name] += 1  # runs only during tracing, once for each shape
             return function(*args)
 
         return traced
@@ -85,18 +85,18 @@ class Steps:
 
 @functools.lru_cache(maxsize=8)
 def _steps(config_json: str, model: nn.Module, parallel: Parallel) -> Steps:
-    # The model is part of the key, as a notebook may register another class under the same kind.
+    # The model is part of the cache's key, because a notebook may register another class under the same kind.
     return Steps(ConfigDict(json.loads(config_json)), model, parallel)
 
 
 class Programs:
-    """The steps of a run, and its evaluators; the same for every seed.
+    """The model, the compiled steps and the evaluators of a run; the same for every seed.
 
     Args:
-      config: of the run.
-      data: of the run.
-      parallel: its devices.
-      progress: for the evaluators' bars.
+      config: the run's config.
+      data: the run's data.
+      parallel: the run's devices.
+      progress: shows the evaluators' bars.
     """
 
     def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
@@ -127,7 +127,7 @@ class Programs:
         return {name: count - self._traced_before[name] for name, count in self.steps.traced.items()}
 
     def init(self, seed: int) -> TrainState:
-        """The state before the first step."""
+        """Returns the train state before the first step."""
         if self._data.start:
             params = jax.tree.map(jnp.asarray, self._data.start.params)
         else:

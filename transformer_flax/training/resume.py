@@ -1,6 +1,6 @@
-"""Finds the step to resume from: the newest of which all runs that are trained together have a checkpoint.
+"""Restores a run, or runs that are trained together, from the newest step for which all have a checkpoint.
 
-`run_directory` decides whether a config may resume a run.
+The module `run_directory` decides whether a config may resume a run.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,20 @@ def resume(
     labels: Sequence[str] = ("",),
     first: int = 0,
 ) -> tuple[list[tuple[TrainState, Any]], int]:
-    """Reads the newest checkpoints that can be read; damaged and later ones are put aside.
+    """Restores the newest checkpoints that can be read. Puts damaged and later checkpoints aside.
 
     Args:
-      runs: the checkpoints of each run; mostly of one.
+      runs: the checkpoints of each run; usually of one run.
       like: a tree of a state's shapes.
-      progress: to say what was found.
-      labels: of the runs, before what is said.
-      first: the step at which several runs save for the first time.
+      progress: prints the step to resume from, and warnings.
+      labels: the prefix of each run's messages.
+      first: the first step at which runs that are trained together save.
 
     Returns:
-      The state of each run, with the totals saved beside it, and the step; [] and 0 where the runs begin.
+      The state of each run with the totals saved beside the state, and the step; [] and 0 if the runs begin anew.
 
     Raises:
-      UserError: no checkpoint can be read, or a run is further than the others.
+      UserError: no checkpoint can be read, or a run is too far ahead of the others.
     """
     for checkpoints in runs:
         checkpoints.require_room(like, len(runs))
@@ -45,18 +45,18 @@ def resume(
             try:
                 restored.append(checkpoints.restore(like, step))
             except UnreadableError as error:
-                if share()[1] > 1:  # not all processes may find it so
+                if share()[1] > 1:  # another process may be able to read this checkpoint
                     raise
                 unreadable.append((i, error))
         if len(restored) == len(runs):
-            for i, error in unreadable:  # the disk and the device can read: another one was
+            for i, error in unreadable:  # not a fault of the disk or device: another checkpoint was read
                 aside = runs[i].put_aside(error.step, "damaged")
                 progress.say(f"{labels[i]}WARNING: {error}; it is put aside as {aside.name}")
             for label, checkpoints in zip(labels, runs, strict=True):
                 progress.say(f"{label}resuming from step {step:,} in {checkpoints.run}")
             _put_aside_later(runs, step, progress, labels)
             return restored, step
-    if unreadable:  # a disk or a device in trouble is likelier than as many damages
+    if unreadable:  # a failing disk or device is likelier than damage to every checkpoint
         _, newest = unreadable[0]
         raise UserError(
             f"{newest}; no checkpoint can be read, and nothing was changed: run the same command when the cause is "
@@ -67,17 +67,18 @@ def resume(
 
 
 def _common_steps(runs: Sequence[Checkpoints], first: int) -> list[int]:
-    """The steps of which all runs have a checkpoint, from the newest.
+    """Returns the steps for which all runs have a checkpoint, newest first.
 
     Raises:
-      UserError: a run is further ahead than runs that are trained together ever are: it was trained by itself, and what
-        it has learned since must not be lost.
+      UserError: a run is further ahead than runs that are trained together can be. So this run was trained alone, and
+        its later checkpoints must not be lost.
     """
     steps = [checkpoints.steps() for checkpoints in runs]
     common = sorted(set.intersection(*map(set, steps)), reverse=True)
     newest = common[0] if common else 0
     ahead = [[step for step in each if step > newest] for each in steps]
-    # Runs that are killed while they save lie one checkpoint apart, and before the first only where it is due.
+    # Runs that are killed while they save differ by at most one checkpoint. If the runs have no checkpoint in common,
+    # this one checkpoint is the first, at step `first` or before.
     if any(len(each) > 1 or (not common and each and each[0] > first) for each in ahead):
         found = "; ".join(
             f"{checkpoints.run}: {', '.join(map(str, each)) or 'none'}"
@@ -93,7 +94,7 @@ def _common_steps(runs: Sequence[Checkpoints], first: int) -> list[int]:
 def _put_aside_later(runs: Sequence[Checkpoints], step: int, progress: Progress, labels: Sequence[str]) -> None:
     for label, checkpoints in zip(labels, runs, strict=True):
         for later in checkpoints.steps():
-            if later > step:  # written just before an end came to the others
+            if later > step:  # written just before the runs were killed
                 aside = checkpoints.put_aside(later, "ahead")
                 progress.say(
                     f"{label}its checkpoint of step {later:,}, which others lack, is put aside as {aside.name}"

@@ -1,13 +1,13 @@
 """The files of a working directory. No other module knows their names.
 
 config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   skipped.jsonl   events.*
-translations/<step>.txt, or of a classifier labels/<step>.txt   profile/
+translations/<step>.txt (of a classifier: labels/<step>.txt)   profile/
 An exported model: config.json   tokenizer.json   model.safetensors
 
-Whoever reads a directory need not trust it: nothing in it is executed or unpickled, and what its files hold is checked.
-Any part of it may be a link, and is read through it. Training writes to the directory and to checkpoints/ where they
-are links to a larger disk, and behind no other link: it replaces files and refuses folders. It deletes nothing but
-checkpoints.
+Working directories from strangers are safe to read: nothing is executed or unpickled, and the content of each file is
+checked. Reading follows every link. Training follows only two links when it writes, for example to a larger disk: the
+working directory itself and checkpoints/. Training replaces any other link to a file, and refuses any other link to a
+folder. Training deletes nothing but checkpoints.
 """
 
 import contextlib
@@ -37,16 +37,16 @@ from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.fields import CHANGES_NOTHING, added_fields, complete, differences, flatten
 from transformer_flax.training.multihost import is_first
 
-CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # of a checkpoint, which Orbax makes
-# A resumed run may have other values here: none of them changes what is learned from the steps that were made.
+CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # entries of a checkpoint's folder, written by Orbax
+# A resumed run may have other values of these fields. They do not affect what past steps have learned.
 MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
-OUTPUTS = ("translations", "labels")  # folders of what a model puts out
-RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # what config.json holds
+OUTPUTS = ("translations", "labels")  # folders of a model's outputs
+RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # the entries of config.json
 LOCK = ".lock"
 
 
 class RunDirectory:
-    """The directory of one run."""
+    """The working directory of one run, or an exported model."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = pathlib.Path(path)
@@ -60,15 +60,16 @@ class RunDirectory:
         self.params_file = self.path / "model.safetensors"
 
     def check(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None = None) -> None:
-        """Finds out whether the directory is free for this run or holds it already, and changes nothing.
+        """Checks that the directory is free for this run or holds this run already. Changes nothing.
 
         Args:
-          config: of the run.
-          fingerprints: of the splits it is trained on and measured with.
-          tokenizer: the one it is given; None for whichever the directory has.
+          config: the run's config.
+          fingerprints: the fingerprints of the run's data, by name.
+          tokenizer: the tokenizer given to the run; None accepts any tokenizer in the directory.
 
         Raises:
-          UserError: it holds a run of another config, other data or another tokenizer, a longer one, or something else.
+          UserError: the directory holds a run with another config, other data or another tokenizer, a run that is
+            longer, or something else.
         """
         if self.params_file.exists():
             raise UserError(
@@ -83,10 +84,10 @@ class RunDirectory:
     def claim(
         self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer, classes: Classes | None = None
     ) -> None:
-        """Makes the directory this run's own: writes its config, its data's fingerprints, its classes, its tokenizer.
+        """Claims the directory for this run: writes its config, fingerprints, classes and tokenizer.
 
-        The config is what claims it, so it is written first: a process that is killed behind it leaves a run whose
-        tokenizer is made again, and one that is killed before it leaves nothing.
+        config.json claims the directory, so it is written first. A process that is killed before leaves nothing. A
+        process that is killed after leaves a run without a tokenizer, and the tokenizer is then made again.
 
         Raises:
           UserError: as `check` does.
@@ -101,22 +102,22 @@ class RunDirectory:
             **({"classes": list(classes.names)} if classes else {}),
         }
         self._write(self.config_file, json.dumps(signed(run), indent=2) + "\n")
-        if not self.tokenizer_file.exists():  # another version may have formatted the same otherwise
+        if not self.tokenizer_file.exists():  # another version may have formatted the same tokenizer differently
             self._write(self.tokenizer_file, tokenizer.to_json())
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """A context in which no other process trains here; a process that is killed leaves no lock behind.
+        """Context manager: no other process can train in the directory. A killed process leaves no lock behind.
 
         Raises:
-          UserError: another one does.
+          UserError: another process trains in the directory.
         """
-        if not is_first():  # which has it for all
+        if not is_first():  # the first process holds the lock for all processes
             yield
             return
         self.path.mkdir(parents=True, exist_ok=True)
         lock = self.path / LOCK
-        if lock.is_symlink():  # what it leads to would be emptied
+        if lock.is_symlink():  # otherwise the file behind the link would be emptied
             lock.unlink()
         with lock.open("a+") as file:
             if not try_lock(file):
@@ -131,30 +132,30 @@ class RunDirectory:
             yield
 
     def load_config(self) -> ConfigDict:
-        """The config of the run that lies here; fields that are younger than the run have their defaults."""
+        """Returns the run's config. Fields that are newer than the run have their defaults."""
         config = self._load_run()["config"]
         try:
             return complete(ConfigDict(config))
-        except (ValueError, AttributeError) as error:  # a name with a dot, or of a method
+        except (ValueError, AttributeError) as error:  # a field's name has a dot or is a method's name
             raise self._unreadable(error) from error
 
     def added_fields(self) -> dict[str, Any]:
-        """The fields that the config of the run, if there is one, lacks as it is older than they are."""
+        """Returns the fields that the run's config lacks because the run is older than the fields; {} without a run."""
         return added_fields(flatten(self._load_run()["config"])) if self.config_file.exists() else {}
 
     def load_fingerprints(self) -> dict[str, str]:
-        """The fingerprints of the splits that the run was trained and evaluated on."""
+        """Returns the fingerprints of the splits that the run was trained and evaluated on."""
         return self._load_run()["data_fingerprints"]
 
     def load_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run.
+        """Returns the run's tokenizer.
 
         Raises:
-          UserError: it cannot be read, or is not the one that the run was made with.
+          UserError: the tokenizer cannot be read, or has changed since the run was made.
         """
         tokenizer = Tokenizer.load(self.tokenizer_file)
         if self.config_file.exists():
-            known = self._load_run().get("tokenizer_crc32")  # not there where somebody has taken it out
+            known = self._load_run().get("tokenizer_crc32")  # None if a user has removed the entry
             if known is not None and known != self._tokenizer_checksum(tokenizer):
                 raise UserError(
                     f"{self.tokenizer_file} has changed since the run was made, so its pieces may no longer be those "
@@ -163,24 +164,24 @@ class RunDirectory:
         return tokenizer
 
     def _tokenizer_checksum(self, tokenizer: Tokenizer) -> int:
-        """The checksum of the tokenizer's file, or of what is to be written there."""
+        """Returns the checksum of the tokenizer's file or, without a file, of the text that will be written there."""
         file = self.tokenizer_file
         return zlib.crc32(file.read_bytes() if file.exists() else tokenizer.to_json().encode())
 
     def load_classes(self) -> Classes | None:
-        """The classes that the run tells apart; None for one that does not classify."""
+        """Returns the run's classes; None if the run does not classify."""
         names = self._load_run().get("classes")
         return None if names is None else Classes(names)
 
     def save_selection(self, counts: dict) -> None:
-        """Writes how many training pairs are used, and how many are left out for which reason."""
+        """Writes how many training pairs are used, and how many are left out for each reason."""
         self._write(self.path / "selection.json", json.dumps(counts, indent=2) + "\n")
 
     def _outputs_file(self, what: str, split: str, step: int) -> pathlib.Path:
         return self.path / what / (f"{step}.txt" if split == "valid" else f"{step}.{split}.txt")
 
     def save_outputs(self, what: str, split: str, step: int, outputs: list[str]) -> pathlib.Path:
-        """Translations or labels after a step, one a line, in the order of the split."""
+        """Writes the translations or labels after a step, one per line, in the order of the split."""
         file = self._outputs_file(what, split, step)
         self._write(file, "".join(f"{line}\n" for line in outputs))
         return file
@@ -189,7 +190,7 @@ class RunDirectory:
         """Reads the translations that `save_outputs` wrote.
 
         Raises:
-          UserError: there are none of that split and step, or not as they were written.
+          UserError: there are no translations of this split and step, or their file cannot be read.
         """
         file = self._outputs_file("translations", split, step)
         try:
@@ -215,7 +216,7 @@ class RunDirectory:
             if not (isinstance(run["config"], dict) and isinstance(run["data_fingerprints"], dict)):
                 raise ValueError("not the config of a run")
             return run
-        except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: neither JSON nor UTF-8
+        except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: also if not JSON or not UTF-8
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> UserError:
@@ -255,7 +256,7 @@ class RunDirectory:
                 raise UserError(f"{place} is no checkpoint; training deletes old ones there, so move it elsewhere")
 
     def _is_own(self, tokenizer: Tokenizer, checksum: int | None) -> bool:
-        """Whether a tokenizer is that of the run, whose config.json has its checksum, or None in its place."""
+        """Returns whether a tokenizer is the run's; `checksum` is the entry in config.json, None if it is missing."""
         if self.tokenizer_file.exists():
             return self.load_tokenizer().to_json() == tokenizer.to_json()
         return checksum in (None, self._tokenizer_checksum(tokenizer))

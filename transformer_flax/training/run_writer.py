@@ -1,4 +1,4 @@
-"""Writes what a run leaves behind: checkpoints, metrics, outputs and skipped batches."""
+"""Writes the files of a run: checkpoints, metrics, outputs and skipped batches."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,22 +21,22 @@ from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.tasks import Task
 from transformer_flax.training.wandb_run import WandbRun
 
-SAMPLES = 3  # outputs shown at an evaluation
+SAMPLES = 3  # outputs printed at an evaluation
 
 
 class RunWriter:
-    """Writes the files of one run, and says what it writes. A context, which closes them.
+    """The writer of one run's files, which also prints messages. A context manager: closes the files at its end.
 
     Args:
-      config: of the run.
-      directory: claimed for the run and locked.
-      data: of the run.
-      task: of the run.
-      checkpoints: of the run.
-      progress: to say it.
-      step: where the run stands; what was written of later steps is cut off.
-      totals: saved with the checkpoint of that step.
-      label: goes before all that is said.
+      config: the run's config.
+      directory: the run's working directory, claimed and locked.
+      data: the run's data.
+      task: the run's task.
+      checkpoints: the run's checkpoints.
+      progress: prints the messages.
+      step: the step to resume from. Lines of later steps are removed from the files.
+      totals: the totals saved with the checkpoint of `step`.
+      label: the prefix of every message.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class RunWriter:
             directory.metrics_file, step, score=task.score, send=lambda line: self._wandb.send(line)
         )
         self._skipped = StepLines(directory.skipped_file, step)
-        self._wandb = WandbRun(config, directory, self.say)  # last, to be closed whatever fails
+        self._wandb = WandbRun(config, directory, self.say)  # last, so that no later failure here leaves it open
 
     def __enter__(self) -> "RunWriter":
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_) -> None:
-        with contextlib.ExitStack() as closing:  # all of them, also where a disk is full
+        with contextlib.ExitStack() as closing:  # closes all three, even if one fails, for example on a full disk
             closing.callback(self._wandb.close, failed=failure is not None)
             closing.callback(self._skipped.close)
             closing.callback(self._metrics.close)
@@ -79,9 +79,9 @@ class RunWriter:
 
     @contextlib.contextmanager
     def writing(self, *, must: bool = False) -> Iterator[None]:
-        """A context in which something is written.
+        """Context manager for anything that writes.
 
-        A failure ends the run, or is reported, as config.on_write_failure says; with `must` it always ends the run.
+        If config.on_write_failure is "stop", or with `must`, a failure ends the run. Otherwise it is only reported.
         """
         try:
             yield
@@ -91,7 +91,7 @@ class RunWriter:
             self.say(f"WARNING: {error}; the run continues without it")
 
     def read(self, metrics: Metrics, step: int) -> None:
-        """Adds up the metrics of a step, which are on the host.
+        """Adds the metrics of a step, on the host, to the meter. Reports and writes the batch if it was skipped.
 
         Raises:
           UserError: too many updates in a row were not finite.
@@ -126,7 +126,7 @@ class RunWriter:
             )
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        """Writes values of training, with what was measured since the last time, which begins anew."""
+        """Writes training values and the means since the last log. Resets the meter."""
         with self.writing():
             self._metrics.write(step, "train", {**self.meter.means(), **values})
         self.meter = Meter()
@@ -136,21 +136,22 @@ class RunWriter:
         self.checkpoints.prune(newest, self._metrics.scores)
 
     def save(self, state: TrainState) -> None:
-        """Starts writing a checkpoint of a state, as `Parallel.unreplicate` gives it.
+        """Starts writing a checkpoint of a state, as returned by `Parallel.unreplicate`.
 
         Raises:
-          UserError: it, or the one before, cannot be written, or the run's directory is gone.
+          UserError: this or the previous checkpoint cannot be written, or the working directory is gone.
         """
-        # checkpoints/ alone may be there: Orbax makes it anew while it writes
+        # checkpoints/ may exist even if the working directory was moved: Orbax creates it again while it writes.
         if not self._directory.config_file.exists():
             raise moved(self._directory.path)
         self.checkpoints.save(state, self.meter.totals)
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
-        """Averages as `Checkpoints.average` does. A damaged checkpoint is put aside; the others are averaged.
+        """Averages as `Checkpoints.average` does, but puts damaged checkpoints aside and averages the others.
 
         Raises:
-          UnreadableError: none can be read: a disk or a device in trouble is likelier than a damage.
+          UnreadableError: a checkpoint cannot be read, and several processes train; or no other checkpoint can be read
+            either, so a failing disk or device is likelier than damage.
         """
         while True:
             try:
@@ -166,9 +167,10 @@ class RunWriter:
             return averaged, choice
 
     def keep(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
-        """Writes an evaluation, unless it was made before: then perhaps with another config.decode.
+        """Prints an evaluation. Writes it, unless it is written already, perhaps with another config.decode.
 
-        The final evaluation of a run that ends before config.steps says that it is: there is another one of its step.
+        If a run ends before config.steps, the line of its final evaluation has "final": 1, because the same step also
+        has a regular evaluation.
         """
         early = final and step < self._config.steps
         if not self._metrics.has(step, split, final=early):
@@ -180,11 +182,14 @@ class RunWriter:
         self.row(f"step {step:>7,} {split}: {first}", scalars)
 
     def is_evaluated(self, step: int) -> bool:
-        """Whether the evaluation of a step is written."""
+        """Returns whether the evaluation of a step is written."""
         return self._metrics.has(step, "valid")
 
     def out_of_patience(self, step: int) -> bool:
-        """Whether the last config.eval.patience evaluations had no better validation loss than one before; says so."""
+        """Returns whether the last config.eval.patience evaluations brought no better validation loss.
+
+        If so, prints it.
+        """
         losses, patience = list(self._metrics.validation_losses.values()), self._config.eval.patience
         if not 0 < patience < len(losses) or any(loss < min(losses[:-patience]) for loss in losses[-patience:]):
             return False
@@ -201,7 +206,7 @@ class RunWriter:
                 self.say(f"    {mark} {text}")
 
     def report(self, evaluations: dict[str, Evaluation], step: int, compilations: Mapping[str, int]) -> None:
-        """Prints the scores of the last evaluation, by split, and where everything lies."""
+        """Prints the scores of the last evaluation, by split, and where the run's files are."""
         columns = list(evaluations["valid"].scalars)
         rows = [
             [split, *(f"{evaluation.scalars[name]:.4f}" for name in columns)]

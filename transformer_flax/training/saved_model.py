@@ -1,4 +1,4 @@
-"""Loads a trained model: a run's checkpoints, or an exported folder, whose parameters are one file of safetensors."""
+"""Loads a trained model from a run's checkpoints, or from an exported folder, which has one safetensors file."""
 
 import os
 import pathlib
@@ -27,19 +27,19 @@ from transformer_flax.training.run_directory import RunDirectory
 
 
 class SavedModel(NamedTuple):
-    """A trained model and all that it needs."""
+    """A trained model with everything that is needed to use it."""
 
     config: ConfigDict
     tokenizer: Tokenizer
     model: ModelConfig
     params: Any  # on the host
     parameters: str  # which checkpoints `params` are from
-    fingerprints: dict[str, str]  # of the splits
+    fingerprints: dict[str, str]  # the fingerprints of the splits
     classes: Classes | None  # None for a model that translates
 
 
 def parse_name(name: str) -> tuple[str, list[int] | None]:
-    """Splits DIRECTORY@STEP,STEP,... into the directory and the steps, None if it names none."""
+    """Splits DIRECTORY@STEP,STEP,... into the directory and the steps. None: the name has no steps."""
     directory, _, steps = name.rpartition("@")
     if directory and re.fullmatch(r"\d+(,\d+)*", steps):
         return directory, [int(step) for step in steps.split(",")]
@@ -49,15 +49,15 @@ def parse_name(name: str) -> tuple[str, list[int] | None]:
 def load_model(
     workdir: str | os.PathLike, *, average: int | str | None = None, steps: int | Sequence[int] | None = None
 ) -> SavedModel:
-    """Loads the model of a run or of an exported folder. Nothing there is executed or unpickled.
+    """Loads the model of a run or of an exported folder. Nothing in the folder is executed or unpickled.
 
     Args:
-      workdir: of the run, or the folder.
-      average: number of checkpoints to average, or "ema"; None for what the run's config evaluates with at the end.
-      steps: the checkpoint of this step, or the mean of those of these steps, instead.
+      workdir: the run's working directory, or the exported folder.
+      average: the number of checkpoints to average, or "ema". None: what the run's final evaluation uses.
+      steps: the step or steps of the checkpoints to use instead; several checkpoints are averaged.
 
     Raises:
-      UserError: there is no run or no such checkpoint, or one cannot be read.
+      UserError: the run or a checkpoint does not exist or cannot be read.
     """
     place = RunDirectory(workdir)
     config, tokenizer, model = load_setup(place)
@@ -79,7 +79,7 @@ def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]
     """Reads the config, the tokenizer and the model's config of a run, and checks them.
 
     Raises:
-      UserError: there is no run, or one that cannot be read.
+      UserError: the run does not exist or cannot be read.
     """
     config, tokenizer = place.load_config(), place.load_tokenizer()
     try:
@@ -92,12 +92,12 @@ def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]
 
 
 def save_params(file: pathlib.Path, params: Any, origin: str) -> None:
-    """Writes parameters in float32, named as in "encoder_0.self_attention.query.kernel".
+    """Writes parameters in float32, with names such as "encoder_0.self_attention.query.kernel".
 
     Args:
-      file: to write.
+      file: the file to write.
       params: the parameters.
-      origin: says which checkpoints they are from; the file's metadata hold it, and a checksum.
+      origin: which checkpoints the parameters are from. The file's metadata contain it, and a checksum.
 
     Raises:
       OSError: the file cannot be written.
@@ -108,10 +108,10 @@ def save_params(file: pathlib.Path, params: Any, origin: str) -> None:
 
 
 def load_params_file(file: pathlib.Path, like: Any) -> tuple[Any, str]:
-    """Reads what `save_params` wrote: the parameters, and which checkpoints they are from.
+    """Reads a file of `save_params`: the parameters, and which checkpoints they are from.
 
     Args:
-      file: of safetensors.
+      file: the safetensors file.
       like: a tree of the shapes of the model's parameters.
 
     Raises:
@@ -134,7 +134,7 @@ def load_params_file(file: pathlib.Path, like: Any) -> tuple[Any, str]:
 
 
 def checksum(params: Any) -> int:
-    """A CRC-32 of parameters and their names."""
+    """Returns a CRC-32 of parameters and their names."""
     return _checksum(_arrays(params))
 
 

@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone, trained as one program."""
+"""Trains runs that differ only in their seed as one program."""
 
 import contextlib
 import os
@@ -30,12 +30,12 @@ from transformer_flax.training.trainer import Trainer, resume_or_begin
 def train_seeds(
     config: ConfigDict, seeds: Sequence[int], workdir: str | os.PathLike, *, profile: bool = False
 ) -> list[dict[str, Evaluation]]:
-    """Trains `config` with several seeds as one program, each as `train` would alone, in `<workdir>/seed<k>`.
+    """Trains `config` with several seeds as one program: each seed as `train` would, in `<workdir>/seed<k>`.
 
-    They resume from the newest step of which all have a checkpoint.
+    The runs resume from the newest step for which all of them have a checkpoint.
 
     Raises:
-      UserError: as `train` does; what ends one of them ends all.
+      UserError: as `train` does. An error in one run ends all runs.
     """
     require_run(config)
     config = complete(config)
@@ -60,7 +60,8 @@ def train_seeds(
             checkpoints.append(stack.enter_context(contextlib.closing(Checkpoints.of(each, directory.checkpoints))))
         labels = [f"seed {seed}: " for seed in seeds]
         intervals = configs[0].checkpoint.every, configs[0].eval.every or configs[0].steps
-        first = min(*intervals, configs[0].steps - 1)  # the last step would be the end of a run of its own
+        # Not the last step: a run whose first checkpoint is of the last step was trained alone.
+        first = min(*intervals, configs[0].steps - 1)
         state, saved, step = resume_or_begin(
             programs, checkpoints, seeds, progress, combine=stack_trees, labels=labels, first=first
         )
@@ -74,9 +75,9 @@ def train_seeds(
 
 
 class SeedsTrainer:
-    """Trainers of several seeds as one: each array of a state, a batch or metrics has an axis of seeds in front.
+    """The trainers of several seeds as one trainer. Each array of states, batches and metrics has a leading seed axis.
 
-    A batch has the same shape for every seed, so each run keeps its own order of the data.
+    The batches of a step have the same shape for every seed, so each run can keep its own order of the data.
     """
 
     def __init__(self, trainers: Sequence[Trainer], programs: Programs):
@@ -97,7 +98,7 @@ class SeedsTrainer:
         return self._trainers[0].first_steps
 
     def _each(self, method: Callable[..., Any], tree: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        """Calls a method of each trainer with its part of a tree."""
+        """Calls a method of each trainer with the trainer's part of a tree."""
         parts = [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(len(self._trainers))]
         return [method(*each, *args, **kwargs) for each in zip(self._trainers, parts, strict=True)]
 
@@ -126,13 +127,13 @@ class SeedsTrainer:
         for trainer in self._trainers:
             with trainer.writer.writing(must=must):
                 trainer.writer.checkpoints.wait()
-        # No checkpoint goes before all have its successor, from which they would resume together.
+        # A checkpoint is deleted only once all runs have a later one, from which they would resume together.
         steps = [set(trainer.writer.checkpoints.steps()) for trainer in self._trainers]
         for trainer in self._trainers:
             trainer.writer.prune(max(set.intersection(*steps), default=0))
 
     def require_saved(self, state: TrainState, step: int) -> None:
-        del state, step  # a run without patience ends at its last step, which was saved
+        del state, step  # without config.eval.patience, a run ends at its last step, which was saved
         self.wait(must=True)
 
     def is_evaluated(self, step: int) -> bool:
@@ -144,7 +145,7 @@ class SeedsTrainer:
 
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> list[dict[str, Evaluation]]:
         def evaluate(trainer: Trainer, own: TrainState) -> dict[str, Evaluation]:
-            done = trainer.is_evaluated(step) and not last  # before an end came to the others
+            done = trainer.is_evaluated(step) and not last  # this seed was evaluated before an interruption
             return {} if done else trainer.evaluate(own, step, last=last)
 
         return self._each(evaluate, state)
@@ -155,7 +156,7 @@ class SeedsTrainer:
 
 
 def stack_trees(trees: Sequence[Any]) -> Any:
-    """Stacks trees of the same shapes: arrays [...] -> [seeds, ...]. Arrays on the host stay there."""
+    """Stacks trees of the same shapes: arrays [...] -> [seeds, ...]. Arrays on the host stay on the host."""
 
     def stacked(*leaves):
         return (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
@@ -167,7 +168,7 @@ def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
     """Checks that runs of `config` with these seeds can be trained together.
 
     Raises:
-      UserError: they cannot.
+      UserError: the seeds cannot be trained together.
     """
     if len(set(seeds)) < len(seeds) or not seeds:
         raise UserError(f"--seeds={','.join(map(str, seeds))}: name different seeds, such as 0,1,2")

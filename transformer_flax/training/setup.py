@@ -1,4 +1,4 @@
-"""Makes all that training needs from a config: devices, tokenizer, corpora, batches."""
+"""Prepares everything that training needs from a config: devices, tokenizer, corpora and batches."""
 
 import contextlib
 import dataclasses
@@ -41,31 +41,32 @@ from transformer_flax.training.sharding import Parallel, divide_cpu, make_parall
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The text of a run, by split."""
+    """The data of a run."""
 
     tokenizer: Tokenizer
-    pairs: dict[str, Pairs]  # of the splits that are evaluated
-    corpora: dict[str, Corpus]  # of all
+    pairs: dict[str, Pairs]  # the evaluated splits
+    corpora: dict[str, Corpus]  # all splits
     train: Batches
-    classes: Classes | None = None  # that the targets name, where they are labels
-    embeddings: Vectors | None = None  # that its embeddings start from
-    start: SavedModel | None = None  # the trained model that it starts from
+    classes: Classes | None = None  # the classes, if the targets are labels
+    embeddings: Vectors | None = None  # the vectors that the embeddings start from
+    start: SavedModel | None = None  # the trained model that the run starts from
 
 
-DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # read when the backend starts
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # XLA reads this flag when the backend starts
 
 
 def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
-    """Completes and checks a copy of a run's config, and resolves the type "auto".
+    """Returns a completed and checked copy of a run's config, in which the type "auto" is resolved.
 
-    "auto" becomes the type of the run that a directory holds already. Without one, it becomes what suits the device.
+    If a working directory already holds a run, "auto" becomes that run's type. Otherwise, "auto" becomes the type that
+    suits the device.
 
     Args:
-      config: of the run.
-      workdirs: of the run and of those that are trained with it.
+      config: the run's config.
+      workdirs: the working directories of the run and of the runs that are trained with it.
 
     Raises:
-      UserError: naming the field; or a directory's run cannot be read.
+      UserError: a field has a wrong value, and the message names the field; or a directory's run cannot be read.
     """
     require_run(config)
     config = complete(config)
@@ -83,15 +84,15 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
 
 
 def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Parallel:
-    """The devices of a checked config; says what is trained, and on what.
+    """Returns the devices of a checked config. Prints the model's size and the devices.
 
     Args:
-      config: of the run.
-      progress: to say it.
-      note: goes behind what is said of the devices.
+      config: the run's config.
+      progress: prints the messages.
+      note: text to print after the devices.
 
     Raises:
-      UserError: there are no such devices.
+      UserError: as `make_parallel` does.
     """
     model = model_config(config, config.data.vocab_size)
     compiled = keep_compiled(config.data.cache_dir)
@@ -114,7 +115,7 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
 
 
 def say_vocabulary(config: ConfigDict, data: Data, progress: Progress) -> None:
-    """Says how large the model is where the text has fewer words than its vocabulary may have."""
+    """Prints the model's size if the size of the tokenizer's vocabulary is not config.data.vocab_size."""
     if data.tokenizer.vocab_size != config.data.vocab_size:
         progress.say(f"the text's own vocabulary: {_describe(model_config(config, data.tokenizer.vocab_size))}")
 
@@ -126,7 +127,7 @@ def _describe(model: ModelConfig) -> str:
 
 
 def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sources_only: bool = False) -> Tokenizer:
-    """The tokenizer that `config.data` has trained on these pairs, from where it was kept the last time if it was."""
+    """Returns a tokenizer trained on these pairs as `config.data` specifies, from the cache if it is there."""
     found = find_tokenizer(pairs, config.data, sources_only=sources_only)
     if found is not None:
         return found
@@ -137,7 +138,7 @@ def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sou
             with progress.bar("reading text for the tokenizer") as update:
                 most, seed = config.data.tokenizer_sample, config.data.seed
                 yield from sample_texts(pairs, most, seed, sources_only=sources_only, progress=update)
-            # From here on the library works alone and does not say how far it is: a bar without an end.
+            # From here on, the library does not report its progress, so this bar has no end.
             merging.enter_context(progress.bar("making the vocabulary"))
 
         tokenizer = Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
@@ -146,12 +147,13 @@ def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sou
 
 
 def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:
-    """Reads the text, makes tokenizer, corpora and batches, and then claims the working directory for them.
+    """Reads the text, makes the tokenizer, corpora and batches, and then claims the working directory for the run.
 
-    Of several processes the first does so; the others then read what it has written.
+    With several processes, the first process does this first. The other processes then read what it has written.
 
     Raises:
-      UserError: about the text, or because the working directory holds another run, or is not the first process's.
+      UserError: the text is refused, the working directory holds another run, or the processes do not share the config
+        and the working directory.
     """
     index, size = share()
     if from_first(config.to_json) != config.to_json():
@@ -170,7 +172,7 @@ def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) 
 
 def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:
     splits = ["train", "valid", *(["test"] if config.eval.test else [])]
-    with progress.aside():  # TFDS shows its own while it prepares a set
+    with progress.aside():  # TFDS shows its own bars while it prepares a dataset
         pairs = {split: load_pairs(config.data, split) for split in splits}
     for split in splits:
         if not len(pairs[split]):
@@ -210,7 +212,7 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
             corpora[split] = load_corpus(
                 pairs[split], tokenizer, config.data.cache_dir, labels=classes, progress=update
             )
-    del pairs["train"]  # whose text nobody reads again, and which takes memory and room on the disk
+    del pairs["train"]  # its text is not read again, and takes memory and disk space
     selection = select_training_pairs(corpora["train"], config.data)
     if any(selection.dropped.values()):
         rows = [[reason, f"{count:,}"] for reason, count in selection.dropped.items()]
@@ -220,8 +222,8 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
     train = training_batches(
         corpora["train"], selection.indices, config.data, seed=config.seed, share=share(), dropout=dropout
     )
-    with workdir.lock():  # or a run that trains here would find another config than its own
-        workdir.claim(config, fingerprints, tokenizer, classes)  # now that nothing about it can be refused any more
+    with workdir.lock():  # otherwise a run that trains here would find a config that is not its own
+        workdir.claim(config, fingerprints, tokenizer, classes)  # last, when nothing can be refused any more
         workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
     sizes = ", ".join(f"{len(corpora[split]):,} {split}" for split in splits)
     if classes:
@@ -237,7 +239,7 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
 def _bpe_dropout(
     corpus: Corpus, indices: np.ndarray, tokenizer: Tokenizer, config: ConfigDict, progress: Progress
 ) -> BpeDropout | None:
-    """Prepares BPE-dropout of the training text; None without `config.data.bpe_dropout`."""
+    """Returns BPE-dropout of the training text; None if `config.data.bpe_dropout` is 0."""
     rate = config.data.bpe_dropout
     if not rate:
         return None
@@ -252,10 +254,10 @@ def _bpe_dropout(
 
 
 def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
-    """The classes that the targets of the train split name, if the model is to tell them apart.
+    """Returns the classes that the targets of the train split name; None if the model does not classify.
 
     Raises:
-      UserError: there are not as many as the model has.
+      UserError: there is only one class, or not config.model.num_classes classes.
     """
     if not find_kind(config.model.kind).classifies:
         return None

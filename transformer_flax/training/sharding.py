@@ -19,25 +19,26 @@ from transformer_flax.training.loss import LossFn
 
 AXIS = "data"
 HOST_DEVICES = "xla_force_host_platform_device_count"
-SMALL = 2**12  # elements; an array with fewer is not worth the gathering, and stays whole on each device
+SMALL = 2**12  # elements; a smaller array is not worth gathering, so each device keeps a copy
 
 logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class Parallel:
-    """Places a train state and batches on devices and compiles a step for them. Equal ones can share its programs.
+    """The devices of a run. Places the train state and batches on the devices, and compiles steps for them.
 
-    A step is one program over a mesh of all devices, which sees global batches; XLA inserts the sums.
+    Equal objects can share compiled programs. A step is one program over a mesh of all devices. It sees global batches,
+    and XLA inserts the sums over devices.
 
-    With `shard_params`, each device keeps its share of the parameters, and of all that has their shapes: moments and
-    moving average (Rajbhandari et al., 2020, ZeRO, stage 3). A step gathers the parameters for its loss, scatters the
-    sums of the gradients and updates every share where it is.
+    With `shard_params`, each device keeps a shard of the parameters, of the optimizer's moments and of the moving
+    average (Rajbhandari et al., 2020, ZeRO, stage 3). A step gathers the parameters to compute the loss, scatters the
+    sums of the gradients, and updates each shard on its device.
 
     Args:
-      devices: of all processes.
-      shard_params: as above.
-      row_axis: of a batch's arrays.
+      devices: the devices of all processes.
+      shard_params: whether to shard the parameters.
+      row_axis: the axis of a batch's arrays that counts the rows.
     """
 
     devices: tuple[jax.Device, ...]
@@ -51,7 +52,7 @@ class Parallel:
 
     @functools.cached_property
     def mesh(self) -> Mesh:
-        # Auto axes: XLA propagates the shardings, as make_mesh's Explicit default would not.
+        # With Auto axes, XLA propagates the shardings. With Explicit axes, the default of make_mesh, it would not.
         return Mesh(np.array(self.devices), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
 
     @functools.cached_property
@@ -63,7 +64,7 @@ class Parallel:
         return NamedSharding(self.mesh, PartitionSpec(*[None] * self.row_axis, AXIS))
 
     def _placement(self, tree: Any) -> Any:
-        """The shardings of a state's arrays, which follow from their shapes alone."""
+        """Returns the shardings of a state's arrays, which depend only on the shapes."""
 
         def sharding(x):
             divided = [axis for axis, size in enumerate(x.shape) if size % self.num_devices == 0]
@@ -75,11 +76,11 @@ class Parallel:
         return jax.tree.map(sharding, tree)
 
     def place(self, tree: Any) -> Any:
-        """Puts a state, or parameters, of host or device arrays on the devices: a copy on each, or on each a shard."""
+        """Places a state, or parameters, of host or device arrays on the devices: each gets a copy, or a shard."""
         if self._replicated.is_fully_addressable:
             return jax.device_put(tree, self._placement(tree))
 
-        def put(x, sharding):  # each process on its own devices; device_put would compare the values of all first
+        def put(x, sharding):  # each process fills its own devices; device_put would first compare the values of all
             if isinstance(x, jax.Array) and not x.is_fully_addressable:
                 return x
             x = np.asarray(x)
@@ -88,23 +89,23 @@ class Parallel:
         return jax.tree.map(put, tree, self._placement(tree))
 
     def unreplicate(self, tree: Any) -> Any:
-        """Each array of what was placed, or computed from it, once, in the shape that it has on a single device."""
+        """Returns each placed or computed array only once, in the shape that it has on a single device."""
         return tree
 
     def local(self, tree: Any) -> Any:
-        """Copies what was placed to one device of this process, for programs that run there alone."""
+        """Copies placed arrays to one device of this process, for programs that run on that device alone."""
 
-        def gather(x):  # and wait, so that the other devices never hold more than one array whole
+        def gather(x):  # waits, so that the other devices never hold more than one whole array
             return jax.block_until_ready(jax.device_put(x, self._replicated)).addressable_data(0)
 
         return jax.tree.map(gather, tree)
 
     def gathering(self, loss_fn: LossFn) -> LossFn:
-        """Wraps a loss so that it takes parameters as they are placed, and places its gradient likewise."""
+        """Wraps a loss function so that it takes placed parameters. Its gradient is placed like the parameters."""
         if not self.shard_params:
             return loss_fn
 
-        # Left to itself, XLA gathers a batch that is smaller than the parameters, and each device computes them all.
+        # Otherwise, XLA gathers the batch if it is smaller than the parameters, and each device computes all rows.
         @jax.custom_vjp
         def gather(params):
             return jax.lax.with_sharding_constraint(params, self._replicated)
@@ -116,11 +117,11 @@ class Parallel:
         return lambda params, batch, key: loss_fn(gather(params), batch, key)
 
     def shard(self, batch: Any) -> Any:
-        """Spreads the rows of a batch over the devices; with several hosts, each gives the rows of its own devices."""
+        """Shards the rows of a batch over the devices. Each of several processes gives the rows of its own devices."""
         return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, self._by_rows), batch)
 
     def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
-        """Compiles `function(state, batch)` of what was placed and spread; its results are placed as a state is."""
+        """Compiles `function(state, batch)` for a placed state and a sharded batch. Places its results like a state."""
 
         def placed(state, batch):
             result = function(state, batch)
@@ -129,19 +130,19 @@ class Parallel:
         return jax.jit(placed, in_shardings=(None, self._by_rows), donate_argnums=(0,) if donate_state else ())
 
     def behind_seeds(self) -> "Parallel":
-        """Makes one for states and batches with a leading axis of seeds."""
+        """Returns a `Parallel` for states and batches with a leading axis of seeds."""
         return dataclasses.replace(self, row_axis=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pmap(Parallel):
-    """A step is one program on each device, over its own rows, which sums over AXIS."""
+    """The devices of a run under `pmap`. A step is one program per device, over its own rows, and sums over AXIS."""
 
     axis_name: ClassVar[str | None] = AXIS
 
     @functools.cached_property
     def _by_device(self) -> NamedSharding:
-        # pmap wants a leading axis of devices, and each of its entries on its own.
+        # pmap needs a leading axis of devices, with each entry on its own device.
         return NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
 
     def place(self, tree: Any) -> Any:
@@ -168,9 +169,9 @@ class Pmap(Parallel):
 
 
 def divide_cpu(count: int) -> None:
-    """Makes the cores of a CPU act as `count` devices, unless JAX was told their number before.
+    """Makes JAX treat a CPU as `count` devices, unless the number of CPU devices was set before.
 
-    It must come before the first use of a device.
+    Must be called before the first use of a device.
     """
     told = jax.config.values["jax_num_cpu_devices"] >= 0 or HOST_DEVICES in os.environ.get("XLA_FLAGS", "")
     if count == 1 or told:
@@ -184,18 +185,18 @@ def divide_cpu(count: int) -> None:
 
 
 def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_chunks: int = 1) -> Parallel:
-    """Makes the devices of `config.parallel`.
+    """Returns the devices that `config.parallel` specifies.
 
     Raises:
-      UserError: a mode that cannot shard parameters, more devices than there are, or rows that do not divide among
-        devices and steps.
+      UserError: the mode cannot shard parameters or use several processes, the machine has too few devices, or
+        `rows_multiple_of` does not divide among the devices, accumulation steps and chunks of the loss.
     """
     if config.shard_params and config.mode == "pmap":
         raise UserError(
             "config.parallel.shard_params is True and config.parallel.mode is 'pmap', which keeps a copy of the "
             "parameters on each device; set the mode to 'jit', or shard_params to False"
         )
-    # Rows are shared among processes in their order, which the numbers of devices need not follow.
+    # Rows are divided among the processes in order of the process index, which the device ids need not follow.
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     if jax.process_count() > 1:
         _check_processes(config, devices)
@@ -217,8 +218,10 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
 
 
 def _check_processes(config, devices: list[jax.Device]) -> None:
-    """Raises:
-    UserError: several processes cannot do what `config.parallel` asks for with these devices.
+    """Checks that several processes can use these devices as `config.parallel` specifies.
+
+    Raises:
+      UserError: the processes cannot.
     """
     if config.mode == "pmap":
         raise UserError("config.parallel.mode is 'pmap', which is for one process; several need 'jit'")

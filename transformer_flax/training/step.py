@@ -1,4 +1,4 @@
-"""One update, pure: `train_step(state, batch) -> (state, metrics)`."""
+"""One update as a pure function: `train_step(state, batch) -> (state, metrics)`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,21 +19,21 @@ class TrainState(flax.struct.PyTreeNode):
     seed: jax.Array  # uint32 []
     params: Any
     opt_state: Any
-    skipped: jax.Array  # int32 [], updates that were not made, as they were not finite
-    skipped_in_a_row: jax.Array  # int32 [], of them the latest, if the last was among them
-    ema: Any = None  # the moving average of the parameters after each update, where one is kept
+    skipped: jax.Array  # int32 [], updates that were not made because they were not finite
+    skipped_in_a_row: jax.Array  # int32 [], updates skipped since the last update that was made
+    ema: Any = None  # the moving average of the parameters after each update; None: not kept
 
     @classmethod
     def create(
         cls, seed: int, params: Any, optimizer: optax.GradientTransformation, *, keep_ema: bool = False
     ) -> "TrainState":
         ema = jax.tree.map(jnp.copy, params) if keep_ema else None
-        step, skipped, skipped_in_a_row = jnp.zeros((3,), jnp.int32)  # three buffers, as each is overwritten
+        step, skipped, skipped_in_a_row = jnp.zeros((3,), jnp.int32)  # three buffers, because each is overwritten
         return cls(step, jnp.uint32(seed), params, optimizer.init(params), skipped, skipped_in_a_row, ema)
 
 
 class Metrics(flax.struct.PyTreeNode):
-    """Sums over all tokens of an update with their counts, to be divided when they are read."""
+    """Sums over all tokens of an update, and their counts. The sums are divided by the counts when they are read."""
 
     sums: Sums
     counts: Sums
@@ -43,19 +43,19 @@ class Metrics(flax.struct.PyTreeNode):
 
 
 def init_key(seed: int) -> jax.Array:
-    """The key of a run's initial parameters."""
+    """Returns the key of a run's initial parameters."""
     return jax.random.fold_in(jax.random.key(seed), 0)
 
 
 def dropout_key(state: TrainState) -> jax.Array:
-    """The key of everything random in the update that `state` is about to make."""
+    """Returns the key of all randomness in the next update of `state`."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(state.seed), 1), state.step)
 
 
 def sum_gradients(
     loss_fn: LossFn, params: Any, batch: Any, key: jax.Array, accumulation_steps: int
 ) -> tuple[Any, Sums, Sums]:
-    """The gradient of the summed loss, with the sums and counts, over `accumulation_steps` micro-batches."""
+    """Returns the gradient of the summed loss, the sums and the counts, over `accumulation_steps` micro-batches."""
 
     def gradient(micro_batch, key):
         def loss(params):
@@ -79,13 +79,13 @@ def sum_gradients(
 
 
 def norm_by_rows(tree: Any) -> jax.Array:
-    """The norm of all arrays together, as `optax.tree.norm`, in a third of the kernels on a GPU.
+    """Returns the norm of all arrays together, as `optax.tree.norm` does, with a third of the kernels on a GPU.
 
-    A kernel sums the rows of a matrix, and one more all of these and the vectors. Array by array, a sum takes two
-    kernels, most of which take less time than their launch.
+    One kernel for each matrix sums its squares row by row. One more kernel sums these sums and the squares of the
+    vectors. A separate sum of each array takes two kernels, and most of them take less time than their launch.
     """
     squares = [jnp.square(x) if x.ndim < 2 else jnp.sum(jnp.square(x), axis=-1) for x in jax.tree.leaves(tree)]
-    # XLA would sum the parts of what is concatenated one by one again.
+    # Without the barrier, XLA would again sum the concatenated parts one by one.
     return jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(jnp.concatenate([x.ravel() for x in squares]))))
 
 
@@ -98,16 +98,16 @@ def make_train_step(
     axis_name: str | None = None,
     trained: Callable[[Any], Any] = lambda grads: grads,
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
-    """Makes the update: sums before ratios, so that devices and micro-batches do not change it.
+    """Returns the train step. It sums before it divides, so devices and micro-batches do not change the update.
 
-    A batch whose loss or gradient is not finite changes nothing: parameters, optimizer state and moving average stay.
+    If the loss or the gradient of a batch is not finite, parameters, optimizer state and moving average stay unchanged.
     Only the step advances, and with it the data and the keys.
 
     Args:
-      loss_fn: `(params, batch, key) -> (sums, counts)`, of which sums["loss"] / counts["loss"] is minimised.
-      optimizer: of optax; must leave its state unchanged when called with `finite=False`.
+      loss_fn: `(params, batch, key) -> (sums, counts)`; training minimises sums["loss"] / counts["loss"].
+      optimizer: an optax optimizer; must leave its state unchanged when called with `finite=False`.
       accumulation_steps: micro-batches per update; must divide the rows of a batch.
-      average: that a state keeps as its `ema`; None if it keeps none.
+      average: the moving average that a state keeps as its `ema`; None: no moving average.
       axis_name: the mapped axis of devices under pmap, over which to sum; None under jit, where a batch is global.
       trained: replaces the gradients of parameters that are not trained by zeros.
     """
@@ -147,7 +147,7 @@ def make_train_step(
 
 
 def make_eval_step(loss_fn: LossFn, *, axis_name: str | None = None) -> Callable[[Any, Any], tuple[Sums, Sums]]:
-    """`eval_step(params, batch) -> (sums, counts)`, without dropout."""
+    """Returns `eval_step(params, batch) -> (sums, counts)`, without dropout."""
 
     def eval_step(params: Any, batch: Any) -> tuple[Sums, Sums]:
         sums, counts = loss_fn(params, batch, None)

@@ -1,4 +1,4 @@
-"""The tasks that a model can learn: each has a loss, outputs for a text, and scores for these."""
+"""The tasks that a model can learn. Each task has a loss, makes outputs from texts, and scores the outputs."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ from transformer_flax.training.setup import Data
 
 
 class Task(abc.ABC):
-    """A task, as the training loop sees it."""
+    """The interface of a task to the training loop."""
 
-    outputs: str  # the name of its outputs, and of the folder that keeps them
-    score: str  # the validation score that says which checkpoint is best
-    reads_target: bool  # teacher-forced: the model may ignore the source
-    compilations = 0  # programs compiled for `write`
+    outputs: str  # the name of the outputs and of their folder
+    score: str  # the validation score that decides which checkpoint is best
+    reads_target: bool  # the model reads the target (teacher forcing), so it may ignore the source
+    compilations = 0  # the number of programs compiled for `write`
 
     def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
-        """Translates or classifies each text, with parameters that are on the device."""
+        """Translates or classifies each text, with parameters on the device."""
         decoder, decode = self._decoder(params)
         outputs = decode(sources, progress=progress)
         self.compilations += decoder.compilations
@@ -33,15 +33,15 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def _decoder(self, params: Any) -> tuple[Translator | Predictor, Callable[..., list[str]]]:
-        """What makes outputs of texts, and its method that does."""
+        """Returns the translator or predictor, and the method that makes outputs from texts."""
 
     @abc.abstractmethod
     def measure(self, outputs: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
-        """Scores outputs against their references, and how each was made where there are several ways."""
+        """Returns scores of outputs against references, and the signatures of scores that have several definitions."""
 
 
 class Translation(Task):
-    """Sentences in one language, from sentences in another."""
+    """Translation of sentences into another language."""
 
     outputs, score, reads_target = "translations", "bleu", True
 
@@ -61,7 +61,7 @@ class Translation(Task):
 
 
 class Classification(Task):
-    """The class of each text."""
+    """Classification of texts."""
 
     outputs, score, reads_target = "labels", "accuracy", False
 
@@ -79,12 +79,12 @@ class Classification(Task):
 
 
 def make_loss(config: ConfigDict, model: nn.Module) -> LossFn:
-    """The loss of a run's task."""
+    """Returns the loss function of a run's task."""
     if kind_of(model.config).classifies:
         return classification_loss(model, config.label_smoothing)
     return translation_loss(model, config.label_smoothing, config.loss_chunks, r_drop=config.r_drop)
 
 
 def make_task(config: ConfigDict, model: nn.Module, data: Data) -> Task:
-    """The task of a run's model. Its data have classes if, and only if, its kind of model classifies."""
+    """Returns the task of a run. The data have classes if, and only if, the kind of model classifies."""
     return Classification(config, model, data) if data.classes else Translation(config, model, data)

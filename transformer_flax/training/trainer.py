@@ -1,4 +1,4 @@
-"""A run while it is trained: its state goes in, and what it logs, saves and measures comes out."""
+"""The trainer of a run: logs, saves and evaluates the train state for the training loop."""
 
 import contextlib
 import functools
@@ -36,10 +36,10 @@ def open_trainer(
     progress: Progress,
     interruption: Interruption,
 ) -> Iterator[tuple["Trainer", TrainState]]:
-    """Resumes a run, or begins it: yields its trainer and its state, on the devices.
+    """Context manager: resumes or begins a run, and yields its trainer and its state on the devices.
 
     Raises:
-      UserError: another process trains in the directory, or its checkpoints cannot be read.
+      UserError: another process trains in the directory, or the checkpoints cannot be read.
     """
     with directory.lock(), contextlib.closing(Checkpoints.of(config, directory.checkpoints)) as checkpoints:
         state, [totals], step = resume_or_begin(programs, [checkpoints], [config.seed], progress)
@@ -58,16 +58,16 @@ def resume_or_begin(
     combine: Callable[[Sequence[TrainState]], Any] = lambda states: states[0],
     **resuming: Any,
 ) -> tuple[Any, list[Any], int]:
-    """The state to train from, on the devices, the totals saved with it, of each run, and its step.
+    """Returns the state to train from, on the devices, each run's saved totals, and the step of the state.
 
-    The states as they were read die here: kept any longer, they would take the memory of a device twice.
+    The restored states are freed when this function returns. Otherwise, a device would hold each state twice.
 
     Args:
-      programs: of the runs.
-      runs: the checkpoints of each.
-      seeds: of each.
-      progress: says where they resume.
-      combine: makes one state of those of all runs.
+      programs: the programs of the runs.
+      runs: the checkpoints of each run.
+      seeds: the seed of each run.
+      progress: prints the step to resume from.
+      combine: combines the states of all runs into one state.
       resuming: further arguments of `resume`.
     """
     restored, step = resume(runs, jax.eval_shape(functools.partial(programs.init, 0)), progress, **resuming)
@@ -77,16 +77,16 @@ def resume_or_begin(
 
 
 class Trainer:
-    """One run that is trained.
+    """The trainer of one run.
 
     Args:
-      config: of the run.
-      data: of the run.
-      programs: that it computes with.
-      writer: of its files.
-      interruption: ends evaluations.
-      start: the step where it stands.
-      runs_at_once: how many share the devices.
+      config: the run's config.
+      data: the run's data.
+      programs: the run's programs.
+      writer: writes the run's files.
+      interruption: ends an evaluation when a signal asks for it.
+      start: the step to resume from.
+      runs_at_once: the number of runs that share the devices.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class Trainer:
         self.config, self.data, self.writer = config, data, writer
         self._programs, self._parallel, self._interruption = programs, programs.parallel, interruption
         self._runs_at_once = runs_at_once
-        self._steps_per_second: float | None = None  # up to the last log
-        self._evaluation_seconds = 0.0  # of the last split that was evaluated
+        self._steps_per_second: float | None = None  # measured at the last log
+        self._evaluation_seconds = 0.0  # the time of the last split that was evaluated
         self.train_step = programs.steps.train_step
 
     @property
@@ -114,16 +114,16 @@ class Trainer:
         return sum(self._programs.compilations.values())
 
     def batch(self, step: int) -> Any:
-        """The batch of a step, which counts from 1, on the devices."""
+        """Returns the batch of a step, on the devices. Steps count from 1."""
         return self._parallel.shard(self.data.train[step - 1])
 
     @property
     def first_steps(self) -> list[int]:
-        """The first step with a batch of each shape."""
+        """For each shape of a batch, the first step with that shape."""
         return [k + 1 for k in self.data.train.first_of_each_shape()]
 
     def read(self, metrics: Metrics, step: int) -> None:
-        """Waits for the metrics of a step and adds them up.
+        """Waits for the metrics of a step and adds them to the meter.
 
         Raises:
           UserError: too many updates in a row were not finite.
@@ -131,7 +131,7 @@ class Trainer:
         self.writer.read(self._parallel.unreplicate(jax.device_get(metrics)), step)
 
     def add_time(self, step: int, seconds: float) -> None:
-        """Notes how long a step took, and how much was done in it."""
+        """Adds a step's time, tokens and FLOPs to the meter."""
         lengths = self.data.train.lengths(step - 1)
         model = self._programs.model.config
         tokens = sum(int(lengths[side].sum()) for side in kind_of(model).reads)
@@ -139,7 +139,10 @@ class Trainer:
         self.writer.meter.add_time(seconds, tokens, flops)
 
     def seconds_left(self, step: int) -> float | None:
-        """The time that the steps after `step` and their evaluations take, each as long as the last ones."""
+        """Returns the estimated seconds of the steps after `step` and their evaluations; None if not known yet.
+
+        Each step and each evaluation is assumed to take as long as the last ones.
+        """
         if not self._steps_per_second:
             return None
         steps, every = self.config.steps, self.config.eval.every
@@ -148,9 +151,9 @@ class Trainer:
         return (steps - step) / self._steps_per_second + evaluations * self._evaluation_seconds
 
     def log(self, metrics: Metrics, step: int) -> None:
-        """Writes what was measured since the last time, and the gradient of this step; prints it in short."""
+        """Writes the metrics since the last log and the gradient's norm at this step. Prints a summary."""
         metrics = self._parallel.unreplicate(jax.device_get(metrics))
-        # Updates made before this one; if this one was skipped, it is counted in `skipped` already.
+        # The updates made before this step. If this step's update was skipped, `skipped` already counts it.
         updates = step - 1 - metrics.skipped + (metrics.skipped_in_a_row > 0)
         learning_rate = float(self._programs.schedule(updates))
         values = {
@@ -160,7 +163,7 @@ class Trainer:
         }
         means, rates = self.writer.meter.means(), self.writer.meter.rates()
         if rates:
-            devices = 1 if jax.default_backend() == "cpu" else self._parallel.num_devices  # which share all cores
+            devices = 1 if jax.default_backend() == "cpu" else self._parallel.num_devices  # CPU devices share all cores
             reached = self._runs_at_once * rates["flops_per_second"] / devices
             rates["mfu"] = reached / measured_flops(self.config.model.dtype)
             if peak := data_sheet_flops(jax.local_devices()[0].device_kind, self.config.model.dtype):
@@ -169,7 +172,7 @@ class Trainer:
             rates["seeds_at_once"] = self._runs_at_once
         self.writer.log(step, {**values, **rates})
         shown = [f"lr {learning_rate:.2e}"]
-        if "loss" in means:  # else all since the last time were skipped
+        if "loss" in means:  # otherwise, all steps since the last log were skipped
             shown = [f"loss {means['loss']:.3f}", f"ppl {means['perplexity']:.2f}", *shown]
         if "mfu" in rates:
             self._steps_per_second = rates["steps_per_second"]
@@ -178,18 +181,18 @@ class Trainer:
                 shares += f", {rates['mfu_data_sheet']:.0%} of the data sheet's"
             shown += [f"{rates['tokens_per_second']:,.0f} tokens/s", shares]
             shown += [f"{self._steps_per_second:.2f} steps/s", f"{duration(self.seconds_left(step) or 0)} left"]
-        self.writer.row(f"step {step:>7,}/{self.config.steps:,}", shown, cut=True)  # the bar has the time left, too
+        self.writer.row(f"step {step:>7,}/{self.config.steps:,}", shown, cut=True)  # the bar also shows the time left
 
     def check_saving(self) -> None:
-        """Notices a checkpoint that could not be written, without waiting for one."""
+        """Checks whether the current checkpoint has failed, without waiting for it."""
         with self.writer.writing():
             self.writer.checkpoints.check()
 
     def save(self, state: TrainState, *, must: bool) -> None:
-        """Starts writing a checkpoint, once the one before is whole.
+        """Starts writing a checkpoint, once the previous checkpoint is written.
 
         Args:
-          state: on the devices.
+          state: the state, on the devices.
           must: a failure ends the run, whatever config.on_write_failure says.
         """
         self.wait(must=False)
@@ -201,16 +204,16 @@ class Trainer:
             self.writer.save(self._parallel.unreplicate(state))
 
     def wait(self, *, must: bool) -> None:
-        """Waits until the last checkpoint is whole, and only then deletes old ones; `must` as for `save`."""
+        """Waits until the last checkpoint is written, and only then deletes old checkpoints. For `must`, see `save`."""
         with self.writer.writing(must=must):
             self.writer.checkpoints.wait()
         self.writer.prune(max(self.writer.checkpoints.steps(), default=0))
 
     def require_saved(self, state: TrainState, step: int) -> None:
-        """Waits until the checkpoint of a step is whole; writes it if config.on_write_failure let it go.
+        """Waits until the checkpoint of a step is written. Writes it if config.on_write_failure ignored a failure.
 
         Raises:
-          UserError: it cannot be written.
+          UserError: the checkpoint cannot be written.
         """
         self.wait(must=True)
         if step not in self.writer.checkpoints.steps():
@@ -218,24 +221,24 @@ class Trainer:
             self.wait(must=True)
 
     def is_evaluated(self, step: int) -> bool:
-        """Whether the evaluation of a step is written."""
+        """Returns whether the evaluation of a step is written."""
         return self.writer.is_evaluated(step)
 
     def out_of_patience(self, step: int) -> bool:
-        """Whether config.eval.patience ends the run at this step; says so."""
+        """Returns whether config.eval.patience ends the run at this step; if so, prints it."""
         return self.writer.out_of_patience(step)
 
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> dict[str, Evaluation]:
-        """Evaluates the validation split, and all splits after the last step; writes and shows the results.
+        """Evaluates the validation split or, after the last step, all splits. Writes and prints the results.
 
         Raises:
-          Interrupted: the run was asked to end; a resumed run makes this evaluation anew.
+          Interrupted: the run was asked to end. A resumed run repeats this evaluation.
         """
         params, choice = self._evaluated_params(state, step, last)
         self.writer.say(f"evaluating {choice}")
 
         def check(*, alone: bool) -> None:
-            """Ends the run if it was asked to; `alone`: the other processes wait for the first."""
+            """Ends the run if it was asked to end; `alone`: the other processes are waiting for the first process."""
             if (stop_asked if alone else agreed_stop)(self._interruption.asked):
                 self._interruption.end(f"while evaluating step {step:,}, which is saved")
 
@@ -257,10 +260,10 @@ class Trainer:
         if average == 1:
             return self._parallel.unreplicate(state.params), Choice([step])
         with self.writer.writing():
-            self.writer.checkpoints.wait()  # the newest may still be on its way to the disk
+            self.writer.checkpoints.wait()  # the newest checkpoint may not be on the disk yet
         return self.writer.average(self._parallel.local(state.params), step, average)
 
     def report(self, evaluations: dict[str, Evaluation], step: int) -> None:
-        """Prints the scores of the last evaluation, and where everything is."""
+        """Prints the scores of the last evaluation, and where the run's files are."""
         task = self._programs.task
         self.writer.report(evaluations, step, {**self._programs.compilations, task.outputs: task.compilations})

@@ -18,7 +18,7 @@ def require_wandb() -> Any:
     """Imports wandb.
 
     Raises:
-      UserError: it cannot be imported.
+      UserError: wandb cannot be imported.
     """
     try:
         import wandb
@@ -32,13 +32,13 @@ def require_wandb() -> Any:
 
 
 class WandbRun:
-    """A run as Weights & Biases shows it. A resumed run keeps its id, in `wandb.json`.
+    """A run in Weights & Biases. A resumed run keeps its id, which is stored in `wandb.json`.
 
-    Failures never harm the training: the first one is said, and nothing more is sent.
+    Failures never end the training. The first failure is printed, and then nothing more is sent.
 
     Args:
-      config: of the run; `config.log.wandb` names the project, and with an empty one nothing is sent.
-      directory: of the run.
+      config: the run's config. `config.log.wandb` names the project; if it is empty, nothing is sent.
+      directory: the run's working directory.
       say: prints a line.
     """
 
@@ -56,11 +56,11 @@ class WandbRun:
                 name=str(directory.path),
                 config=config.to_dict(),
                 resume="allow",
-                reinit="create_new",  # beside the runs of other seeds
-                # The terminal stays the progress bar's, and a lost connection does not keep a finished run waiting.
+                reinit="create_new",  # other seeds may have runs in this process
+                # The terminal belongs to the progress bar. A lost connection must not keep a finished run waiting.
                 settings=wandb.Settings(console="off", finish_timeout=300),
             )
-            # A resumed run repeats steps, which would be refused as steps of its own.
+            # A resumed run repeats steps. Weights & Biases would refuse repeated values of its own step.
             self._run.define_metric("*", step_metric="step")
 
     def send(self, line: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ class WandbRun:
                 self._run.log(line)
 
     def close(self, *, failed: bool) -> None:
-        """Waits until all is sent, at most five minutes. `wandb sync` sends the rest."""
+        """Waits until everything is sent, for at most five minutes. `wandb sync` sends the rest."""
         with self._harmless():
             if self._run:
                 self._run.finish(exit_code=int(failed))
