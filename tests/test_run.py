@@ -127,6 +127,8 @@ def test_what_is_no_text_and_what_is_no_setting_is_refused_in_words(run):
         run.translate(["zwei", 7])
     with pytest.raises(UserError, match="'beam' is not a setting of numbers; did you mean 'beam_size'"):
         run.translate(["zwei"], beam=3)
+    with pytest.raises(UserError, match="'beam_siez' is not a setting of numbers; did you mean 'beam_size'"):
+        run.attention("zwei", "zwei", beam_siez=3)
 
 
 def test_half_a_character_is_refused(run):

@@ -27,13 +27,11 @@ logger = logging.getLogger(__name__)
 def write_whole(file: pathlib.Path, content: str | bytes) -> None:
     """Replaces a file, or a link of that name, by this content: by all of it or, after a failure, by nothing.
 
-    Partial files that killed processes left behind are removed: files of version 0.1 at once, files of this version
-    after a day.
+    Partial files that killed processes left behind are removed after a day.
 
     Raises:
       OSError: the file cannot be written; the old file is unchanged.
     """
-    file.with_name(f".{file.name}.partial").unlink(missing_ok=True)
     for abandoned in file.parent.glob(f".{glob.escape(file.name)}.*.partial"):
         with contextlib.suppress(OSError):  # another process has finished or removed it
             if time.time() - abandoned.lstat().st_mtime > ABANDONED_SECONDS:

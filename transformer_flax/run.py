@@ -250,13 +250,14 @@ class Run:
         self.count_heads()
         if self.partners:
             raise UserError("an ensemble has no attention of its own: use one of its members")
+        translator = self.translator(**settings)
         decode = {**self.config.decode, **settings}
         longest = decode["max_input_length"]
         reader = Inputs(self.tokenizer, longest, decode["batch_size"], decode["window"], refuse_long=True)
         read, write = self.normalise
         inputs, _ = reader.encode([*map(read, sources)], longest)
         if targets is None:
-            found = self.translator(**settings).search(sources)
+            found = translator.search(sources)
             outputs = [[*(token for token in best.tokens if token != END_ID), END_ID] for best, *_ in found]
         else:
             require_as_many("the source text", sources, "the target text", targets)
