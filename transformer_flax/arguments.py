@@ -46,7 +46,7 @@ def _require_values(argv: list[str]) -> None:
     """Checks that no flag without a value has taken the next flag as its value.
 
     Raises:
-      UserError: a flag has.
+      UserError: a flag has taken the next flag.
     """
     for argument, following in itertools.pairwise(itertools.takewhile(lambda argument: argument != "--", argv)):
         name = argument.lstrip("-")

@@ -1,7 +1,7 @@
 """Classifies lines of text: python -m transformer_flax.classify --workdir=runs/trec [FILE ...] < in.txt > labels.txt.
 
-Each input line gives one label, in order. On a terminal, the command prompts for lines. With --probabilities, the name
-and probability of each class follow the label, separated by tabs. Files may be plain, .gz or .xz.
+Each input line gives one label, in order. On a terminal, the command prompts for lines. With --probabilities, each
+class adds a tab, its name, a blank and its probability to the line. Files may be plain, .gz or .xz.
 """
 
 import math

@@ -85,7 +85,7 @@ def load_config(argument: str) -> ConfigDict:
 
     Raises:
       UserError: the file cannot be loaded, or the config has unknown or missing fields. The message names the file
-        and, for an error inside it, the line.
+        and, if known, the line.
     """
     if str(ROOT) not in sys.path:
         sys.path.insert(1, str(ROOT))  # a config anywhere can import from configs/

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_whole(file: pathlib.Path, content: str | bytes) -> None:
-    """Replaces a file, or a link of that name, by this content: by all of it or, after a failure, by nothing.
+    """Replaces a file, or a link of that name, by this content. The file is never partly written.
 
     Partial files that killed processes left behind are removed after a day.
 

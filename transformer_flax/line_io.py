@@ -31,7 +31,7 @@ class LineIO:
 
     @contextlib.contextmanager
     def opened(self, files: Sequence[str], *, prompt: bool = True) -> Iterator["Lines"]:
-        """Context manager: opens the files, or standard input without files, and the output, without changing it yet.
+        """Context manager: opens the files (standard input if none are given) and the output, not changed yet.
 
         Raises:
           UserError: the output is one of the inputs.

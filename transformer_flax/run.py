@@ -68,7 +68,7 @@ class Run:
     model: nn.Module
     params: Any
     parameters: str  # which checkpoints `params` are from
-    fingerprints: dict[str, str]  # the fingerprints of the splits
+    fingerprints: dict[str, str]  # the fingerprints of the run's data, by name
     classes: Classes | None = None  # None for a run that translates
     partners: tuple["Run", ...] = ()  # other members of an ensemble
     _made: dict = dataclasses.field(default_factory=dict, init=False)  # not shared with `dataclasses.replace`
@@ -244,8 +244,8 @@ class Run:
         """Yields the attention weights of each line, in order; see `attention`.
 
         Raises:
-          UserError: a line is too long, there are not as many targets as sources, the model has no attention, or the
-            run classifies or is an ensemble.
+          UserError: a line is too long, there are not as many targets as sources, a setting is unknown, the model has
+            no attention, or the run classifies or is an ensemble.
         """
         self.count_heads()
         if self.partners:
@@ -291,7 +291,7 @@ class Run:
                 save_params(place.params_file, self.params, self.parameters)
 
     def ensemble(self, *others: "Run") -> "Run":
-        """Returns this run and others as one model. Its next-token probabilities are the mean over the runs.
+        """Returns this run and others as one model. Its token or class probabilities are the mean over the runs.
 
         Raises:
           UserError: the runs have different tokenizers, classes or normalisation of the text.

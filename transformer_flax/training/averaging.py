@@ -57,7 +57,7 @@ def choose(
       steps: the step or steps of the checkpoints to use instead.
 
     Raises:
-      UserError: the checkpoint or the moving average does not exist.
+      UserError: a checkpoint or the moving average does not exist, or `average` or `steps` is invalid.
     """
     saved = saved_steps(directory)
     if not saved:

@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background, deletes old ones, and restores them.
+"""Writes checkpoints in the background, restores checkpoints, and deletes old ones.
 
 Several processes write a checkpoint together. Each process reads the checkpoint alone.
 """

@@ -135,8 +135,8 @@ def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
     """Returns the tokenizer of `config.init_from` or `config.data.tokenizer_file`, or None if one must be trained.
 
     Raises:
-      UserError: the tokenizer cannot be used, or the size of the tokenizer_file is not config.data.vocab_size. Anything
-        that is reported before the text is read, such as the number of parameters, follows from vocab_size.
+      UserError: the tokenizer cannot be used, or the vocabulary in tokenizer_file does not have config.data.vocab_size
+        tokens. What is reported before the text is read, such as the number of parameters, follows from vocab_size.
     """
     if config.get("init_from"):
         return initial_tokenizer(config)

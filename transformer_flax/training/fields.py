@@ -173,8 +173,8 @@ def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
 
     Args:
       config: the config of a run or of word vectors.
-      saved: whether the config is an existing run's, which may have unknown fields. Unknown fields of the search or
-        the model are still refused, because the search or the model would not be the same.
+      saved: whether the config is an existing run's, which may have unknown fields. Unknown fields of config.decode
+        are still refused, because the search would not be the same. `make_config` checks the fields of config.model.
 
     Raises:
       UserError: a field is unknown, missing, of another type or out of range.

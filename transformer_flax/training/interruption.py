@@ -18,7 +18,7 @@ OTHERS = tuple(number for number in SIGNALS if number != signal.SIGINT)  # Pytho
 
 
 class Interruption:
-    """A context that records a signal, so that the run can end where nothing is lost.
+    """A context manager that records a signal, so that the run can end where nothing is lost.
 
     A repeated signal changes nothing, because one request often reaches a process twice: from the system, and from a
     process that forwards it. Ctrl-C after any signal ends the process at once.

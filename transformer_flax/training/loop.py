@@ -21,7 +21,9 @@ from transformer_flax.training.setup import checked_config, prepare_data, say_vo
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.trainer import open_trainer
 
-PROFILED = slice(20, 25)  # the steps of a session to profile, when most shapes are compiled; or its last five
+# The steps of a session to profile: most shapes are compiled by then. A session of at most 20 steps has its last five
+# steps profiled.
+PROFILED = slice(20, 25)
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = False) -> dict[str, Evaluation]:

@@ -130,7 +130,7 @@ def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1, 
         return _sums(cross_entropy(to_logits(y, embedding), target, label_smoothing), target != PAD_ID)
 
     def sums_of_two(y, embedding, target):
-        """Returns the mean sums of both passes, of y [B, 2, T, d_model] and target [B, T]."""
+        """Returns the mean over both passes of the sums, for y [B, 2, T, d_model] and target [B, T]."""
         logits, there = to_logits(y, embedding), target != PAD_ID
         both = jnp.broadcast_to(target[:, None], y.shape[:-1])
         sums = _sums(cross_entropy(logits, both, label_smoothing), both != PAD_ID)

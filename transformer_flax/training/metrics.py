@@ -104,8 +104,8 @@ class MetricsWriter:
     Args:
       file: the file of JSON lines, see `StepLines`. The run's time resumes from the last line that is kept.
       step: the step that training starts from.
-      score: the name of the validation score. `scores` holds the score by step, where only that step's parameters were
-        evaluated.
+      score: the name of the validation score. `scores` holds the score by step, without the evaluations that averaged
+        several checkpoints.
       send: called with each line, too.
     """
 

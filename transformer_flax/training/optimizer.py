@@ -132,15 +132,15 @@ class Average(NamedTuple):
 
 
 def exponential(decay: float) -> Average:
-    """Returns an average in which the parameters of update i have the weight decay^(updates - i)."""
+    """Returns an average in which the weight of the parameters of update i is proportional to decay^(updates - i)."""
     return Average(lambda updates: (1 - decay) / -jnp.expm1(updates * math.log(decay)))  # divisor: 1 - decay^updates
 
 
 def schedule_free(warmup_steps: int, pull: float) -> Average:
     """Returns Schedule-Free's mean (Defazio et al., 2024, algorithm 1).
 
-    The weight of the parameters of an update is the square of the update's learning rate. The learning rate rises for
-    `warmup_steps` updates and then stays constant.
+    The weight of the parameters of an update is proportional to the square of the update's learning rate. The learning
+    rate rises for `warmup_steps` updates and then stays constant.
     """
 
     def weight(updates: jax.Array) -> jax.Array:

@@ -5,8 +5,8 @@ translations/<step>.txt (of a classifier: labels/<step>.txt)   profile/
 An exported model: config.json   tokenizer.json   model.safetensors
 
 Working directories from strangers are safe to read: nothing is executed or unpickled, and the content of each file is
-checked. Reading follows every link. Training follows only two links when it writes, for example to a larger disk: the
-working directory itself and checkpoints/. Training replaces any other link to a file, and refuses any other link to a
+checked. Reading follows every link. Writing follows only two links, for example to a larger disk: the working directory
+itself and checkpoints/. Where training writes, it replaces any other link to a file and refuses any other link to a
 folder. Training deletes nothing but checkpoints.
 """
 
@@ -144,7 +144,7 @@ class RunDirectory:
         return added_fields(flatten(self._load_run()["config"])) if self.config_file.exists() else {}
 
     def load_fingerprints(self) -> dict[str, str]:
-        """Returns the fingerprints of the splits that the run was trained and evaluated on."""
+        """Returns the fingerprints of the data that the run was trained and evaluated on, by name."""
         return self._load_run()["data_fingerprints"]
 
     def load_tokenizer(self) -> Tokenizer:

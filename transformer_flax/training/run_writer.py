@@ -91,7 +91,7 @@ class RunWriter:
             self.say(f"WARNING: {error}; the run continues without it")
 
     def read(self, metrics: Metrics, step: int) -> None:
-        """Adds the metrics of a step, on the host, to the meter. Reports and writes the batch if it was skipped.
+        """Adds the metrics of a step, on the host, to the meter. A skipped batch is reported and written instead.
 
         Raises:
           UserError: too many updates in a row were not finite.
@@ -169,8 +169,8 @@ class RunWriter:
     def keep(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
         """Prints an evaluation. Writes it, unless it is written already, perhaps with another config.decode.
 
-        If a run ends before config.steps, the line of its final evaluation has "final": 1, because the same step also
-        has a regular evaluation.
+        If a run ends before config.steps, each line of its final evaluation has "<split>/final": 1, because the same
+        step also has a regular evaluation.
         """
         early = final and step < self._config.steps
         if not self._metrics.has(step, split, final=early):
@@ -188,7 +188,7 @@ class RunWriter:
     def out_of_patience(self, step: int) -> bool:
         """Returns whether the last config.eval.patience evaluations brought no better validation loss.
 
-        If so, prints it.
+        If so, prints a message.
         """
         losses, patience = list(self._metrics.validation_losses.values()), self._config.eval.patience
         if not 0 < patience < len(losses) or any(loss < min(losses[:-patience]) for loss in losses[-patience:]):

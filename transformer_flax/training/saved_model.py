@@ -34,7 +34,7 @@ class SavedModel(NamedTuple):
     model: ModelConfig
     params: Any  # on the host
     parameters: str  # which checkpoints `params` are from
-    fingerprints: dict[str, str]  # the fingerprints of the splits
+    fingerprints: dict[str, str]  # the fingerprints of the run's data, by name
     classes: Classes | None  # None for a model that translates
 
 

@@ -60,7 +60,7 @@ def train_seeds(
             checkpoints.append(stack.enter_context(contextlib.closing(Checkpoints.of(each, directory.checkpoints))))
         labels = [f"seed {seed}: " for seed in seeds]
         intervals = configs[0].checkpoint.every, configs[0].eval.every or configs[0].steps
-        # Not the last step: a run whose first checkpoint is of the last step was trained alone.
+        # Not the last step: a run whose first checkpoint is of the last step counts as trained alone.
         first = min(*intervals, configs[0].steps - 1)
         state, saved, step = resume_or_begin(
             programs, checkpoints, seeds, progress, combine=stack_trees, labels=labels, first=first

@@ -41,7 +41,7 @@ from transformer_flax.training.sharding import Parallel, divide_cpu, make_parall
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The data of a run."""
+    """The tokenizer, the splits and the training batches of a run, and what its parameters start from."""
 
     tokenizer: Tokenizer
     pairs: dict[str, Pairs]  # the evaluated splits

@@ -225,7 +225,7 @@ class Trainer:
         return self.writer.is_evaluated(step)
 
     def out_of_patience(self, step: int) -> bool:
-        """Returns whether config.eval.patience ends the run at this step; if so, prints it."""
+        """Returns whether config.eval.patience ends the run at this step; if so, prints a message."""
         return self.writer.out_of_patience(step)
 
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> dict[str, Evaluation]:
