@@ -156,7 +156,9 @@ class JsonLines:
         except OSError as error:
             with contextlib.suppress(OSError):
                 self._stream.truncate(length)
-            raise UserError(f"{self._file} cannot be written: {error.strerror}; mend that") from error
+            raise UserError(
+                f"{self._file} cannot be written: {error.strerror}; fix this and run the same command"
+            ) from error
 
     def close(self) -> None:
         self._stream.close()
@@ -186,7 +188,7 @@ def read_json_lines(
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:  # from JSON, UTF-8, a checksum, or `parse`
         raise UserError(
-            f"{file} is damaged in line {len(parsed) + 1:,}: {error}; mend that line or move the file away"
+            f"{file} is damaged in line {len(parsed) + 1:,}: {error}; correct that line or move the file away"
         ) from error
     return parsed
 

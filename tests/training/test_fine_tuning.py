@@ -108,7 +108,9 @@ def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path, cap
             {"data.tokenizer_file": "x.json"},
             "tokenizer_file is 'x.json'; it must be empty with config.init_from",
         ),
+        ({"embedding_init": "vectors"}, "embedding_init is 'vectors'; it must be empty with config.init_from"),
         ({"train_only": "decoder,attention"}, "begins like 'attention'; there are decoder_0, embedding, encoder_0"),
+        ({"train_only": "decoder,"}, "begins like ''; there are decoder_0, embedding, encoder_0"),
     ],
 )
 def test_what_does_not_fit_is_named(finished, text, tmp_path, overrides, message):

@@ -88,7 +88,10 @@ def test_where_embeddings_are_not_tied_those_of_words_start_from_them():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data.tokenizer_file": ""}, r"is to be trained.*tokenizer_file=\S+/vectors/tokenizer.json .*vocab_size=300"),
+        (
+            {"data.tokenizer_file": ""},
+            r"train another one: set .*tokenizer_file=\S+/vectors/tokenizer.json .*vocab_size=300",
+        ),
         ({"model.d_model": 18}, r"config\.model\.d_model is 18, and the vectors .* have 16 entries"),
         ({"embedding_init": "nowhere"}, "no folder nowhere of word vectors"),
     ],
@@ -107,5 +110,5 @@ def test_vectors_of_another_tokenizer_are_refused(vectors, tmp_path):
     (tmp_path / "other.json").write_text(other.to_json())
     config = config_of(tmp_path)
     config.data.tokenizer_file = str(tmp_path / "other.json")
-    with pytest.raises(UserError, match=r"the run's is \S+other\.json, another: set"):
+    with pytest.raises(UserError, match=r"the run uses \S+other\.json: set"):
         check(config)

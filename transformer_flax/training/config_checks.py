@@ -65,11 +65,11 @@ def check(config: ConfigDict) -> None:
         require(widths, lambda value: value % 2 == 0, "even for cuDNN's attention, which takes no odd widths")
     if config.log.wandb:
         require_wandb()
-    load_embeddings(config, given_tokenizer(config))
     if config.init_from:
         require_alike(config, model)
         for name in ("data.tokenizer_file", "embedding_init"):
             require(name, lambda value: not value, "empty with config.init_from, which has its own")
+    load_embeddings(config, given_tokenizer(config))
     if config.train_only:
         are_trained(config.train_only, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
     averaged = max(config.eval.average, config.eval.final_average)

@@ -53,7 +53,9 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
     """
     their_config, _, theirs = _load_setup(config)
     if type(theirs) is not type(model):
-        raise UserError(f"config.model.kind is {config.model.kind!r}, and that of config.init_from another")
+        raise UserError(
+            f"config.model.kind is {config.model.kind!r}, but the model of config.init_from is of another kind"
+        )
     deciding, ours = _deciding(theirs), _deciding(model)
     flags = [
         f"--config.model.{name}={getattr(theirs, name)}"
@@ -111,17 +113,17 @@ def load_embeddings(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors 
     folder = pathlib.Path(config.embedding_init)
     vectors = Vectors.load(folder)
     if tokenizer is None or tokenizer.to_json() != vectors.tokenizer.to_json():
-        now = f"is {config.data.tokenizer_file}, another" if tokenizer else "is to be trained, and would be another"
+        ours = f"uses {config.data.tokenizer_file}" if tokenizer else "would train another one"
         raise UserError(
-            f"config.embedding_init is {config.embedding_init}, whose vectors are of the pieces of its own tokenizer; "
-            f"the run's {now}: set --config.data.tokenizer_file={folder / TOKENIZER} "
+            f"the vectors of config.embedding_init={config.embedding_init} belong to their own tokenizer, and the run "
+            f"{ours}: set --config.data.tokenizer_file={folder / TOKENIZER} "
             f"--config.data.vocab_size={vectors.tokenizer.vocab_size}"
         )
     d_model = vectors.vectors.shape[1]
     if d_model != config.model.d_model:
         raise UserError(
             f"config.model.d_model is {config.model.d_model}, and the vectors of config.embedding_init "
-            f"{config.embedding_init} have {d_model} entries; change the one, or train vectors with "
+            f"{config.embedding_init} have {d_model} entries; change config.model.d_model, or train vectors with "
             f"--config.vectors.d_model={config.model.d_model}"
         )
     return vectors
@@ -159,7 +161,8 @@ def are_trained(patterns: str, params: Any) -> Any:
     """
     names = jax.tree_util.tree_map_with_path(lambda path, _: ".".join(part.key for part in path), params)
     for pattern in patterns.split(","):
-        if not any(_matches(name, pattern) for name in jax.tree.leaves(names)):
+        nothing = patterns and not pattern  # such as behind a last comma; it would match every name
+        if nothing or not any(_matches(name, pattern) for name in jax.tree.leaves(names)):
             parts = ", ".join(sorted({name.partition(".")[0] for name in jax.tree.leaves(names)}))
             raise UserError(f"config.train_only: no parameter's name begins like {pattern!r}; there are {parts}")
     return jax.tree.map(lambda name: any(_matches(name, pattern) for pattern in patterns.split(",")), names)

@@ -163,7 +163,9 @@ class MetricsWriter:
                 self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
             self._events.flush()
         except OSError as error:
-            raise UserError(f"TensorBoard events cannot be written: {error.strerror}; mend that") from error
+            raise UserError(
+                f"TensorBoard events cannot be written: {error.strerror}; fix this and run the same command"
+            ) from error
 
     def _note(self, step: int, values: dict[str, float]) -> None:
         for prefix in {name.partition("/")[0] for name in values if "/" in name}:

@@ -59,8 +59,8 @@ def resume(
     if unreadable:  # a failing disk or device is likelier than damage to every checkpoint
         _, newest = unreadable[0]
         raise UserError(
-            f"{newest}; no checkpoint can be read, and nothing was changed: run the same command when the cause is "
-            f"mended, or choose another --workdir. The cause: {newest.__cause__}"
+            f"{newest}; no checkpoint can be read, and nothing was changed: fix the cause and run the same command, or "
+            f"choose another --workdir. The cause: {newest.__cause__}"
         )
     _put_aside_later(runs, 0, progress, labels)
     return [], 0

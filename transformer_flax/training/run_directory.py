@@ -221,8 +221,8 @@ class RunDirectory:
 
     def _unreadable(self, error: Exception) -> UserError:
         return UserError(
-            f"{self.config_file} cannot be read as the config of a run ({error}); put the original there, or mend it "
-            f"and take its {CHECKSUM!r} out"
+            f"{self.config_file} cannot be read as the config of a run ({error}); restore the original, or correct it "
+            f"and delete its {CHECKSUM!r}"
         )
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
@@ -268,6 +268,4 @@ class RunDirectory:
             file.parent.mkdir(exist_ok=True)
             write_whole(file, text)
         except OSError as error:
-            raise UserError(
-                f"{file} cannot be written: {error.strerror}; mend that and run the same command"
-            ) from error
+            raise UserError(f"{file} cannot be written: {error.strerror}; fix this and run the same command") from error

@@ -197,7 +197,7 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         progress.say(f"this run is older than some config fields, which have their defaults: {fields}")
     classes = _find_classes(pairs["train"], config)
     if start and classes and start.classes and classes.names != start.classes.names:
-        raise UserError(f"config.init_from tells the classes {start.classes} apart, and this text has {classes}")
+        raise UserError(f"the model of config.init_from knows the classes {start.classes}, and this text has {classes}")
 
     if workdir.tokenizer_file.exists():
         tokenizer = workdir.load_tokenizer()
