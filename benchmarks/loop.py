@@ -21,9 +21,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from transformer_flax import cli
 from transformer_flax.console import Progress
 from transformer_flax.files import read_json_lines
+from transformer_flax.training.compiled import Programs
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit
-from transformer_flax.training.programs import Programs
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.trainer import open_trainer

@@ -20,13 +20,13 @@ from benchmarks.timing import interleaved
 from transformer_flax import cli
 from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.special_tokens import NUM_SPECIAL
+from transformer_flax.training.compiled import Steps
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.optimizer import keeps_average
-from transformer_flax.training.programs import Steps
-from transformer_flax.training.seeds import check_seeds, stack_trees
 from transformer_flax.training.setup import checked_config
 from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, init_key
+from transformer_flax.training.vectorized_seeds import check_seeds, stack_trees
 
 CONFIG = cli.define_config("table3_small.py")
 SEEDS = flags.DEFINE_list("seeds", ["2", "4", "8"], "numbers of seeds at once")

@@ -25,7 +25,9 @@ WIDTH = flags.DEFINE_integer("width", 2, "lengths that are one point of a curve"
 def main(*paths: str) -> None:
     if not paths:
         raise UserError("name the directories of trained runs, such as runs/sweep-copy/*/seed0")
-    from transformer_flax.analysis.length import plot_by_length  # not before the flags are checked: it loads JAX
+    from transformer_flax.analysis.scores_by_length import (
+        plot_by_length,  # not before the flags are checked: it loads JAX
+    )
 
     curves, trained = collections.defaultdict(list), set()
     for path in paths:
@@ -50,7 +52,7 @@ def main(*paths: str) -> None:
 
 def measure(path: str):
     """Of a run: its positions, the tokens of the longest source it was trained on, and how right it is by length."""
-    from transformer_flax.analysis.length import load_written, measure_by_length
+    from transformer_flax.analysis.scores_by_length import load_written, measure_by_length
     from transformer_flax.data.sources import load_pairs
     from transformer_flax.training.run_directory import RunDirectory
     from transformer_flax.training.saved_model import load_setup

@@ -17,7 +17,7 @@ from configs import base, big
 from transformer_flax import cli
 from transformer_flax.analysis.alignment import align, to_pharaoh
 from transformer_flax.analysis.attention import BLANK, CONTINUED, Attention
-from transformer_flax.analysis.page import write_page
+from transformer_flax.analysis.attention_page import write_page
 from transformer_flax.analysis.plots import plot_heads, plot_lines, plot_positions, plot_schedule, plot_words
 from transformer_flax.model.positions import sinusoids
 

@@ -49,7 +49,7 @@ def main(*sweeps: str) -> None:
 def read(sweep: pathlib.Path):
     """The finished runs of a sweep, each with its working directory."""
     from transformer_flax.ablation import results
-    from transformer_flax.ablation.jobs import folder_name
+    from transformer_flax.ablation.trials import folder_name
     from transformer_flax.training.run_directory import RunDirectory
 
     finished = [run for run in results.read(sweep / results.RESULTS)[1] if run.finished]
@@ -59,7 +59,7 @@ def read(sweep: pathlib.Path):
 def require_alike(places) -> None:
     """Refuses to average runs that differ in more than their seeds."""
     from transformer_flax.ablation.results import require_same_base
-    from transformer_flax.training.fields import flatten
+    from transformer_flax.training.config_fields import flatten
 
     for place in places[1:]:
         require_same_base(flatten(places[0].load_config()), flatten(place.load_config()), place.path)
@@ -74,7 +74,7 @@ def name_of(place) -> str:
 
 def by_length(place) -> list[float]:
     """BLEU of the test split, of the sources up to each of EDGES."""
-    from transformer_flax.analysis.length import load_written
+    from transformer_flax.analysis.scores_by_length import load_written
     from transformer_flax.decoding.scoring import score
 
     triples = load_written(place, "test")

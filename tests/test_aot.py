@@ -19,7 +19,7 @@ PROGRAM = """\
 HloModule jit_step
 
 FileNames
-1 "/clone/transformer_flax/model/dense.py"
+1 "/clone/transformer_flax/model/linear.py"
 2 "/environment/jax/lax.py"
 
 FunctionNames
@@ -78,7 +78,7 @@ def test_the_kernels_of_a_program_are_read_with_their_bytes_flops_and_lines():
     assert kernels["product"].flops == {"bf16": 2 * 8 * 32 * 16} == kernels["gemm"].flops
     assert kernels["product"].bytes == 2 * 8 * 16 + 2 * 16 * 32 + 4 * 8 * 32
     assert kernels["gemm"].bytes == 2 * (8 * 16 + 16 * 32 + 8 * 32)
-    assert kernels["product"].line == "model/dense.py:27"
+    assert kernels["product"].line == "model/linear.py:27"
     assert kernels["rows"].bytes == 4 * 12 + 4 * 3 + 4 * 12  # of rows of a table, not of the table
     assert (kernels["y"].times, kernels["y"].bytes) == (5, 2 * 4 * 8 * 32)
     assert (kernels["sum"].collective, kernels["sum"].bytes) == (4 * 8 * 32, 0)

@@ -44,7 +44,7 @@ def main() -> None:
         cli.require_writable(pathlib.Path(PAGE.value))
     # After the flags are checked: JAX takes seconds to import.
     from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh
-    from transformer_flax.analysis.page import write_page
+    from transformer_flax.analysis.attention_page import write_page
 
     gold = None
     if GOLD.value is not None:

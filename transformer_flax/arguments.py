@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.fields import flatten
+from transformer_flax.training.config_fields import flatten
 
 LANGUAGES = ("data.source_language", "data.target_language")
 # Config fields, by the names that other toolkits use for them.

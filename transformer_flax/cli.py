@@ -20,7 +20,7 @@ from ml_collections import ConfigDict, config_flags
 from transformer_flax.arguments import parse, require_known
 from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.model.config import TYPES
-from transformer_flax.training.fields import require_fields
+from transformer_flax.training.config_fields import require_fields
 from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle
 
 if TYPE_CHECKING:

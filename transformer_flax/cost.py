@@ -14,7 +14,7 @@ from absl import flags
 
 from transformer_flax import cli
 from transformer_flax.errors import UserError
-from transformer_flax.training.fields import AUTO, complete, flatten
+from transformer_flax.training.config_fields import AUTO, complete, flatten
 from transformer_flax.training.peak_flops import PEAKS
 
 if TYPE_CHECKING:

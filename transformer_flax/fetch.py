@@ -10,7 +10,7 @@ import pathlib
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.data.published import TEXTS, fetch
+from transformer_flax.data.downloads import TEXTS, fetch
 from transformer_flax.errors import UserError, did_you_mean
 
 OUTPUT = flags.DEFINE_string("output", None, "the folder to fill; default: data/NAME")

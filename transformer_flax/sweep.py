@@ -16,9 +16,9 @@ from transformer_flax import cli
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
-    from transformer_flax.ablation.jobs import Recipe
-    from transformer_flax.ablation.launch import Local
+    from transformer_flax.ablation.local import Local
     from transformer_flax.ablation.slurm import Slurm
+    from transformer_flax.ablation.trials import Recipe
 
 ARGUMENTS = sys.argv[1:]
 
@@ -83,13 +83,13 @@ def main() -> None:
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for the runs
 
-    from transformer_flax.ablation.jobs import Recipe, chosen_dtype, references
     from transformer_flax.ablation.plan import show_plan
     from transformer_flax.ablation.results import hardware, make_head
     from transformer_flax.ablation.sweep import sweep
+    from transformer_flax.ablation.trials import Recipe, chosen_dtype, references
     from transformer_flax.ablation.variants import make_variants
-    from transformer_flax.training.fields import AUTO, complete, flatten, require_run
-    from transformer_flax.training.seeds import check_seeds
+    from transformer_flax.training.config_fields import AUTO, complete, flatten, require_run
+    from transformer_flax.training.vectorized_seeds import check_seeds
 
     require_run(config)
     base = complete(config)
@@ -120,7 +120,7 @@ def main() -> None:
 
 def _launcher(recipe: "Recipe") -> "Local | Slurm":
     """Returns the launcher that the flags ask for."""
-    from transformer_flax.ablation.launch import Local, slots
+    from transformer_flax.ablation.local import Local, slots
     from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_slurm
 
     if LAUNCHER.value == "local":
@@ -143,7 +143,7 @@ def _launcher(recipe: "Recipe") -> "Local | Slurm":
 
 def _overrides() -> dict[str, Any]:
     """Returns the flat fields that the command line sets, and the fields that table 3 needs."""
-    from transformer_flax.training.fields import flatten
+    from transformer_flax.training.config_fields import flatten
 
     given = flatten(
         {

@@ -36,7 +36,7 @@ def main() -> None:
     # After the flags are checked: JAX takes seconds to import.
     from transformer_flax.training.loop import train
     from transformer_flax.training.multihost import joined
-    from transformer_flax.training.seeds import train_seeds
+    from transformer_flax.training.vectorized_seeds import train_seeds
 
     config = CONFIG()
     workdir = WORKDIR.value or f"runs/{config.name}"

@@ -22,7 +22,7 @@ from transformer_flax import cli
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
-    from transformer_flax.relatives.embeddings import Vectors
+    from transformer_flax.relatives.vector_files import Vectors
 
 CONFIG = cli.define_config("vectors.py")
 OUTPUT = flags.DEFINE_string("output", None, "write the vectors (a new folder) or the picture here")
@@ -45,7 +45,7 @@ def train() -> None:
     from transformer_flax.relatives.word_vectors import VectorConfig, train_vectors
     from transformer_flax.training.compilation_cache import keep_compiled
     from transformer_flax.training.config_checks import check_text, given_tokenizer
-    from transformer_flax.training.fields import complete
+    from transformer_flax.training.config_fields import complete
     from transformer_flax.training.setup import train_tokenizer
 
     if "vectors" not in config:
@@ -124,7 +124,7 @@ def plot(*words: str) -> None:
 
 
 def _load() -> "Vectors":
-    from transformer_flax.relatives.embeddings import Vectors
+    from transformer_flax.relatives.vector_files import Vectors
 
     return Vectors.load(pathlib.Path(_required("vectors", VECTORS.value)))
 

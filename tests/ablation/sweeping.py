@@ -12,7 +12,7 @@ from tests import forked
 from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT
 from transformer_flax.ablation.results import Result
 from transformer_flax.training.loop import train
-from transformer_flax.training.seeds import train_seeds
+from transformer_flax.training.vectorized_seeds import train_seeds
 
 CONFIG = """
 from tests.training.small import small_config

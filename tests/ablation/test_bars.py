@@ -7,12 +7,12 @@ import re
 import rich.console
 
 from configs import numbers
-from tests.ablation.test_jobs import Nowhere, trained
 from tests.ablation.test_results import HEAD
+from tests.ablation.test_trials import Nowhere, trained
 from transformer_flax import console
-from transformer_flax.ablation.jobs import Recipe
 from transformer_flax.ablation.results import Journal
 from transformer_flax.ablation.sweep import _Sweep
+from transformer_flax.ablation.trials import Recipe
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.training.interruption import Interruption
 

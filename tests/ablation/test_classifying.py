@@ -8,9 +8,9 @@ from configs import classifier
 from tests.ablation.made import SESSION, result
 from transformer_flax.ablation import figures, report, variants
 from transformer_flax.ablation.comparison import ACCURACY, LOG_PERPLEXITY, compare
-from transformer_flax.ablation.jobs import Recipe, measure
 from transformer_flax.ablation.results import RESULTS, Journal, read
-from transformer_flax.training.fields import flatten
+from transformer_flax.ablation.trials import Recipe, measure
+from transformer_flax.training.config_fields import flatten
 
 ACCURACIES = {"mean": 0.8, "max": 0.9, "attention": 0.85}
 

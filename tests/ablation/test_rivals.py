@@ -6,11 +6,11 @@ from configs import rivals_small
 from tests import forked
 from tests.ablation.sweeping import InProcess
 from tests.training.small import write_text
-from transformer_flax.ablation.jobs import Recipe
 from transformer_flax.ablation.results import make_head
 from transformer_flax.ablation.sweep import sweep
+from transformer_flax.ablation.trials import Recipe
 from transformer_flax.ablation.variants import make_variants
-from transformer_flax.training.fields import complete
+from transformer_flax.training.config_fields import complete
 
 
 @pytest.mark.long

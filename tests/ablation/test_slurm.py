@@ -8,8 +8,8 @@ import pytest
 
 from configs import numbers
 from transformer_flax.ablation import slurm
-from transformer_flax.ablation.jobs import Job, Recipe
 from transformer_flax.ablation.slurm import PROBLEM, Slurm, Training
+from transformer_flax.ablation.trials import Job, Recipe
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
 

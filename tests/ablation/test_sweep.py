@@ -15,16 +15,16 @@ import pytest
 
 from tests.ablation.sweeping import LITTLE_MEMORY, InProcess, stop_all, sweeping, timeless, told
 from tests.commands.process import ENVIRONMENT, PATIENCE
-from transformer_flax.ablation.jobs import Recipe, Trial
-from transformer_flax.ablation.launch import Local, Slot
+from transformer_flax.ablation.local import Local, Slot
 from transformer_flax.ablation.plan import show_plan
 from transformer_flax.ablation.results import Result, make_head, read
 from transformer_flax.ablation.sweep import sweep
+from transformer_flax.ablation.trials import Recipe, Trial
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.console import duration
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
-from transformer_flax.training.fields import complete
+from transformer_flax.training.config_fields import complete
 from transformer_flax.training.loop import train
 
 # Of the logits of the larger there are 2^21 x 300, in more than one array: what is asked for counts, not what is used.

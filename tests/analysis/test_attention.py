@@ -12,7 +12,7 @@ from tests.analysis.random_run import SOURCE, TARGET, random_run
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
 from transformer_flax.analysis.alignment import align
 from transformer_flax.analysis.attention import KINDS, attend, read_tokens
-from transformer_flax.analysis.page import attention_page
+from transformer_flax.analysis.attention_page import attention_page
 from transformer_flax.analysis.plots import plot_heads, plot_lines
 from transformer_flax.data.batches import training_batches
 from transformer_flax.data.corpus import load_corpus

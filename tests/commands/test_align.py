@@ -5,7 +5,7 @@ import pytest
 import transformer_flax
 from tests.commands.process import refused, succeeds
 from transformer_flax.analysis.alignment import align, to_pharaoh
-from transformer_flax.analysis.page import attention_page
+from transformer_flax.analysis.attention_page import attention_page
 
 LINES = ["dreihundert", "", "zweihundert fünf"], ["three hundred", "", "two hundred and five"]
 

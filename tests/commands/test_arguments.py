@@ -9,7 +9,7 @@ from configs import base
 from transformer_flax import cli
 from transformer_flax.arguments import OTHER_NAMES, arrange, parse
 from transformer_flax.errors import UserError
-from transformer_flax.training.fields import flatten
+from transformer_flax.training.config_fields import flatten
 
 
 @pytest.fixture

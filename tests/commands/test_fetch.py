@@ -1,4 +1,4 @@
-"""`python -m transformer_flax.fetch` as a user meets it; tests/data/test_published.py has the rest."""
+"""`python -m transformer_flax.fetch` as a user meets it; tests/data/test_downloads.py has the rest."""
 
 import pytest
 

@@ -9,7 +9,7 @@ import pytest
 from tests.commands.process import refused, run, succeeds
 from tests.conftest import ROOT
 from tests.relatives.planted import TOPICS, planted_text
-from transformer_flax.relatives.embeddings import Vectors
+from transformer_flax.relatives.vector_files import Vectors
 
 ELSEWHERE = f"""
 import runpy, sys

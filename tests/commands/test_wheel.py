@@ -59,7 +59,7 @@ def test_a_wheel_has_the_configs_the_page_and_the_mark_of_types(installed):
     shipped = installed / "transformer_flax/shipped/configs"
     ours = {file.name: file.read_bytes() for file in (ROOT / "configs").glob("*.py")}
     assert {file.name: file.read_bytes() for file in shipped.glob("*.py")} == ours
-    for name in ("analysis/page.html", "py.typed"):
+    for name in ("analysis/attention_page.html", "py.typed"):
         assert (installed / "transformer_flax" / name).exists()
     assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"transformer_flax", "bin"}
 

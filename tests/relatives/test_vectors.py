@@ -12,7 +12,7 @@ from tests.relatives.planted import TOPICS, planted_text, tokenise
 from transformer_flax.analysis.plots import plot_plane, principal_plane
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.relatives.embeddings import Vectors, count_whole_words
+from transformer_flax.relatives.vector_files import Vectors, count_whole_words
 from transformer_flax.relatives.word_vectors import OBJECTIVES, VectorConfig, train_vectors
 
 SMALL = {"d_model": 8, "rows_per_batch": 4, "epochs": 12, "subsample": 0.0, "learning_rate": 0.2}

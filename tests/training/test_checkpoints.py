@@ -17,8 +17,8 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoint_files import METADATA, fingerprint, saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.resume import resume
-from transformer_flax.training.seeds import train_seeds
 from transformer_flax.training.step import TrainState
+from transformer_flax.training.vectorized_seeds import train_seeds
 
 
 def save(checkpoints, step, scores=None):

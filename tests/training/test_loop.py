@@ -16,7 +16,7 @@ from orbax.checkpoint import v1 as ocp
 import transformer_flax
 from tests.conftest import long
 from tests.training.small import PAIRS, final_state, small_config, timeless, write_text
-from transformer_flax.ablation.jobs import measure
+from transformer_flax.ablation.trials import measure
 from transformer_flax.console import Progress, duration
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines

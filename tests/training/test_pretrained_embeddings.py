@@ -11,7 +11,7 @@ from tests.training.small import small_config, write_text
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import init_params
-from transformer_flax.relatives.embeddings import Vectors
+from transformer_flax.relatives.vector_files import Vectors
 from transformer_flax.run import restore
 from transformer_flax.training.config_checks import check, model_config
 from transformer_flax.training.fine_tuning import with_embeddings

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.ablation.jobs import Recipe, Trial, make_jobs
 from transformer_flax.ablation.results import RESULTS, Result, read, require_same_base, require_same_variants
+from transformer_flax.ablation.trials import Recipe, Trial, make_jobs
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters, training_flops
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.fields import AUTO, flatten
+from transformer_flax.training.config_fields import AUTO, flatten
 from transformer_flax.training.loss import passes
 
 UTILISATION = 0.3  # assumed share of a large matrix product's rate, until a trial has finished

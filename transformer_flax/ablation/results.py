@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
 from transformer_flax.files import JsonLines, read_json_lines
-from transformer_flax.training.fields import CHANGES_NOTHING, differences, flatten
+from transformer_flax.training.config_fields import CHANGES_NOTHING, differences, flatten
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from transformer_flax.ablation.jobs import Job
-from transformer_flax.ablation.launch import STOPPED, explain, last_of
+from transformer_flax.ablation.local import STOPPED, explain, last_of
+from transformer_flax.ablation.trials import Job
 from transformer_flax.console import counted
 from transformer_flax.errors import UserError
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from transformer_flax.ablation.comparison import LOG_PERPLEXITY
-from transformer_flax.ablation.jobs import Job, Recipe, Trial, by_variant, make_jobs
-from transformer_flax.ablation.launch import JOBS_LOCK, Local, last_of
+from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator
 from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
 from transformer_flax.ablation.slurm import Slurm
+from transformer_flax.ablation.trials import Job, Recipe, Trial, by_variant, make_jobs
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.files import is_partial, try_lock

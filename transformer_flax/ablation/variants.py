@@ -14,7 +14,7 @@ from transformer_flax.ablation import table3
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.model.config import TYPES
 from transformer_flax.training.config_checks import check
-from transformer_flax.training.fields import flatten
+from transformer_flax.training.config_fields import flatten
 
 LARGEST_WHOLE = 1 << 53  # below this, every whole number is exact as a float
 OWN_FIELDS = {  # the sweep sets them for every run

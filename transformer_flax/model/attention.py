@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.config import EncoderConfig
-from transformer_flax.model.dense import Dense, xavier
 from transformer_flax.model.dropout import Dropout
+from transformer_flax.model.linear import Dense, xavier
 from transformer_flax.model.local_attention import attend_locally, local_mask
 from transformer_flax.model.positions import Distances, distances_between, rotate, sinusoids
 from transformer_flax.model.scores import Additive, Dot, ScoreFunction, product_of_few_rows

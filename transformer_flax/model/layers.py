@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention
 from transformer_flax.model.config import EncoderConfig, ModelConfig, TransformerConfig
-from transformer_flax.model.dense import Dense, product, wide_einsum, xavier
 from transformer_flax.model.dropout import Dropout
+from transformer_flax.model.linear import Dense, product, wide_einsum, xavier
 
 LAYER_NORM_EPSILON = 1e-6
 

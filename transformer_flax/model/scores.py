@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.dense import wide_einsum
+from transformer_flax.model.linear import wide_einsum
 
 
 def product_of_few_rows(x: jax.Array, y: jax.Array) -> jax.Array:

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.config import size
-from transformer_flax.model.dense import Conv, Dense
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import embed, to_logits
+from transformer_flax.model.linear import Conv, Dense
 from transformer_flax.model.positions import Positions
 from transformer_flax.model.registry import Kind, register
 from transformer_flax.model.scores import Dot

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.config import SCORES, one_of
-from transformer_flax.model.dense import Dense
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import embed, to_logits
+from transformer_flax.model.linear import Dense
 from transformer_flax.model.registry import Kind, register
 from transformer_flax.model.scores import Additive, Dot
 from transformer_flax.model.transformer import shift_right

@@ -15,7 +15,7 @@ from transformer_flax.data.corpus import BLOCK, Sentences, count, ranges
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import CheckedConfig, checked, one_of, positive, rate, size
-from transformer_flax.relatives.embeddings import Vectors, count_whole_words
+from transformer_flax.relatives.vector_files import Vectors, count_whole_words
 from transformer_flax.special_tokens import NUM_SPECIAL, PAD_ID
 
 OBJECTIVES = ("skipgram", "cbow")

@@ -21,7 +21,7 @@ from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import find_kind, init_params, make_config
-from transformer_flax.training.fields import AUTO, require_fields, require_run
+from transformer_flax.training.config_fields import AUTO, require_fields, require_run
 from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, require_alike
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_average

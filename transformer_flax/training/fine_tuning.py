@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
-from transformer_flax.relatives.embeddings import TOKENIZER, Vectors
+from transformer_flax.relatives.vector_files import TOKENIZER, Vectors
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import SavedModel, load_model, load_setup, parse_name
 

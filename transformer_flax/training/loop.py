@@ -11,11 +11,11 @@ import jax
 from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
+from transformer_flax.training.compiled import Programs
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.multihost import agreed_stop, is_first
 from transformer_flax.training.prefetch import prefetch
-from transformer_flax.training.programs import Programs
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_data, say_vocabulary, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState

@@ -34,7 +34,7 @@ from transformer_flax.files import (
     write_whole,
 )
 from transformer_flax.training.checkpoint_files import saved_steps
-from transformer_flax.training.fields import CHANGES_NOTHING, added_fields, complete, differences, flatten
+from transformer_flax.training.config_fields import CHANGES_NOTHING, added_fields, complete, differences, flatten
 from transformer_flax.training.multihost import is_first
 
 CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # entries of a checkpoint's folder, written by Orbax

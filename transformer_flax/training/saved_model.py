@@ -22,7 +22,7 @@ from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import init_params, make_config
 from transformer_flax.training.averaging import choose, mean
 from transformer_flax.training.checkpoint_files import load_params
-from transformer_flax.training.fields import require_fields, require_run
+from transformer_flax.training.config_fields import require_fields, require_run
 from transformer_flax.training.run_directory import RunDirectory
 
 

@@ -28,10 +28,10 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.model.registry import find_kind, init_params
-from transformer_flax.relatives.embeddings import Vectors
+from transformer_flax.relatives.vector_files import Vectors
 from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
-from transformer_flax.training.fields import AUTO, complete, require_run
+from transformer_flax.training.config_fields import AUTO, complete, require_run
 from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, load_start
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.run_directory import RunDirectory

@@ -14,12 +14,12 @@ from transformer_flax.model.flops import training_flops
 from transformer_flax.model.registry import kind_of
 from transformer_flax.training.averaging import EMA, Choice
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.compiled import Programs
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loss import passes
 from transformer_flax.training.multihost import agreed_stop, stop_asked
 from transformer_flax.training.peak_flops import data_sheet_flops, measured_flops
-from transformer_flax.training.programs import Programs
 from transformer_flax.training.resume import resume
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter

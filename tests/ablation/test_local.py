@@ -14,10 +14,10 @@ from configs import numbers
 from tests.ablation.sweeping import run, sweeping, timeless
 from tests.commands.process import PATIENCE
 from tests.conftest import ROOT
-from transformer_flax.ablation.jobs import Job, Trial
-from transformer_flax.ablation.launch import Local, explain, last_of, slots
+from transformer_flax.ablation.local import Local, explain, last_of, slots
 from transformer_flax.ablation.results import read
 from transformer_flax.ablation.slurm import require_slurm
+from transformer_flax.ablation.trials import Job, Trial
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
 

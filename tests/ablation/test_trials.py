@@ -9,7 +9,10 @@ from ml_collections import FieldReference
 
 from configs import numbers
 from tests.ablation.test_results import HEAD
-from transformer_flax.ablation.jobs import (
+from transformer_flax.ablation.plan import Estimator, assumed_flops, parameters
+from transformer_flax.ablation.results import Journal, Result, read
+from transformer_flax.ablation.sweep import sweep
+from transformer_flax.ablation.trials import (
     Job,
     Recipe,
     Trial,
@@ -20,12 +23,9 @@ from transformer_flax.ablation.jobs import (
     measure,
     references,
 )
-from transformer_flax.ablation.plan import Estimator, assumed_flops, parameters
-from transformer_flax.ablation.results import Journal, Result, read
-from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.variants import Variant, make_variants
 from transformer_flax.errors import UserError
-from transformer_flax.training.fields import differences, flatten
+from transformer_flax.training.config_fields import differences, flatten
 from transformer_flax.training.run_directory import RunDirectory
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from transformer_flax.model.dense import product
 from transformer_flax.model.layers import to_logits
+from transformer_flax.model.linear import product
 
 TOKENS = 64
 LAST_BY_FIRST = (((1,), (0,)), ((), ()))

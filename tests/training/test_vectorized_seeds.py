@@ -13,7 +13,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.loop import train
-from transformer_flax.training.seeds import stack_trees, train_seeds
+from transformer_flax.training.vectorized_seeds import stack_trees, train_seeds
 
 SETTINGS = {"log__every": 3, "data__tokens_per_batch": 4096, "parallel__num_devices": 2}
 

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from transformer_flax.ablation.jobs import Job
 from transformer_flax.ablation.results import query_gpus
+from transformer_flax.ablation.trials import Job
 from transformer_flax.errors import UserError
 from transformer_flax.files import try_lock
 from transformer_flax.training.interruption import OTHERS, SIGNALS

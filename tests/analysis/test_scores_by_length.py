@@ -2,7 +2,7 @@ import pytest
 
 from tests import forked
 from tests.training.small import small_config, write_text
-from transformer_flax.analysis.length import Bucket, load_written, measure_by_length, plot_by_length
+from transformer_flax.analysis.scores_by_length import Bucket, load_written, measure_by_length, plot_by_length
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError

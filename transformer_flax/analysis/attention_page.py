@@ -11,7 +11,7 @@ from transformer_flax.analysis.attention import Attention
 from transformer_flax.analysis.plots import head_colours
 from transformer_flax.errors import UserError
 
-TEMPLATE = pathlib.Path(__file__).with_name("page.html")
+TEMPLATE = pathlib.Path(__file__).with_name("attention_page.html")
 WHOLE = 1000  # the page's number for a weight of 1
 
 

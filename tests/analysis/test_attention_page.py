@@ -9,7 +9,7 @@ import pytest
 
 from tests.analysis.random_run import SOURCE, TARGET, random_run
 from transformer_flax.analysis.attention import KINDS
-from transformer_flax.analysis.page import attention_page, write_page
+from transformer_flax.analysis.attention_page import attention_page, write_page
 from transformer_flax.analysis.plots import head_colours
 from transformer_flax.errors import UserError
 

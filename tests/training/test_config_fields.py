@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 from tests.training.small import small_config
 from transformer_flax.errors import UserError
 from transformer_flax.training.config_checks import check
-from transformer_flax.training.fields import RunConfig, complete, require_fields, vector_run_config
+from transformer_flax.training.config_fields import RunConfig, complete, require_fields, vector_run_config
 
 
 def types_of(section) -> dict:

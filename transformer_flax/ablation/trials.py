@@ -20,7 +20,7 @@ from transformer_flax.files import read_json_lines
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.relatives.classifier import ClassifierConfig
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.fields import differences, flatten
+from transformer_flax.training.config_fields import differences, flatten
 from transformer_flax.training.run_directory import RunDirectory
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that no variant's folder may have

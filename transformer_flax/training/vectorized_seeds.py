@@ -14,12 +14,12 @@ from ml_collections import ConfigDict
 from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.compiled import Programs
+from transformer_flax.training.config_fields import complete, require_run
 from transformer_flax.training.evaluation import Evaluation
-from transformer_flax.training.fields import complete, require_run
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit, train
 from transformer_flax.training.multihost import share
-from transformer_flax.training.programs import Programs
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import checked_config, prepare_data, say_vocabulary, set_up_devices
