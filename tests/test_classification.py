@@ -154,6 +154,8 @@ def test_what_a_classifier_does_not_do_is_told(run):
         run.classify("the cat")
     with pytest.raises(UserError, match="'plant' is none of the classes that the model knows, which are animal"):
         run.evaluate(["a rose"], ["plant"])
+    with pytest.raises(UserError, match="there are no lines to evaluate; give at least one"):
+        run.evaluate([], [])
 
 
 @pytest.mark.parametrize(

@@ -159,8 +159,14 @@ class Run:
         progress: Callable[[int], Any] = lambda done: None,
         **settings,
     ) -> Report | ClassReport:
-        """Translates or classifies a text and scores the result; `split` returns sources and references."""
+        """Translates or classifies a text and scores the result; `split` returns sources and references.
+
+        Raises:
+          UserError: there are no lines, or not as many references as sources; or a reference is no class of the run.
+        """
         require_as_many("the source text", sources, "the reference text", references)
+        if not sources:
+            raise UserError("there are no lines to evaluate; give at least one")
         evaluate = self._evaluate_translations if self.classes is None else self._evaluate_labels
         return evaluate(_texts("evaluate", sources), _texts("evaluate", references), progress, settings)
 
