@@ -118,7 +118,7 @@ def get_config() -> ConfigDict:
     config.optimizer.name = "adam"
     config.optimizer.factor = 1.0  # multiplies the paper's learning rate (section 5.3)
     config.optimizer.warmup_steps = 4000
-    config.optimizer.b1 = 0.9  # momentum; Muon: 0.95; Schedule-Free: the average's share where gradients are taken
+    config.optimizer.b1 = 0.9  # momentum (Muon: 0.95); Schedule-Free: gradients are at (1 - b1) parameters + b1 average
     config.optimizer.b2 = 0.98
     config.optimizer.eps = 1e-9
     config.optimizer.clip_norm = 0.0  # largest norm of the whole gradient; 0: no clipping
@@ -146,7 +146,7 @@ def get_config() -> ConfigDict:
     config.eval.patience = 0  # a run ends after this many evaluations without a better validation loss; 0: never
     config.eval.sentences = 0  # sentences of the validation split to translate during training; 0: all
     config.eval.final_sentences = 0  # sentences of each split to translate at the end; 0: all
-    config.eval.average = 1  # checkpoints to average for evaluations during training: the newest, at checkpoint.every
+    config.eval.average = 1  # newest checkpoints to average in evaluations during training, checkpoint.every apart
     config.eval.final_average = 5  # the same at the end; table 3 uses 1 (no average), big 20
     config.eval.test = True  # score the test split at the end
 

@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     config.model.num_layers = 2  # N, of the encoder and of the decoder
     config.model.d_model = 288  # width of embeddings and states; even, as each direction of the encoder has half of it
     config.model.cell = "gru"  # or "lstm"
-    config.model.attention = "additive"  # or "dot", or "scaled_dot": / sqrt(d_model); "none": the encoder's last state
+    config.model.attention = "additive"  # or "dot"; "scaled_dot", over sqrt(d_model); "none": the encoder's last state
     config.model.dropout = 0.2  # on embeddings, after each layer, and on the features that logits are computed from
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
     # Type of the computation: "float32", "bfloat16" or "auto". "auto" is bfloat16 on a GPU or TPU that has it, float32

@@ -3,7 +3,7 @@
     python -m transformer_flax.sweep --config=configs/table3_small.py --rows=all --seeds=3 --jobs=2
     python -m transformer_flax.sweep --config=configs/table3_small.py:multi30k --config.data.path=FOLDER --rows=base,A,D
 
-Rows keep the paper's ratios to their base (transformer_flax/ablation/table3.py), so the base's sizes must divide:
+Rows keep the paper's ratios to their base (transformer_flax/ablation/table3.py), so the base's sizes must be divisible:
 num_layers by 3 (rows C-N2, C-N4 and C-N8 have a third, two thirds and four thirds of the layers), num_heads by 8
 (A-h1), d_k and d_v by 4 (B-dk16, A-h32), d_model by 4 (C-d256, whose sinusoids come in pairs). All rows together cost
 31 runs of the base. `big` takes 11 of these 31: it has nearly four times the parameters and three times the steps.

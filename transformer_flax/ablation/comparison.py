@@ -46,7 +46,7 @@ def _perplexity(loss: float) -> float:
     return math.exp(max(-LARGEST_LOSS, min(LARGEST_LOSS, loss))) if math.isfinite(loss) else loss
 
 
-# Log-perplexity in nats is the training loss. A difference of two log-perplexities is a ratio of two perplexities. This
+# Log-perplexity is the cross-entropy in nats. A difference of two log-perplexities is a ratio of two perplexities. This
 # ratio means the same at perplexity 5 and at 10. So means of perplexity over seeds are geometric.
 LOG_PERPLEXITY = Measure(
     "log-perplexity",
@@ -102,7 +102,8 @@ class Comparison:
     """All variants of a sweep, compared with base."""
 
     config: Mapping[str, Any]  # the config of the sweep's base, flat
-    # Rows in the order of table 3, then all other variants. Without other rows, base is one only on the paper's base.
+    # Rows in the order of table 3, then all other variants. If no other row was run, base counts as a row only if it is
+    # the paper's base.
     entries: list[Entry]
     score: Measure
     base: Entry | None
@@ -132,8 +133,8 @@ class Comparison:
 def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure | None = None) -> Comparison:
     """Compares every variant with base.
 
-    Base is the variant "base", or else a grid variant that changes nothing. If a run has several results, the last one
-    counts. A finished run whose perplexity is not finite counts as failed.
+    Base is the variant "base", or else a variant that changes nothing, as in a grid. If a run has several results, the
+    last one counts. A finished run whose perplexity is not finite counts as failed.
 
     Args:
       results: the results of all runs, in any order.

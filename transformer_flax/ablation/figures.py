@@ -265,7 +265,7 @@ def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:
 
 
 def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[float, float]]) -> None:
-    """Limits the axis to the values in the last three quarters of each curve. The first would flatten the curves."""
+    """Limits the axis to each curve's values after its first quarter, whose values would flatten the curves."""
     late = [value for points in all_points for step, value in points.items() if step >= max(points) / 4]
     spread = max(late) - min(late)
     margin = 0.08 * spread if spread > measure.least else 0.1

@@ -79,7 +79,7 @@ class Local:
         return [(process.job, process.problem()) for process in ended]
 
     def stop(self) -> str:
-        """Stops the jobs, which save their step. Returns a message about the result."""
+        """Stops the jobs, which save their step. Returns a message that names the runs that are not saved."""
         for process in self._running:
             process.popen.send_signal(signal.SIGTERM)
         failed = [process for process in self._running if process.popen.wait() not in {0} | STOPPED]

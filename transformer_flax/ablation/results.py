@@ -177,7 +177,7 @@ def hardware() -> str:
 
 
 def query_gpus(fields: str) -> list[str]:
-    """Returns a line of nvidia-smi's fields for each GPU; empty if there is none, or the environment hides all."""
+    """Returns these fields of nvidia-smi, a line for each GPU; empty if there is none, or the environment hides all."""
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return []
     return _output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]).splitlines()

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Slurm:
-    """Trains jobs in Slurm, with the methods of `launch.Local`; call `require_slurm` first.
+    """Trains jobs in Slurm, with the methods of `local.Local`; call `require_slurm` first.
 
     The jobs continue when the sweep ends. A sweep that is started again waits until these jobs have ended, and then
     submits jobs for the unfinished trials. A job that Slurm pre-empts, or that reaches its time limit, saves its step

@@ -183,9 +183,9 @@ def is_papers_base(config: Mapping[str, Any]) -> bool:
 def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
     """Returns whether a row changes a base in the same direction as in the paper.
 
-    A row that sets an absolute field may not. D-drop0.2 has more dropout than the base in the paper, but the same as a
-    base with dropout 0.2, and less than a base with 0.3. E replaces sinusoids in the paper, but something else on a
-    base with rotary positions.
+    A row that sets an absolute field does not always do so. D-drop0.2 has more dropout than the base in the paper, but
+    the same as a base with dropout 0.2, and less than a base with 0.3. E replaces sinusoids in the paper, but something
+    else on a base with rotary positions.
 
     Args:
       row: a row of table 3.

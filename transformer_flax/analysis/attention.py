@@ -51,7 +51,7 @@ class Attention:
     source: Sentence
     target: Sentence
     encoder: np.ndarray | None = None  # [N, H, S, S], from source tokens to source tokens
-    decoder: np.ndarray | None = None  # [N, H, T, T], from tokens read to tokens read before
+    decoder: np.ndarray | None = None  # [N, H, T, T], from tokens read to tokens read so far
     cross: np.ndarray | None = None  # [N, H, T, S], from tokens written to source tokens
 
     def __repr__(self) -> str:

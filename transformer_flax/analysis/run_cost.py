@@ -84,7 +84,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
 
 
 def _moments(config: ConfigDict, model: ModelConfig) -> dict[str, int]:
-    """Returns the bytes of the optimizer's arrays in the shapes of parameters, under their name."""
+    """Returns the bytes of the optimizer's moments, which have the shapes of parameters, as {name: bytes}."""
     optimizer = make_optimizer(config.optimizer, model.d_model)
     state = jax.eval_shape(lambda: optimizer.init(init_params(model, jax.random.key(0))))
     moments = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]

@@ -14,7 +14,7 @@ from transformer_flax.model.positions import sinusoids
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 LONGEST = 4_096  # positions in the stored table of sinusoids
-# Fields that may differ from their default: CTranslate2 supports some of their values, or they change no result.
+# Fields that need not have their default: each has a check of its own below, or changes no result.
 KNOWN = ("compatibility", "clip_distance", "neighbourhood", "branch_init", "start", "attention_implementation")
 
 

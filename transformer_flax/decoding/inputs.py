@@ -38,7 +38,7 @@ class Inputs:
         require_at_least(1, batch_size=self.batch_size, window=self.window)
 
     def windows(self, lines: Iterable[str]) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yields (number of lines before, ids of each line) for each window. Reads only that window.
+        """Yields (number of lines before, ids of each line) for each window. Reads no line beyond the window.
 
         Raises:
           UserError: a line is too long and `refuse_long` is set.
@@ -55,7 +55,7 @@ class Inputs:
             self.warn_of_cut(cut, read)
 
     def encode(self, lines: Sequence[str], limit: int, *, lines_before: int = 0) -> tuple[list[list[int]], list[int]]:
-        """Encodes lines with the end symbol, and cuts lines longer than `limit` ids.
+        """Encodes lines, and cuts them to `limit` ids. Every line, also a cut one, ends with the end symbol.
 
         Returns:
           The ids of each line, and the indices of the lines that were cut.

@@ -152,7 +152,7 @@ class ClassScores:
     """Scores of labels. A quotient 0 / 0 counts as 0. Shapes: C classes."""
 
     classes: tuple[str, ...]
-    confusion: np.ndarray  # int64 [C, C]: texts of the row's class with the column's class as label
+    confusion: np.ndarray  # int64 [C, C]: texts of the row's class that were labelled with the column's class
 
     @property
     def accuracy(self) -> float:
@@ -161,12 +161,12 @@ class ClassScores:
 
     @property
     def precision(self) -> np.ndarray:
-        """For each class, the share of its labels that are correct: [C]."""
+        """For each class, the share of the texts labelled with it that belong to it: [C]."""
         return _ratio(np.diag(self.confusion), self.confusion.sum(axis=0))
 
     @property
     def recall(self) -> np.ndarray:
-        """For each class, the share of its texts with the correct label: [C]."""
+        """For each class, the share of its texts that are labelled with it: [C]."""
         return _ratio(np.diag(self.confusion), self.support)
 
     @property

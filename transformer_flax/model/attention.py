@@ -81,7 +81,7 @@ def attention_weights(
       key: [B, M, H, d_k].
       mask: broadcastable to [B, H, Q, M]; True where attention is allowed.
       score: the score function.
-      offsets: [Q, M, d_k], what each query adds to the keys.
+      offsets: [Q, M, d_k]; [q, m] is added to key m for query q.
 
     Returns:
       [B, H, Q, M]; each row sums to 1. A row in which no key is allowed is all zeros, with finite gradients.
@@ -222,7 +222,7 @@ class MultiHeadAttention(nn.Module):
         """x [B, K, d_model], at `position`, attends to its own past and itself -> [B, K, d_model].
 
         Keys and values stay where they were written. Each hypothesis attends to the keys of all K hypotheses under a
-        mask [B, 1, K, K * L] of its ancestors (`ancestor_mask`). So a search that reorders hypotheses moves no keys.
+        mask [B, 1, K, K * L] of its ancestors (`ancestor_mask`). So a search that reorders hypotheses moves nothing.
         """
         query, key = self.query(x), self.key(x)
         keys, values = self.get_variable("cache", "key"), self.get_variable("cache", "value")

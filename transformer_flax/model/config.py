@@ -26,7 +26,7 @@ TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: 
 
 
 def checked(is_valid: Callable[[Any], bool], requirement: str, **default: Any) -> Any:
-    """Returns a dataclass field whose values must satisfy `is_valid`, which is called only with values of its type."""
+    """Returns a dataclass field whose values must satisfy `is_valid`. The type of a value is checked first."""
     return dataclasses.field(metadata={"is_valid": is_valid, "requirement": requirement}, **default)
 
 

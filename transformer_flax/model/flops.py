@@ -67,7 +67,7 @@ def _flops_polynomials(model: Any) -> dict[str, dict[tuple[int, int], int]]:
     modules = count_parameters(config)
     sizes = [value for value in vars(config).values() if type(value) is int]
     primes = [prime for prime in PRIMES if all(size % prime or not size for size in sizes)][:2]
-    # The traced program has no blocks of local attention, enough learned positions and no kernel that hides products.
+    # Traces a program without blocks of local attention, with enough positions, and without kernels that hide products.
     changes: dict[str, Any] = {"neighbourhood": 0, "max_length": max(primes), "attention_implementation": "plain"}
     config = dataclasses.replace(config, **{name: value for name, value in changes.items() if name in vars(config)})
     lengths = dict(zip(("source", "target"), primes, strict=True))
@@ -89,8 +89,8 @@ def _module_of(stack: str, modules: Iterable[str]) -> str:
     """Finds the module of an operation by its name stack, "Transformer/encoder/encoder_0/.../self_attention/query".
 
     Returns:
-      One of `modules`: those that begin with the outermost name, and of these the one that ends furthest inside. If no
-      module is in the stack, the first name below the model's, or "logits".
+      Of the `modules` whose names are all in the stack, the one that begins outermost; of several, the one that ends
+      innermost. If there is no such module, the first name below the model's, or "logits".
     """
     names = [re.sub(r"_\d+$", "", name) for name in re.split(r"[/.]", stack)]
     around = {module: module.split("/") for module in modules if set(module.split("/")) <= set(names)}

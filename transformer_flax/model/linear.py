@@ -20,12 +20,12 @@ def _all_but_the_bias(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def product(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
-    """Computes x W, over the last axes of x and the first axes of W; takes the arguments of `jax.lax.dot_general`.
+    """Computes x W, over the last axes of x and the first axes of W.
 
-    `nn.DenseGeneral` calls it in place of that function. The gradient of W is written as x^T dy. On a CPU, x or dy is
-    first copied in transposed order. Otherwise XLA would transpose dy element by element, draw dy's dropout again, and
-    multiply at a fifth of the usual rate. The narrower of x and dy is copied, because a wide copy takes longer than the
-    product.
+    `Dense` calls it with the arguments of `jax.lax.dot_general`. The gradient of W is written as x^T dy. On a CPU, x or
+    dy is first copied in transposed order. Otherwise XLA would transpose dy element by element, draw dy's dropout
+    again, and multiply at a fifth of the usual rate. The narrower of x and dy is copied, because a wide copy takes
+    longer than the product.
     """
     return jax.lax.dot_general(x, kernel, dimension_numbers, precision)
 

@@ -70,7 +70,7 @@ def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
     """Returns the model's config, made of the fields of `config.model`.
 
     Raises:
-      UserError: the kind, a field or a value is unknown.
+      UserError: the kind or a field is unknown, a field is missing, or a value is not allowed.
     """
     kind = find_kind(fields["kind"])
     own = {name: value for name, value in fields.items() if name != "kind"}
@@ -113,7 +113,7 @@ def init_params(config: ModelConfig, key: jax.Array) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # without jit, JAX would compile hundreds of small programs
 def _init(model: nn.Module, sides: int, key: jax.Array) -> Any:
-    # jit is keyed by the model, not its config: a notebook may register another class for the same config.
+    # The static argument is the model, not its config: a notebook may register another module for that config.
     return model.init(key, *[jnp.ones((1, 1), jnp.int32)] * sides)["params"]
 
 

@@ -33,8 +33,8 @@ def product_of_few_rows(x: jax.Array, y: jax.Array) -> jax.Array:
 class Dot:
     """Dot-product scores: q . k / sqrt(d_k), as in equation 1; q . k if not `scaled` (section 3.2.1).
 
-    If the features of q and k are independent and have variance 1, q . k has variance d_k. If this variance is large,
-    the softmax is close to 1 for one key, and its gradient is close to 0 (section 3.2.1).
+    If the features of q and k are independent, with mean 0 and variance 1, q . k has variance d_k. If this variance is
+    large, the softmax is close to 1 for one key, and its gradient is close to 0 (section 3.2.1).
     """
 
     scaled: bool = True
@@ -45,7 +45,7 @@ class Dot:
         Args:
           query: [B, Q, H, d_k].
           key: [B, M, H, d_k].
-          offsets: [Q, M, d_k], what each query adds to the keys (`positions.Distances`).
+          offsets: [Q, M, d_k]; [q, m] is added to key m for query q (`positions.Distances`).
 
         Returns:
           [B, H, Q, M].

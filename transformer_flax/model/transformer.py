@@ -17,7 +17,7 @@ from transformer_flax.special_tokens import BEGIN_ID
 
 
 def shift_right(target: jax.Array, segments: jax.Array | None = None) -> jax.Array:
-    """Returns the decoder's input [B, T]: the begin symbol, then the target shifted right by one (section 3.1).
+    """Returns the decoder's input [B, T]: the target shifted right by one, after the begin symbol (section 3.1).
 
     With `segments`, each sentence of a row is shifted separately.
     """
@@ -122,7 +122,7 @@ class Transformer(nn.Module):
         Fills the collections "memory" (of the source sentence) and "cache" (of the output tokens so far). B is the
         first axis of every array.
         """
-        self.positions(length)  # raises an error if there are fewer learned positions
+        self.positions(length)  # raises an error if fewer positions were learned
         self.put_variable("memory", "mask", padding_mask(source))
         self.decoder.init_cache(self.encode(source), hypotheses, length)
         self.put_variable("cache", "ancestors", jnp.zeros((source.shape[0], hypotheses, length), jnp.int32))

@@ -1,6 +1,6 @@
 """A convolutional translator, after ConvS2S (Gehring et al., 2017; the paper's section 2 and table 2).
 
-Encoder and decoder are gated convolutions. Those of the decoder are causal, and each of its layers has attention.
+Encoder and decoder are stacks of gated convolutions. The decoder's are causal, and each of its layers has attention.
 Differences from ConvS2S: all layers have one width, and weights are not normalised. Embeddings start as large as the
 Transformer's, so attention is scaled. The encoder's gradients are not scaled down, because Adam would undo that.
 
@@ -98,7 +98,7 @@ class DecoderConvolution(nn.Module):
         self.put_variable("cache", "inputs", jnp.zeros((batch, hypotheses, c.kernel_width - 1, c.d_model), c.dtype))
 
     def decode_step(self, y: jax.Array, embedded: jax.Array, memory: Memory, parents: jax.Array) -> jax.Array:
-        """Computes the same for the next position [B, K, d_model] of hypotheses that continue `parents` [B, K]."""
+        """Does what `__call__` does for one position: y [B, K, d_model]; hypotheses continue `parents` [B, K]."""
         before = jnp.take_along_axis(self.get_variable("cache", "inputs"), parents[:, :, None, None], axis=1)
         window = jnp.concatenate([before, y[:, :, None]], axis=2)
         self.put_variable("cache", "inputs", window[:, :, 1:])
@@ -150,7 +150,7 @@ class ConvolutionalTranslator(Seq2Seq):
 
     def init_cache(self, source: jax.Array, hypotheses: int, length: int) -> None:
         """Does the same as `Transformer.init_cache`."""
-        self.positions(length)  # raises an error if there are fewer learned positions
+        self.positions(length)  # raises an error if fewer positions were learned
         self.put_variable("memory", "memory", self.encode(source))
         for layer in self.decoder:
             layer.init_cache(len(source), hypotheses)

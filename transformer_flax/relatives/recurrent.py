@@ -2,8 +2,8 @@
 
 The encoder is bidirectional. The decoder attends to the encoder's states (Bahdanau et al., 2015), but only after its
 own recurrence (Luong et al., 2015): its states do not depend on attention. So only the cells run in a scan, and the
-attention of a whole sentence is one product. Without attention, the decoder knows of the source only the encoder's last
-state (Sutskever et al., 2014; Cho et al., 2014).
+attention of a whole sentence is one product. Without attention, the decoder knows of the source only the last states of
+the encoder's layers (Sutskever et al., 2014; Cho et al., 2014).
 
 Letters of shapes: B batch, S source positions, T target positions, K hypotheses of a search, L longest output,
 V vocabulary.
