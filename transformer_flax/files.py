@@ -27,11 +27,13 @@ logger = logging.getLogger(__name__)
 def write_whole(file: pathlib.Path, content: str | bytes) -> None:
     """Replaces a file, or a link of that name, by this content. The file is never partly written.
 
-    Partial files that killed processes left behind are removed after a day.
+    Partial files that killed processes left behind are removed: those without a random part in the name, as early
+    versions wrote them, at once, and all others after a day.
 
     Raises:
       OSError: the file cannot be written; the old file is unchanged.
     """
+    file.with_name(f".{file.name}.partial").unlink(missing_ok=True)
     for abandoned in file.parent.glob(f".{glob.escape(file.name)}.*.partial"):
         with contextlib.suppress(OSError):  # another process has finished or removed it
             if time.time() - abandoned.lstat().st_mtime > ABANDONED_SECONDS:

@@ -37,6 +37,7 @@ from transformer_flax.training.tasks import make_task
         ("data.tokens_per_batch", 0),
         ("data.tokens_per_batch", 10**12),
         ("data.max_length", 1),
+        ("decode.alpha", float("inf")),
         ("decode.beam_size", 0),
         ("decode.max_extra_length", -1),
         ("decode.min_length", -1),

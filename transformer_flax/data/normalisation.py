@@ -33,7 +33,7 @@ class Normaliser:
 
     @property
     def tokens(self) -> str:
-        """How the tokens are made, as part of a sacreBLEU signature."""
+        """The part of a sacreBLEU signature that says how the tokens were made."""
         return f"tok:moses-{self.language}|punct:normalised|sacremoses:{importlib.metadata.version('sacremoses')}"
 
 
