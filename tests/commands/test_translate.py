@@ -78,6 +78,7 @@ def test_files_become_an_n_best_list_with_a_prefix_for_each_line(finished, resto
     first, second = file("1.txt", "zwanzig\n\n"), file("2.txt", "fünfhundertdreizehn\neinhundert\n")
     prefixes = ["one", "", "six hundred", ""]
     beside = file("prefixes.txt", "".join(f"{prefix}\n" for prefix in prefixes))
+    (tmp_path / "out.txt").write_text("an older output, which goes\n" * 100)
     options = [f"--workdir={finished}", "--nbest=2", f"--prefix_file={beside}", f"--output={tmp_path / 'out.txt'}"]
     result = succeeds("translate", *options, first, second)
     assert result.stdout == ""
