@@ -62,7 +62,8 @@ def require_alike(places) -> None:
     from transformer_flax.training.config_fields import flatten
 
     for place in places[1:]:
-        require_same_base(flatten(places[0].load_config()), flatten(place.load_config()), place.path)
+        first, other = (flatten(each.load_config().to_dict()) for each in (places[0], place))
+        require_same_base(first, other, place.path)
 
 
 def name_of(place) -> str:

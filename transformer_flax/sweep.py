@@ -5,9 +5,10 @@ directory. Results are written to <workdir>/results.jsonl. The same command resu
 """
 
 import pathlib
+import re
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 from ml_collections import config_flags
@@ -74,7 +75,9 @@ def main() -> None:
 
         print(f"report: {write_report(workdir, *read(workdir / RESULTS))}")
         return
-    config, overrides = CONFIG(), _overrides()
+    given = config_flags.get_override_values(flags.FLAGS["config"])  # by field or section
+    if "seed" in given:
+        raise UserError("--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2")
     for name in ("partition", "time_limit", "devices", "sbatch"):
         if flags.FLAGS[name].present and LAUNCHER.value != "slurm":
             raise UserError(f"--{name} needs --launcher=slurm")
@@ -89,26 +92,31 @@ def main() -> None:
     from transformer_flax.ablation.trials import Recipe, chosen_dtype, references
     from transformer_flax.ablation.variants import make_variants
     from transformer_flax.training.config_fields import AUTO, complete, flatten, require_run
+    from transformer_flax.training.fine_tuning import initial_tokenizer
     from transformer_flax.training.vectorized_seeds import check_seeds
 
+    config = CONFIG()
     require_run(config)
     base = complete(config)
-    base.update_from_flattened_dict(overrides)
+    if not {"eval", "eval.final_average"} & given.keys():
+        base.eval.final_average = 1  # the paper averages no checkpoints for table 3
+    if base.init_from:  # as training does
+        base.data.vocab_size = initial_tokenizer(base).vocab_size
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
     variants = make_variants(base, rows, axes=GRID.value, file=file)
+    # The fields that each run's command sets: those set here, and references, which would follow a row's changes.
+    set_here = {*given, *references(config), "eval.final_average"}
+    overrides = {
+        field: value for field, value in flatten(base.to_dict()).items() if {field, field.rpartition(".")[0]} & set_here
+    }
     if base.model.get("dtype") == AUTO and (chosen := chosen_dtype(workdir, variants)):
         overrides["model.dtype"] = chosen  # base keeps "auto", from which the changes of variants are computed
     if VECTORIZE.value:
         for variant in variants:
             check_seeds(variant.config, range(SEEDS.value))
-    flat = flatten(base.to_dict())
-    recipe = Recipe(
-        config=_short(config_flags.get_config_filename(flags.FLAGS["config"])),
-        base=base,
-        overrides={field: flat[field] for field in references(config)} | overrides,
-        workdir=workdir,
-    )
+    config_file = _short(config_flags.get_config_filename(flags.FLAGS["config"]))
+    recipe = Recipe(config_file, base, overrides, workdir)
     trials = recipe.trials(variants, SEEDS.value)
     if DRY_RUN.value:
         show_plan(trials, recipe, together=VECTORIZE.value)
@@ -141,24 +149,9 @@ def _launcher(recipe: "Recipe") -> "Local | Slurm":
     )
 
 
-def _overrides() -> dict[str, Any]:
-    """Returns the flat fields that the command line sets, and the fields that table 3 needs."""
-    from transformer_flax.training.config_fields import flatten
-
-    given = flatten(
-        {
-            field: value.to_dict() if hasattr(value, "to_dict") else value
-            for field, value in config_flags.get_override_values(flags.FLAGS["config"]).items()
-        }
-    )
-    if "seed" in given:
-        raise UserError("--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2")
-    return {"eval.final_average": 1} | given  # the paper averages no checkpoints for table 3
-
-
 def _short(text: str) -> str:
-    """Returns a flag with its paths relative to the current directory."""
-    return text.replace(f"{pathlib.Path.cwd()}/", "")
+    """Returns a flag with its path relative to the current directory."""
+    return re.sub(rf"(^|=){re.escape(str(pathlib.Path.cwd()))}/", r"\1", text)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def test_gpus_are_dealt_out(gpus, monkeypatch):
     assert seen(2) == ["0,2", "1,3"]
     assert seen(4) == ["0", "1", "2", "3"]
     assert seen(2, devices_each=2) == ["0,2", "1,3"]
+    assert seen(8, devices_each=1) == ["0", "1", "2", "3"] * 2
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in slots(4)[0].environment
     with pytest.raises(UserError, match=r"no free device: 2 jobs .*num_devices=4 need 8 GPUs, and there are 4"):
         slots(2, devices_each=4)
@@ -91,7 +92,7 @@ def test_a_machine_without_gpus_or_with_hidden_ones_is_one_of_cores(gpus, monkey
     ("status", "said", "why"),
     [
         (0, "error: all is well", ""),
-        (2, "step 5\nerror: the disk is full\nbye\n", "the disk is full"),
+        (2, "error: old\nstep 5\nerror: another config:\n  steps\nchoose one\n", "another config: steps choose one"),
         (1, "Traceback\n  File\nValueError: what\n\n", "ValueError: what"),
         (
             1,

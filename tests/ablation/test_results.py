@@ -1,6 +1,7 @@
 """results.jsonl: whole lines, the last of each run, of one base."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -123,7 +124,7 @@ def spoilt(line: bytes) -> dict[str, bytes]:
         "not UTF-8": b"\xff\n",
         "an empty line": b"\n",
         "a field too few": b'{"variant": "A-h1"}\n',
-        "a list for a text": b'{"variant": []}\n',
+        "a list for a text": re.sub(rb'"variant": "[^"]*"', b'"variant": []', re.sub(rb', "crc32": \d+', b"", line)),
     }
 
 
@@ -141,14 +142,8 @@ def test_a_file_that_does_not_say_what_was_swept_is_refused(file):
     with pytest.raises(UserError, match="no sweep has been started there"):
         read(file)
     file.write_text('{"variant": "A-h1"}\n')
-    with pytest.raises(UserError, match="damaged in line 1: it does not say what was swept"):
+    with pytest.raises(UserError, match="damaged in line 1: it is no result"):
         Journal(file, HEAD)
     file.write_text("")
-    with pytest.raises(UserError, match="damaged in line 1"):
+    with pytest.raises(UserError, match="damaged in line 1: it does not say what was swept"):
         read(file)
-
-
-def test_what_is_not_a_number_is_kept(file):
-    journal = Journal(file, HEAD)
-    journal.append(dataclasses.replace(RESULT, scores={"valid": RESULT.scores["valid"] | {"perplexity": float("inf")}}))
-    assert read(file)[1][0].scores["valid"]["perplexity"] == float("inf")

@@ -169,6 +169,13 @@ def test_a_plan_has_a_command_for_all_seeds_together(config, tmp_path):
     assert not (tmp_path / "sweep").exists()
 
 
+def test_a_sweep_from_a_trained_model_has_its_vocabulary(config, finished, tmp_path):
+    start = [f"--config.init_from={finished}", "--config.data.vocab_size=290"]
+    status, said = told(config, tmp_path / "sweep", *start, "--rows=D-drop0.0", "--dry_run")
+    assert status == 0, said
+    assert "--config.data.vocab_size=300" in said
+
+
 def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
     before = (swept.workdir / "results.jsonl").read_text()
     recipe = recipe_of(config, swept.workdir)

@@ -70,7 +70,7 @@ def test_one_command_trains_several_seeds(tmp_path):
     assert [len(job.trials) for job in make_jobs(runs, together=False)] == [1] * 6
     assert made.command(job)[-2:] == [f"--workdir={tmp_path / 'E,model.max_length=512'}", "--seeds=0,1,2"]
     assert not any(part.startswith("--config.seed") for part in made.command(job))
-    assert job.log == tmp_path / "E,model.max_length=512" / "seeds0,1,2.log"
+    assert job.log == tmp_path / "E,model.max_length=512" / "seeds0-2.log"
 
 
 def test_fields_that_follow_another_one_are_found():
@@ -297,6 +297,8 @@ def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished
     run.path.parent.mkdir(parents=True)
     run.path.symlink_to(finished)
     assert chosen_dtype(made.workdir, [run.variant]) == "float32"
+    Journal(made.workdir / "results.jsonl", HEAD | {"config": {"model.dtype": "bfloat16"}})  # of an earlier session
+    assert chosen_dtype(made.workdir, []) == "bfloat16"
     auto, chosen = ({"model.dtype": dtype} for dtype in ("auto", "float32"))
     assert differences(auto, chosen, ()) == differences(chosen, auto, ()) == []
     assert differences({"data.name": "auto"}, {"data.name": "multi30k"}, ())

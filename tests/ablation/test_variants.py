@@ -58,6 +58,9 @@ def test_axes_are_crossed_with_each_other_and_with_rows_in_the_types_of_their_fi
     assert last.changes == {"model.num_layers": 1, "optimizer.warmup_steps": 200}
     assert [variant.config.model.pre_norm for variant in crossed[:2]] == [True, False]
     assert names("base", axes=["model.dropout=0.1,0.10,.1"]) == ["base model.dropout=0.1"]
+    [one, two] = make_variants(divisible(), "base", axes=["steps,optimizer.factor=1,2"])  # each field has its own type
+    assert one.changes == {"steps": 1, "optimizer.factor": 1.0}
+    assert (two.config.steps, two.config.optimizer.factor) == (2, 2.0)
 
 
 def test_a_file_names_variants_a_line_each(tmp_path):

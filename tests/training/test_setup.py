@@ -108,6 +108,15 @@ def test_cudnns_attention_wants_batches_of_even_width(batching, field):
         check(odd)
 
 
+def test_cudnns_attention_decides_the_type_and_the_blocks_of_local_attention():
+    fused = {"model__attention_implementation": "cudnn", "model__dtype": "auto", "data__length_multiple_of": 2}
+    for window in (0, 4, 5):
+        check(small_config(model__neighbourhood=window, **fused))
+    for window in (1, 2, 6):
+        with pytest.raises(UserError, match=r"config\.model\.neighbourhood is .*half is even, for cuDNN's attention"):
+            check(small_config(model__neighbourhood=window, **fused))
+
+
 def test_packed_rows_must_fit_into_a_batch():
     check(small_config(data__batching="packed", data__max_length=64, data__rows_multiple_of=8))
     for longest in (65, 10**9):

@@ -282,7 +282,7 @@ def _colour(entry: Entry, comparison: Comparison) -> str:
     if entry is comparison.base:
         return BASE_COLOUR
     if entry.row:
-        return GROUP_COLOURS.get(entry.variant.split("-")[0], BASE_COLOUR)
+        return GROUP_COLOURS[entry.variant.split("-")[0]]
     return COLOURS[comparison.own.index(entry) % len(COLOURS)]
 
 

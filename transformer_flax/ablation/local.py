@@ -160,16 +160,17 @@ def explain(status: int, said: str) -> str:
     """
     if status == 0:
         return ""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
     if sign := next((sign for sign in OUT_OF_MEMORY if sign in said), None):
         return f"out of memory ({sign})"
     if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
         return "probably out of memory: killed by SIGKILL"
-    if errors := [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]:
-        return errors[-1]
+    _, found, message = f"\n{said}".rpartition("\nerror: ")  # a command ends right after its message
+    if found:
+        return " ".join(message.split())
     if status < 0:
         known = -status in set(signal.Signals)  # real-time signals have no names
         return f"ended by {signal.Signals(-status).name if known else f'signal {-status}'}"
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else f"ended with status {status}"
 
 
@@ -189,7 +190,7 @@ def slots(jobs: int, devices_each: int = 0) -> list[Slot]:
     if gpus is None:
         cpus = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" and jobs > 1 else []
         return [Slot(cpus=frozenset(_deal(cpus, jobs, i))) for i in range(jobs)]
-    if devices_each > len(gpus) // jobs:
+    if devices_each > max(1, len(gpus) // jobs):
         raise UserError(
             f"no free device: {jobs} jobs at a time with config.parallel.num_devices={devices_each} need "
             f"{jobs * devices_each} GPUs, and there are {len(gpus)}; lower --jobs or --config.parallel.num_devices"

@@ -147,7 +147,7 @@ def _summary(comparison: Comparison) -> list[str]:
     numbers = {
         "row{} of the paper's table 3": len(comparison.rows),
         "row{} beyond table 3": len(own & table3.ALL.keys() - table3.ROWS.keys()),
-        "variant{} of other fields": len(own - table3.ALL.keys() - {"base"}),
+        "variant{} of other fields": len(own - table3.ALL.keys()),
     }
     of = ["base"] if "base" in own else []
     of += [f"{count:,} {text.format('s' * (count != 1))}" for text, count in numbers.items() if count]
@@ -194,7 +194,7 @@ def _agreement(comparison: Comparison, measure: Measure) -> str:
 
 def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
     lines = [
-        f"- {as_text(result.variant)}, seed {result.seed}, failed: {as_text(result.error or 'unknown reason')}"
+        f"- {as_text(result.variant)}, seed {result.seed}, failed: {as_text(result.error)}"
         for result in comparison.failed
     ]
     for variant, seeds in comparison.missing_seeds.items():

@@ -7,7 +7,6 @@ one counts, so a failed run can be tried again.
 
 import dataclasses
 import importlib.metadata
-import itertools
 import os
 import pathlib
 import platform
@@ -77,13 +76,16 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
     """
     if not file.exists():
         raise UserError(f"there is no {file}: no sweep has been started there")
-    parsers = itertools.chain([lambda line: _pick(HEAD, line)], itertools.repeat(_parse_line))
-    head, *lines = read_json_lines(file, lambda line: next(parsers)(line)) or [None]
-    if head is None:
-        raise UserError(f"{file} is damaged in line 1: it is empty; move the file away")
+    head, *lines = read_json_lines(file, _parse_line) or [{}]
+    if not isinstance(head, dict) or not {*HEAD} <= head.keys():
+        raise UserError(f"{file} is damaged in line 1: it does not say what was swept; move the file away")
     results = {line.key: line for line in lines if isinstance(line, Result)}
-    sessions = [_pick(SESSION, head), *(line for line in lines if not isinstance(line, Result))]
+    sessions = [_session(head), *(line for line in lines if not isinstance(line, Result))]
     return head | {"sessions": sessions}, list(results.values())
+
+
+def _session(head: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: head[name] for name in SESSION}
 
 
 class Journal:
@@ -99,7 +101,7 @@ class Journal:
     """
 
     def __init__(self, file: pathlib.Path, head: dict[str, Any]):
-        self._session = _pick(SESSION, head)
+        self._session = _session(head)
         if file.exists():
             self.head, results = read(file)
             require_same_base(self.head["config"], head["config"], file)
@@ -196,27 +198,17 @@ def _show(changes: Mapping[str, Any]) -> str:
 
 
 def _parse_line(values: dict[str, Any]) -> Any:
-    """Returns the result or the session of a line.
+    """Returns the result of a line; or the line itself, if it is the head or describes a session.
 
     Raises:
       ValueError: the line is neither.
     """
-    if values.keys() == set(SESSION):
+    if values.keys() >= {*SESSION}:
         return values
     try:
         result = Result(**values)
+        hash(result.key)
+        # Older versions left the evaluation after the last step out of the seconds.
+        return dataclasses.replace(result, seconds=max([result.seconds, *(point[1] for point in result.curve)]))
     except TypeError as error:
         raise ValueError(f"it is no result ({error})") from error
-    # Older versions left the evaluation after the last step out of the seconds.
-    return dataclasses.replace(result, seconds=max([result.seconds, *(point[1] for point in result.curve)]))
-
-
-def _pick(names: Sequence[str], values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the entries with these names.
-
-    Raises:
-      ValueError: an entry is missing.
-    """
-    if missing := [name for name in names if name not in values]:
-        raise ValueError(f"it does not say what was swept: it has no {missing[0]}")
-    return {name: values[name] for name in names}

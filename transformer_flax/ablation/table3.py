@@ -5,7 +5,7 @@ import functools
 import operator
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
@@ -33,6 +33,9 @@ class Row:
     changes: dict[str, Any]
 
 
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
 @dataclasses.dataclass(frozen=True)
 class PaperRow(Row):
     """A row of table 3, with the paper's results on newstest2013."""
@@ -48,77 +51,72 @@ def _row(name: str, perplexity: float, bleu: float, parameters: int | None = Non
     return PaperRow(name, changes, perplexity, bleu, parameters)
 
 
-ROWS = {
-    row.name: row
-    for row in (
-        _row("base", 4.92, 25.8, 65),
-        _row("A-h1", 5.29, 24.9, num_heads=1, d_k=512, d_v=512),
-        _row("A-h4", 5.00, 25.5, num_heads=4, d_k=128, d_v=128),
-        _row("A-h16", 4.91, 25.8, num_heads=16, d_k=32, d_v=32),
-        _row("A-h32", 5.01, 25.4, num_heads=32, d_k=16, d_v=16),
-        _row("B-dk16", 5.16, 25.1, 58, d_k=16),
-        _row("B-dk32", 5.01, 25.4, 60, d_k=32),
-        _row("C-N2", 6.11, 23.7, 36, num_layers=2),
-        _row("C-N4", 5.19, 25.3, 50, num_layers=4),
-        _row("C-N8", 4.88, 25.5, 80, num_layers=8),
-        _row("C-d256", 5.75, 24.5, 28, d_model=256, d_k=32, d_v=32),
-        _row("C-d1024", 4.66, 26.0, 168, d_model=1024, d_k=128, d_v=128),
-        _row("C-ff1024", 5.12, 25.4, 53, d_ff=1024),
-        _row("C-ff4096", 4.75, 26.2, 90, d_ff=4096),
-        _row("D-drop0.0", 5.77, 24.6, dropout=0.0),
-        _row("D-drop0.2", 4.95, 25.5, dropout=0.2),
-        _row("D-ls0.0", 4.67, 25.3, label_smoothing=0.0),
-        _row("D-ls0.2", 5.47, 25.7, label_smoothing=0.2),
-        _row("E", 4.92, 25.7, positions="learned"),
-        _row("big", 4.33, 26.4, 213, steps=300_000, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3),
-    )
-}
-BEYOND = {
-    row.name: row
-    for row in (
-        # Section 3.2.1 compares scaled dot-product attention with both.
-        Row("additive", {"model.compatibility": "additive"}),
-        Row("dot", {"model.compatibility": "dot"}),
-        # Section 4 and table 1: self-attention restricted to a neighbourhood of r.
-        Row("restricted", {"model.neighbourhood": 8}),
-        # Positions of Shaw et al. (2018) and Su et al. (2021), instead of section 3.5.
-        Row("relative", {"model.positions": "relative"}),
-        Row("rotary", {"model.positions": "rotary"}),
-        # LayerNorm before each sub-layer, instead of section 3.1; nearly all later models do so.
-        Row("pre-norm", {"model.pre_norm": True}),
-        # The third and last version of tensor2tensor's transformer_base.
-        Row(
-            "released",
-            {
-                "model.pre_norm": True,
-                "model.attention_dropout": 0.1,
-                "model.ffn_dropout": 0.1,
-                "model.positions": "sinusoidal_concatenated",
-                "optimizer.b2": 0.997,
-                "optimizer.warmup_steps": 8_000,
-                "optimizer.factor": 2.0,
-            },
-        ),
-    )
-}
-RECIPES = {
-    row.name: row
-    for row in (
-        # Two passes with different dropout are trained to agree (Wu et al., 2021), with their alpha for translation.
-        Row("r-drop", {"r_drop": 5.0}),
-        # The same words have other pieces in each epoch (Provilkov et al., 2020), with their dropout rate.
-        Row("bpe-dropout", {"data.bpe_dropout": 0.1}),
-        # Initialisations, each without scaling by `branch_init`, also on a base that sets it.
-        Row("xavier", {"model.start": "xavier", "model.branch_init": 1.0}),
-        Row("fairseq", {"model.start": "fairseq", "model.branch_init": 1.0}),
-        Row("deepnorm", {"model.start": "deepnorm", "model.branch_init": 1.0}),
-        # With the momentum of Jordan et al. (2024).
-        Row("muon", {"optimizer.name": "muon", "optimizer.b1": 0.95}),
-        Row("schedule-free", {"optimizer.name": "schedule_free"}),
-        # The same number of epochs. The warm-up is shortened too, so equation 3 gives twice the rate at every epoch.
-        Row("batch-x4", {"data.tokens_per_batch": 100_000, "steps": 25_000, "optimizer.warmup_steps": 1_000}),
-    )
-}
+def _by_name(*rows: AnyRow) -> dict[str, AnyRow]:
+    return {row.name: row for row in rows}
+
+
+ROWS = _by_name(
+    _row("base", 4.92, 25.8, 65),
+    _row("A-h1", 5.29, 24.9, num_heads=1, d_k=512, d_v=512),
+    _row("A-h4", 5.00, 25.5, num_heads=4, d_k=128, d_v=128),
+    _row("A-h16", 4.91, 25.8, num_heads=16, d_k=32, d_v=32),
+    _row("A-h32", 5.01, 25.4, num_heads=32, d_k=16, d_v=16),
+    _row("B-dk16", 5.16, 25.1, 58, d_k=16),
+    _row("B-dk32", 5.01, 25.4, 60, d_k=32),
+    _row("C-N2", 6.11, 23.7, 36, num_layers=2),
+    _row("C-N4", 5.19, 25.3, 50, num_layers=4),
+    _row("C-N8", 4.88, 25.5, 80, num_layers=8),
+    _row("C-d256", 5.75, 24.5, 28, d_model=256, d_k=32, d_v=32),
+    _row("C-d1024", 4.66, 26.0, 168, d_model=1024, d_k=128, d_v=128),
+    _row("C-ff1024", 5.12, 25.4, 53, d_ff=1024),
+    _row("C-ff4096", 4.75, 26.2, 90, d_ff=4096),
+    _row("D-drop0.0", 5.77, 24.6, dropout=0.0),
+    _row("D-drop0.2", 4.95, 25.5, dropout=0.2),
+    _row("D-ls0.0", 4.67, 25.3, label_smoothing=0.0),
+    _row("D-ls0.2", 5.47, 25.7, label_smoothing=0.2),
+    _row("E", 4.92, 25.7, positions="learned"),
+    _row("big", 4.33, 26.4, 213, steps=300_000, d_model=1024, d_ff=4096, num_heads=16, dropout=0.3),
+)
+BEYOND = _by_name(
+    # Section 3.2.1 compares scaled dot-product attention with both.
+    Row("additive", {"model.compatibility": "additive"}),
+    Row("dot", {"model.compatibility": "dot"}),
+    # Section 4 and table 1: self-attention restricted to a neighbourhood of r.
+    Row("restricted", {"model.neighbourhood": 8}),
+    # Positions of Shaw et al. (2018) and Su et al. (2021), instead of section 3.5.
+    Row("relative", {"model.positions": "relative"}),
+    Row("rotary", {"model.positions": "rotary"}),
+    # LayerNorm before each sub-layer, instead of section 3.1; nearly all later models do so.
+    Row("pre-norm", {"model.pre_norm": True}),
+    # The third and last version of tensor2tensor's transformer_base.
+    Row(
+        "released",
+        {
+            "model.pre_norm": True,
+            "model.attention_dropout": 0.1,
+            "model.ffn_dropout": 0.1,
+            "model.positions": "sinusoidal_concatenated",
+            "optimizer.b2": 0.997,
+            "optimizer.warmup_steps": 8_000,
+            "optimizer.factor": 2.0,
+        },
+    ),
+)
+RECIPES = _by_name(
+    # Two passes with different dropout are trained to agree (Wu et al., 2021), with their alpha for translation.
+    Row("r-drop", {"r_drop": 5.0}),
+    # The same words have other pieces in each epoch (Provilkov et al., 2020), with their dropout rate.
+    Row("bpe-dropout", {"data.bpe_dropout": 0.1}),
+    # Initialisations, each without scaling by `branch_init`, also on a base that sets it.
+    Row("xavier", {"model.start": "xavier", "model.branch_init": 1.0}),
+    Row("fairseq", {"model.start": "fairseq", "model.branch_init": 1.0}),
+    Row("deepnorm", {"model.start": "deepnorm", "model.branch_init": 1.0}),
+    # With the momentum of Jordan et al. (2024).
+    Row("muon", {"optimizer.name": "muon", "optimizer.b1": 0.95}),
+    Row("schedule-free", {"optimizer.name": "schedule_free"}),
+    # The same number of epochs. The warm-up is shortened too, so equation 3 gives twice the rate at every epoch.
+    Row("batch-x4", {"data.tokens_per_batch": 100_000, "steps": 25_000, "optimizer.warmup_steps": 1_000}),
+)
 ALL: dict[str, Row] = {**ROWS, **BEYOND, **RECIPES}
 GROUPS = {"all": list(ROWS), "beyond": list(BEYOND), "recipes": list(RECIPES)} | {
     letter: [name for name in ROWS if name.split("-")[0] == letter] for letter in "ABCDE"

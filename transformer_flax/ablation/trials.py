@@ -11,7 +11,16 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from transformer_flax.ablation.results import CLASSIFYING, FAILED, FINISHED, MAY_DIFFER, TRANSLATING, Result
+from transformer_flax.ablation.results import (
+    CLASSIFYING,
+    FAILED,
+    FINISHED,
+    MAY_DIFFER,
+    RESULTS,
+    TRANSLATING,
+    Result,
+    read,
+)
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.data.normalisation import normalisers
 from transformer_flax.decoding.scoring import score
@@ -20,7 +29,7 @@ from transformer_flax.files import read_json_lines
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.relatives.classifier import ClassifierConfig
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.config_fields import differences, flatten
+from transformer_flax.training.config_fields import AUTO, differences, flatten
 from transformer_flax.training.run_directory import RunDirectory
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that no variant's folder may have
@@ -140,8 +149,9 @@ class Job:
     @property
     def log(self) -> pathlib.Path:
         """The log file, beside the working directory."""
-        prefix = "seeds" if len(self.trials) > 1 else "seed"
-        return self.trials[0].path.with_name(f"{prefix}{self.seeds}.log")
+        first, last = self.trials[0].seed, self.trials[-1].seed  # not all, as a file's name has at most 255 bytes
+        name = f"seed{first}.log" if first == last else f"seeds{first}-{last}.log"
+        return self.trials[0].path.with_name(name)
 
 
 def by_variant(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
@@ -281,23 +291,23 @@ def folder_name(variant: str) -> str:
 
 
 def chosen_dtype(workdir: pathlib.Path, variants: Sequence[Variant]) -> str | None:
-    """Returns the `model.dtype` that the first trial, in the order of paths, has chosen; None if none has begun.
+    """Returns the `model.dtype` that the sweep has used so far; None if no trial has begun.
+
+    It is the one in the results file or, if that says "auto", the one of the first trial in the order of paths.
 
     Args:
       workdir: the sweep's working directory.
       variants: the sweep's variants; trials of a variant that sets `model.dtype` are ignored.
     """
+    file = workdir / RESULTS
+    if file.exists() and (named := read(file)[0]["config"].get("model.dtype", AUTO)) != AUTO:
+        return named
     given = {folder_name(variant.name) for variant in variants if "model.dtype" in variant.changes}
     begun = (RunDirectory(path) for path in sorted(workdir.glob("*/seed*")) if path.parent.name not in given)
     return next((run.load_config().model.dtype for run in begun if run.config_file.exists()), None)
 
 
-def references(config: ConfigDict, prefix: str = "") -> list[str]:
+def references(config: ConfigDict) -> list[str]:
     """Returns the fields that take their value from another field."""
-    found = []
-    for name, value in config.items(preserve_field_references=True):
-        if isinstance(value, ConfigDict):
-            found += references(value, f"{prefix}{name}.")
-        elif isinstance(value, FieldReference):
-            found.append(f"{prefix}{name}")
-    return found
+    fields = flatten(config.to_dict(preserve_field_references=True))
+    return [field for field, value in fields.items() if isinstance(value, FieldReference)]

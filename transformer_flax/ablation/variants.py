@@ -64,10 +64,7 @@ def make_variants(
     starts += _read_entries(file, base) if file else []
     if not starts:
         raise UserError("there is nothing to train: name --rows, or a --variants file with entries")
-    points = [
-        {field: value for fields, value in zip(grid, values, strict=True) for field in fields}
-        for values in itertools.product(*grid.values())
-    ]
+    points = [dict(itertools.chain(*settings)) for settings in itertools.product(*grid)]
     return [_make_variant(*start, point, base) for start in starts for point in points]
 
 
@@ -97,27 +94,29 @@ def _parse_rows(text: str) -> list[str]:
     return [name for name in table3.ALL if name in named]
 
 
-def _parse_axes(texts: Iterable[str], base: ConfigDict) -> dict[tuple[str, ...], list[Any]]:
-    """Returns the distinct values of each axis of the grid: a field, or several fields that have the same value."""
-    axes: dict[tuple[str, ...], list[Any]] = {}
+def _parse_axes(texts: Iterable[str], base: ConfigDict) -> list[list[tuple[tuple[str, Any], ...]]]:
+    """Returns the distinct settings of each axis of the grid. A setting is the (field, value) pairs of the axis."""
+    axes: list[list[tuple[tuple[str, Any], ...]]] = []
+    varied: set[str] = set()
     for text in texts:
         names, equals, values = text.partition("=")
         if not equals:
             raise UserError(f"--grid {text!r} has no values; write it like --grid model.dropout=0.0,0.1")
-        fields, parsed = tuple(names.split(",")), []
-        for field in fields:
+        columns = []
+        for field in names.split(","):
             like = _value_in(base, field, "--grid")
-            if field in itertools.chain(*axes):
+            if field in varied:
                 raise UserError(f"--grid {field} is given twice; put all of its values into one, separated by commas")
             if type(like) not in PARSERS:
                 raise UserError(f"--grid {field} cannot vary a value like {like!r}; use a --variants file")
             try:
-                parsed = list(dict.fromkeys(PARSERS[type(like)].parse(value) for value in values.split(",")))
+                columns.append([(field, PARSERS[type(like)].parse(value)) for value in values.split(",")])
             except ValueError as error:
                 raise UserError(
                     f"--grid {text}: each value must be {TYPES[type(like)]}; the base has {like!r}"
                 ) from error
-        axes[fields] = parsed
+            varied.add(field)
+        axes.append(list(dict.fromkeys(zip(*columns, strict=True))))
     return axes
 
 

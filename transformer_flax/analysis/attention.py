@@ -174,14 +174,11 @@ def read_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> Sentence:
             continue
         so_far = tokenizer.decode(ids[: number + 1])
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(so_far, text, strict=False))
-        whole = max(start, sum(1 for _ in same))
+        whole = max(start, sum(1 for _ in same))  # characters of the text that are complete
         end = min(whole + (len(so_far) > whole), len(text))  # one more character if its bytes are incomplete
         pieces.append(_label(text, start, end))
-        words_of.append(
-            tuple(
-                n for n, (first, last) in enumerate(words) if first < end and start < last and text[start:end].strip()
-            )
-        )
+        own = (number for number, (first, last) in enumerate(words) if first < end and start < last)
+        words_of.append(tuple(own) if text[start:end].strip() else ())
         start = whole
     return Sentence(text, tuple(pieces), tuple(text[slice(*span)] for span in words), tuple(words_of))
 

@@ -207,7 +207,7 @@ def plot_lines(
 def _find(word: int | str, attention: Attention, kind: str) -> list[int]:
     """Returns the rows of a word, or of a token with that label."""
     labels, _ = attention.labels(kind)
-    if isinstance(word, int):
+    if isinstance(word, (int, np.integer)):
         if not 0 <= word < len(labels):
             raise UserError(f"word is {word}; it must be from 0 to {len(labels) - 1}, or one of {' '.join(labels)}")
         return [word]

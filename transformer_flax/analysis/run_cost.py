@@ -11,6 +11,8 @@ from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops, training_flops
 from transformer_flax.model.registry import init_params, kind_of
 from transformer_flax.training.config_checks import check, model_config
+from transformer_flax.training.config_fields import complete
+from transformer_flax.training.fine_tuning import initial_tokenizer
 from transformer_flax.training.loss import passes
 from transformer_flax.training.optimizer import MUON, keeps_average, make_optimizer
 
@@ -46,6 +48,9 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
     Raises:
       UserError: the config is invalid, or no batch can hold sentences of this length.
     """
+    config = complete(config)
+    if config.init_from:  # as training does
+        config.data.vocab_size = initial_tokenizer(config).vocab_size
     check(config)
     model, data = model_config(config, config.data.vocab_size), config.data
     rows = data.tokens_per_batch // length // data.rows_multiple_of * data.rows_multiple_of

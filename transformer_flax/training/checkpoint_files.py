@@ -55,20 +55,37 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kin
     Raises:
       UnreadableError: the checkpoint is damaged, or of another model, step or seed.
     """
-    context = own_context()
-    context.pytree.loading.partial_load = True
+    loaded, _ = load_parts(directory, step, {kind: like}, seed=seed, partial=True)
+    return loaded[kind]
+
+
+def load_parts(
+    directory: pathlib.Path, step: int, like: Any, *, seed: int, partial: bool = False
+) -> tuple[Any, "Seal"]:
+    """Reads a checkpoint to the first device, and checks the checkpoint. Returns the state and its seal.
+
+    Args:
+      directory, step, seed: as in `load_params`.
+      like: the shapes of a state; with `partial`, of some of its parts by name.
+      partial: whether to read only the parts in `like`.
+
+    Raises:
+      UnreadableError: as `load_params` does.
+    """
+    context = _own_context()
+    context.pytree.loading.partial_load = partial
     folder = directory.resolve() / str(step)
-    with reading(directory, step), context:
-        sealed = load_seal(folder)
-        require_own(sealed, step=step, seed=seed)
-        loaded: Any = ocp.load_checkpointables(str(folder), {"state": {kind: on_first_device(like)}})
-        params = loaded["state"][kind]
-        require_intact(params, kind, sealed)  # also fails if a part is missing: Orbax returns its abstract array
-    return params
+    with _reading(directory, step), context:
+        sealed = _load_seal(folder)
+        _require_own(sealed, step=step, seed=seed)
+        loaded: Any = ocp.load_checkpointables(str(folder), {"state": _on_first_device(like)})["state"]
+        for name, part in (loaded if partial else vars(loaded)).items():
+            _require_intact(part, name, sealed)  # also fails if a part is missing: Orbax returns its abstract array
+    return loaded, sealed
 
 
 @contextlib.contextmanager
-def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
+def _reading(directory: pathlib.Path, step: int) -> Iterator[None]:
     """Context manager: turns any failure to read a checkpoint into an UnreadableError."""
     try:
         with _settled_loops():
@@ -86,7 +103,7 @@ def reading(directory: pathlib.Path, step: int) -> Iterator[None]:
         ) from error
 
 
-def own_context() -> ocp.Context:
+def _own_context() -> ocp.Context:
     """Returns settings of Orbax with which this process reads alone, whatever the other processes do."""
     context = ocp.Context()
     index, size = share()
@@ -97,7 +114,7 @@ def own_context() -> ocp.Context:
     return context
 
 
-def on_first_device(like: Any) -> Any:
+def _on_first_device(like: Any) -> Any:
     """Returns abstract arrays of the same shapes on the first device.
 
     With these, Orbax restores arrays to the first device, whichever devices the arrays were saved from.
@@ -144,7 +161,7 @@ def seal(parts: dict[str, Any], totals: Any) -> dict[str, Any]:
     return {"seal": content, "crc32": zlib.crc32(content.encode())}
 
 
-def load_seal(folder: pathlib.Path) -> Seal:
+def _load_seal(folder: pathlib.Path) -> Seal:
     """Reads the seal of a checkpoint.
 
     The seal is read directly from Orbax's file. Orbax would also read the description of each array, and TensorStore
@@ -159,7 +176,7 @@ def load_seal(folder: pathlib.Path) -> Seal:
     return Seal(**json.loads(metadata["seal"]))
 
 
-def require_intact(part: Any, name: str, seal: Seal) -> None:
+def _require_intact(part: Any, name: str, seal: Seal) -> None:
     """Checks a restored part of a state against its fingerprint in the seal.
 
     Raises:
@@ -169,7 +186,7 @@ def require_intact(part: Any, name: str, seal: Seal) -> None:
         raise ValueError(f"its {name} are not what was saved")
 
 
-def require_own(seal: Seal, **numbers: int) -> None:
+def _require_own(seal: Seal, **numbers: int) -> None:
     """Checks numbers of a state, such as its step, by name. The seal suffices, because it holds the numbers themselves.
 
     Raises:

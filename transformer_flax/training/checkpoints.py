@@ -19,18 +19,7 @@ from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import Choice, mean, to_average
-from transformer_flax.training.checkpoint_files import (
-    UnreadableError,
-    load_params,
-    load_seal,
-    on_first_device,
-    own_context,
-    reading,
-    require_intact,
-    require_own,
-    saved_steps,
-    seal,
-)
+from transformer_flax.training.checkpoint_files import UnreadableError, load_params, load_parts, saved_steps, seal
 from transformer_flax.training.multihost import from_first, share
 from transformer_flax.training.step import TrainState
 
@@ -169,14 +158,8 @@ class Checkpoints:
         Raises:
           UnreadableError: the checkpoint is damaged, or of another step or seed.
         """
-        with reading(self._directory, step), own_context():
-            folder = self._directory / str(step)
-            sealed = load_seal(folder)
-            require_own(sealed, step=step, seed=self._seed)
-            state = ocp.load_checkpointables(str(folder), {"state": on_first_device(like)})["state"]
-            for name, part in vars(state).items():
-                require_intact(part, name, sealed)
-            return state, sealed.totals
+        state, sealed = load_parts(self._directory, step, like, seed=self._seed)
+        return state, sealed.totals
 
     def put_aside(self, step: int, why: str) -> pathlib.Path:
         """Renames a checkpoint so that `steps()` leaves it out. Returns the new path, whose name contains `why`."""

@@ -1,27 +1,19 @@
 """Checks a run's config before any long work starts."""
 
 import functools
-import operator
 import pathlib
-from collections.abc import Callable
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from transformer_flax.data.batches import round_up
 from transformer_flax.data.sources import TRANSLATED
-from transformer_flax.data.tokenizer import (
-    LOSSLESS,
-    TOKENIZERS,
-    Tokenizer,
-    smallest_vocabulary,
-)
+from transformer_flax.data.tokenizer import LOSSLESS, TOKENIZERS, Tokenizer, smallest_vocabulary
 from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import find_kind, init_params, make_config
-from transformer_flax.training.config_fields import AUTO, require_fields, require_run
+from transformer_flax.training.config_fields import AUTO, flatten, require_fields, require_run
 from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, require_alike
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_average
@@ -48,52 +40,57 @@ def check(config: ConfigDict) -> None:
     LengthPenalty(config.decode.length_penalty, config.decode.alpha)
     require(
         "eval.patience",
-        lambda value: value == 0 or config.eval.every > 0,
+        config.eval.patience == 0 or config.eval.every > 0,
         "0 where config.eval.every is 0: patience counts evaluations during training",
     )
     if share()[1] > 1:
-        require("on_write_failure", lambda value: value == "stop", "stop with several processes")
-    kind = find_kind(config.model.kind)
+        require("on_write_failure", config.on_write_failure == "stop", "stop with several processes")
+    fields, kind = flatten(config.to_dict()), find_kind(config.model.kind)
     if not (kind.segments or kind.classifies):
         require(
             "data.batching",
-            lambda value: value != "packed",
+            config.data.batching != "packed",
             f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
         )
-    if config.model.get("attention_implementation") == "cudnn":
-        widths = "data.max_length" if config.data.batching == "packed" else "data.length_multiple_of"
-        require(widths, lambda value: value % 2 == 0, "even for cuDNN's attention, which takes no odd widths")
+    if fields.get("model.attention_implementation") == "cudnn":
+        width = "data.max_length" if config.data.batching == "packed" else "data.length_multiple_of"
+        require(width, fields[width] % 2 == 0, "even for cuDNN's attention, which takes no odd widths")
+        window = config.model.neighbourhood  # its blocks have half its width
+        even = "0, or a number whose half is even, for cuDNN's attention, which takes no odd widths"
+        require("model.neighbourhood", window == 0 or max(window // 2, 1) % 2 == 0, even)
     if config.log.wandb:
         require_wandb()
+    given = given_tokenizer(config)
     if config.init_from:
         require_alike(config, model)
         for name in ("data.tokenizer_file", "embedding_init"):
-            require(name, lambda value: not value, "empty with config.init_from, which has its own")
-    load_embeddings(config, given_tokenizer(config))
+            require(name, not fields[name], "empty with config.init_from, which has its own")
+    load_embeddings(config, given)
     if config.train_only:
         are_trained(config.train_only, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
     averaged = max(config.eval.average, config.eval.final_average)
     require(
         "checkpoint.keep",
-        lambda value: value >= averaged,
+        config.checkpoint.keep >= averaged,
         f"at least {averaged}: what config.eval.average or final_average takes must be kept",
     )
+    tokenizer = config.data.tokenizer
     if kind.classifies:
         only_values = {"loss_chunks": 1, "r_drop": 0, "data.bpe_dropout": 0}
         only_values |= {"data.batching": "bucketed", "data.max_length_ratio": 0}
         for name, only in only_values.items():
-            require(name, lambda value, only=only: value == only, f"{only!r} where texts are classified")
+            require(name, fields[name] == only, f"{only!r} where texts are classified")
     else:
-        require("data.tokenizer", lambda value: value in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")
-        if config.data.bpe_dropout and (given := given_tokenizer(config)):
+        require("data.tokenizer", tokenizer in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")
+        if config.data.bpe_dropout and given:
             given.merges()
         elif config.data.bpe_dropout:
-            require("data.tokenizer", lambda value: value == "bpe", "bpe with config.data.bpe_dropout")
+            require("data.tokenizer", tokenizer == "bpe", "bpe with config.data.bpe_dropout")
     if config.data.batching == "packed":
         least = config.data.rows_multiple_of * config.data.max_length
         require(
             "data.tokens_per_batch",
-            lambda value: value >= least,
+            config.data.tokens_per_batch >= least,
             f"at least {least:,} when packed: config.data.rows_multiple_of rows of config.data.max_length tokens",
         )
     if model.most_positions is not None:
@@ -103,7 +100,7 @@ def check(config: ConfigDict) -> None:
         longest = max(widest, config.decode.max_input_length + extra)
         require(
             "model.max_length",
-            lambda value: value >= longest,
+            model.most_positions >= longest,
             f"at least {longest} with learned positions: config.data.max_length and config.decode.max_input_length, as "
             f"multiples of {multiple} (config.data.length_multiple_of), and max_input_length + max_extra_length",
         )
@@ -119,16 +116,15 @@ def check_text(config: ConfigDict) -> None:
     """
     require_fields(config)
     require = functools.partial(_require, config)
-    require("data.tokenizer", lambda value: value in TOKENIZERS, f"one of {', '.join(TOKENIZERS)}")
+    require("data.tokenizer", config.data.tokenizer in TOKENIZERS, f"one of {', '.join(TOKENIZERS)}")
     if given_tokenizer(config) is None:
         least = smallest_vocabulary(config.data.tokenizer)
-        require("data.vocab_size", lambda value: value >= least, f"at least {least}")
+        require("data.vocab_size", config.data.vocab_size >= least, f"at least {least}")
 
 
-def _require(config: ConfigDict, name: str, is_valid: Callable[[Any], bool], requirement: str) -> None:
-    value = functools.reduce(operator.getitem, name.split("."), config)
-    if not is_valid(value):
-        raise UserError(f"config.{name} is {value!r}; it must be {requirement}")
+def _require(config: ConfigDict, name: str, is_valid: bool, requirement: str) -> None:
+    if not is_valid:
+        raise UserError(f"config.{name} is {flatten(config.to_dict())[name]!r}; it must be {requirement}")
 
 
 def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
@@ -153,9 +149,14 @@ def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
-    """Returns the model's config for a vocabulary of this size, in float32 if the dtype is still "auto"."""
+    """Returns the model's config for a vocabulary of this size.
+
+    If the dtype is still "auto", the config has float32, or bfloat16 where cuDNN's attention needs it.
+    """
     fields = config.model.to_dict()
-    return make_config(vocab_size, fields | {"dtype": "float32"} if fields.get("dtype") == AUTO else fields)
+    if fields.get("dtype") == AUTO:
+        fields["dtype"] = "bfloat16" if fields.get("attention_implementation") == "cudnn" else "float32"
+    return make_config(vocab_size, fields)
 
 
 def device_dtype() -> str:

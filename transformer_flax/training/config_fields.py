@@ -180,7 +180,7 @@ def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
       UserError: a field is unknown, missing, of another type or out of range.
     """
     dataclass = vector_run_config() if "vectors" in config else RunConfig
-    _require_fields(config, dataclass, "config", may_have_more=("config", *_sections(dataclass)) if saved else ())
+    _require_fields(config, dataclass, "config", saved=saved)
 
 
 def complete(config: ConfigDict) -> ConfigDict:
@@ -249,17 +249,11 @@ def _defaults(dataclass: Any, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _sections(dataclass: Any) -> list[str]:
-    """Returns the sections where unknown fields of a saved config change nothing that was learned."""
-    named = [field.name for field in dataclasses.fields(dataclass) if dataclasses.is_dataclass(field.type)]
-    return [f"config.{name}" for name in named if name != "decode"]
-
-
-def _require_fields(section: ConfigDict, dataclass: type, where: str, may_have_more: tuple[str, ...]) -> None:
+def _require_fields(section: ConfigDict, dataclass: type, where: str, *, saved: bool) -> None:
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
     for name in section:
-        if name not in fields and where not in may_have_more:
-            if may_have_more:
+        if name not in fields and not (saved and where != "config.decode"):
+            if saved:
                 raise UserError(f"unknown field {where}.{name}; open this run with the version that wrote it")
             hint = did_you_mean(name, fields) or "configs/ lists the fields there are"
             raise UserError(f"{where}.{name} is an unknown field; {hint}")
@@ -276,4 +270,4 @@ def _require_fields(section: ConfigDict, dataclass: type, where: str, may_have_m
         if must:
             raise UserError(f"{where}.{name} is {value!r}; it must be {must}")
         if dataclasses.is_dataclass(field.type):
-            _require_fields(value, cast(type, field.type), f"{where}.{name}", may_have_more)
+            _require_fields(value, cast(type, field.type), f"{where}.{name}", saved=saved)

@@ -14,7 +14,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.relatives.vector_files import TOKENIZER, Vectors
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import SavedModel, load_model, load_setup, parse_name
+from transformer_flax.training.saved_model import load_setup, parse_name
 
 # Fields of a model that may differ, because they do not change what the parameters mean.
 SAME_PARAMETERS = (
@@ -58,7 +58,7 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
         )
     deciding, ours = _deciding(theirs), _deciding(model)
     flags = [
-        f"--config.model.{name}={getattr(theirs, name)}"
+        f"--config.{'data' if name == 'vocab_size' else 'model'}.{name}={getattr(theirs, name)}"
         for name in deciding | ours
         if deciding.get(name) != ours.get(name)
     ]
@@ -82,20 +82,6 @@ def _deciding(model: ModelConfig) -> dict[str, Any]:
 def _load_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
     directory, _ = parse_name(config.init_from)
     return load_setup(RunDirectory(directory))
-
-
-def load_start(config: ConfigDict) -> SavedModel | None:
-    """Loads the model that `config.init_from` names. Returns None if the field is empty.
-
-    The field is `DIRECTORY` or `DIRECTORY@STEP,...`.
-
-    Raises:
-      UserError: the model cannot be loaded.
-    """
-    if not config.init_from:
-        return None
-    directory, steps = parse_name(config.init_from)
-    return load_model(directory, steps=steps)
 
 
 def load_embeddings(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors | None:

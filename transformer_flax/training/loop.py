@@ -1,10 +1,12 @@
 """The training loop, from the first step to the last."""
 
+import collections
 import concurrent.futures
 import contextlib
 import os
 import pathlib
 import time
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
@@ -15,9 +17,8 @@ from transformer_flax.training.compiled import Programs
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.multihost import agreed_stop, is_first
-from transformer_flax.training.prefetch import prefetch
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config, prepare_data, say_vocabulary, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.trainer import open_trainer
 
@@ -47,7 +48,6 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
     with Progress(quiet=not is_first()) as progress:
         parallel = set_up_devices(config, progress)
         data = prepare_data(config, directory, progress)
-        say_vocabulary(config, data, progress)
         programs = Programs(config, data, parallel, progress)
         with (
             Interruption() as interruption,
@@ -110,7 +110,8 @@ def fit(
 
             last, interrupted = step == config.steps, agreed_stop(interruption.asked)
             evaluate = _evaluates_after(step, config)
-            log = last or step % config.log.every == 0
+            # An evaluation may end a run with patience, so its step is logged too, before the checkpoint is written.
+            log = last or step % config.log.every == 0 or (evaluate and config.eval.patience > 0)
             save = last or evaluate or interrupted or step % config.checkpoint.every == 0
             if log or save:  # the log and the checkpoint include this step
                 trainer.read(metrics, step)
@@ -134,8 +135,6 @@ def fit(
             if evaluate:
                 trainer.evaluate(state, step)
                 if trainer.out_of_patience(step):
-                    if not log:
-                        trainer.log(metrics, step)
                     break
 
     if step > trainer.start:
@@ -156,6 +155,24 @@ def _compile_ahead(trainer: Any, state: TrainState, progress: Progress) -> None:
         for done, program in enumerate(concurrent.futures.as_completed(programs), start=1):
             program.result()
             update(done, len(programs))
+
+
+def prefetch(make: Callable[[Any], Any], keys: Iterable[Any], ahead: int = 2) -> Generator[Any, None, None]:
+    """Yields `make(key)` of each key, in order. A thread computes up to `ahead` values before they are requested.
+
+    So the batches of the next steps are made while the device works on the current step.
+    """
+    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+    try:
+        under_way = collections.deque()
+        for key in keys:
+            under_way.append(pool.submit(make, key))
+            if len(under_way) > ahead:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+    finally:  # also if the consumer stops before the last key
+        pool.shutdown(cancel_futures=True)
 
 
 def _evaluates_after(step: int, config: ConfigDict) -> bool:

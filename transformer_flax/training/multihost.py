@@ -195,27 +195,32 @@ def joined(
     from jax._src.distributed import global_state  # the group that JAX joined; it has no public name
 
     state: Any = global_state
-    _group = _Group(state.process_id, state.num_processes, state.client, state.coordinator_address)
+    group = _group = _Group(state.process_id, state.num_processes, state.client, state.coordinator_address)
     try:
         yield
     except BaseException as error:
-        if isinstance(error, Interrupted) and threading.current_thread() is threading.main_thread():
-            handle(signal.SIG_IGN, OTHERS)  # ignores a repeated signal while waiting for the other processes
-        if not isinstance(error, (UserError, Interrupted, KeyboardInterrupt, SystemExit)):
-            # Most errors mean that another process has died. In this time, `_listen` reports that death.
-            time.sleep(2 * _POLL_SECONDS)
-        try:
-            told = _leave(_group, str(error), float("inf") if isinstance(error, Interrupted) else GOODBYE_SECONDS)
-        except TimeoutError:  # the other processes are busy; they notice when this process has ended
-            atexit.register(os._exit, _status(error))  # runs before JAX's handler, which waits for the other processes
-        else:
-            if isinstance(error, (UserError, Interrupted)) and _group.index > 0 and told == str(error):
-                sys.exit(_status(error))  # the first process prints the same message
+        if _leave_after(error, group):
+            sys.exit(_status(error))  # the first process prints the same message
         raise
     else:
-        _leave(_group, None, float("inf"))
+        _leave(group, None, float("inf"))
     finally:
         _group = None
+
+
+def _leave_after(error: BaseException, group: _Group) -> bool:
+    """Leaves the group after an error. Returns whether the first process has left with the same message before."""
+    if isinstance(error, Interrupted) and threading.current_thread() is threading.main_thread():
+        handle(signal.SIG_IGN, OTHERS)  # ignores a repeated signal while waiting for the other processes
+    if not isinstance(error, (UserError, Interrupted, KeyboardInterrupt, SystemExit)):
+        # Most errors mean that another process has died. In this time, `_listen` reports that death.
+        time.sleep(2 * _POLL_SECONDS)
+    try:
+        first = _leave(group, str(error), float("inf") if isinstance(error, Interrupted) else GOODBYE_SECONDS)
+    except TimeoutError:  # the other processes are busy; they notice when this process has ended
+        atexit.register(os._exit, _status(error))  # runs before JAX's handler, which waits for the other processes
+        return False
+    return isinstance(error, (UserError, Interrupted)) and group.index > 0 and first == str(error)
 
 
 def _leave(group: _Group, reason: str | None, seconds: float) -> str | None:

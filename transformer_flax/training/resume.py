@@ -3,15 +3,44 @@
 The module `run_directory` decides whether a config may resume a run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoint_files import UnreadableError
 from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.compiled import Programs
 from transformer_flax.training.multihost import share
 from transformer_flax.training.step import TrainState
+
+
+def resume_or_begin(
+    programs: Programs,
+    runs: Sequence[Checkpoints],
+    seeds: Sequence[int],
+    progress: Progress,
+    *,
+    labels: Sequence[str] = ("",),
+    first: int = 0,
+    combine: Callable[[Sequence[TrainState]], Any] = lambda states: states[0],
+) -> tuple[Any, list[Any], int]:
+    """Returns the state to train from, on the devices, each run's saved totals, and the step of the state.
+
+    The restored states are freed when this function returns. Otherwise, a device would hold each state twice.
+
+    Args:
+      programs: the programs of the runs.
+      runs, progress, labels, first: as in `resume`.
+      seeds: the seed of each run.
+      combine: combines the states of all runs into one state.
+    """
+    restored, step = resume(runs, jax.eval_shape(lambda: programs.init(0)), progress, labels, first)
+    restored = restored or [(programs.init(seed), None) for seed in seeds]
+    state = programs.parallel.place(combine([state for state, _ in restored]))
+    return state, [totals for _, totals in restored], step
 
 
 def resume(

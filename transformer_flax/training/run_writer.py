@@ -135,16 +135,22 @@ class RunWriter:
         """Deletes old checkpoints, up to the step `newest`."""
         self.checkpoints.prune(newest, self._metrics.scores)
 
-    def save(self, state: TrainState) -> None:
-        """Starts writing a checkpoint of a state, as returned by `Parallel.unreplicate`.
+    def save(self, state: TrainState, *, must: bool = False) -> None:
+        """Starts writing a checkpoint of a state, as returned by `Parallel.unreplicate`. For `must`, see `writing`.
 
         Raises:
           UserError: this or the previous checkpoint cannot be written, or the working directory is gone.
         """
-        # checkpoints/ may exist even if the working directory was moved: Orbax creates it again while it writes.
-        if not self._directory.config_file.exists():
-            raise moved(self._directory.path)
-        self.checkpoints.save(state, self.meter.totals)
+        with self.writing(must=must):
+            # checkpoints/ may exist even if the working directory was moved: Orbax creates it again while it writes.
+            if not self._directory.config_file.exists():
+                raise moved(self._directory.path)
+            self.checkpoints.save(state, self.meter.totals)
+
+    def wait(self, *, must: bool = False) -> None:
+        """Waits until the last checkpoint is written. For `must`, see `writing`."""
+        with self.writing(must=must):
+            self.checkpoints.wait()
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
         """Averages as `Checkpoints.average` does, but puts damaged checkpoints aside and averages the others.

@@ -103,7 +103,7 @@ def save_params(file: pathlib.Path, params: Any, origin: str) -> None:
       OSError: the file cannot be written.
     """
     arrays = _arrays(params)
-    metadata = {"parameters": origin, "crc32": str(_checksum(arrays))}
+    metadata = {"parameters": origin, "crc32": str(checksum(arrays))}
     write_whole(file, safetensors.numpy.save(arrays, metadata))
 
 
@@ -128,23 +128,19 @@ def load_params_file(file: pathlib.Path, like: Any) -> tuple[Any, str]:
         theirs, ours = (str(tree[name].shape) if name in tree else "missing" for tree in (arrays, known))
         if theirs != ours:
             raise UserError(f"{file} is of another model: {name} is {theirs} there, and {ours} in the config beside it")
-    if metadata.get("crc32", str(_checksum(arrays))) != str(_checksum(arrays)):
+    if metadata.get("crc32") not in (None, str(checksum(arrays))):
         raise UserError(f"{file} is damaged: its parameters do not match their checksum; export them once more")
     return unflatten_dict(arrays, sep="."), metadata.get("parameters", f"the parameters of {file}")
 
 
 def checksum(params: Any) -> int:
-    """Returns a CRC-32 of parameters and their names."""
-    return _checksum(_arrays(params))
+    """Returns a CRC-32 of parameters, a tree or a flat dict, and their names."""
+    checksum = 0
+    for name, array in sorted(_arrays(params).items()):
+        checksum = zlib.crc32(array.tobytes(), zlib.crc32(name.encode(), checksum))
+    return checksum
 
 
 def _arrays(params: Any) -> dict[str, np.ndarray]:
     flat: dict[str, Any] = flatten_dict(jax.device_get(params), sep=".")
     return {name: np.ascontiguousarray(array, np.float32) for name, array in flat.items()}
-
-
-def _checksum(arrays: dict[str, np.ndarray]) -> int:
-    checksum = 0
-    for name in sorted(arrays):
-        checksum = zlib.crc32(arrays[name].tobytes(), zlib.crc32(name.encode(), checksum))
-    return checksum

@@ -18,12 +18,7 @@ from transformer_flax.data.classes import Classes
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.data.sources import Pairs, load_pairs
-from transformer_flax.data.tokenizer import (
-    Tokenizer,
-    find_tokenizer,
-    keep_tokenizer,
-    sample_texts,
-)
+from transformer_flax.data.tokenizer import Tokenizer, find_tokenizer, keep_tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import count_parameters
@@ -31,11 +26,11 @@ from transformer_flax.model.registry import find_kind, init_params
 from transformer_flax.relatives.vector_files import Vectors
 from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
-from transformer_flax.training.config_fields import AUTO, complete, require_run
-from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, load_start
+from transformer_flax.training.config_fields import AUTO, complete, flatten, require_run
+from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import SavedModel, checksum, parse_name
+from transformer_flax.training.saved_model import SavedModel, checksum, load_model, parse_name
 from transformer_flax.training.sharding import Parallel, divide_cpu, make_parallel
 
 
@@ -78,8 +73,8 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
     keep_memory()
     divide_cpu(config.parallel.cpu_devices)
     if config.model.dtype == AUTO:
-        runs = [workdir.load_config() for workdir in workdirs if workdir.config_file.exists()]
-        config.model.dtype = runs[0].model.dtype if runs else device_dtype()
+        runs = [flatten(workdir.load_config().to_dict()) for workdir in workdirs if workdir.config_file.exists()]
+        config.model.dtype = runs[0].get("model.dtype", "float32") if runs else device_dtype()
     return config
 
 
@@ -112,12 +107,6 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
         count = sum(leaf.size for leaf, keep in zip(*map(jax.tree.leaves, (params, trained)), strict=True) if keep)
         progress.say(f"training {config.train_only} alone: {count:,} of the parameters")
     return parallel
-
-
-def say_vocabulary(config: ConfigDict, data: Data, progress: Progress) -> None:
-    """Prints the model's size if the size of the tokenizer's vocabulary is not config.data.vocab_size."""
-    if data.tokenizer.vocab_size != config.data.vocab_size:
-        progress.say(f"the text's own vocabulary: {_describe(model_config(config, data.tokenizer.vocab_size))}")
 
 
 def _describe(model: ModelConfig) -> str:
@@ -184,10 +173,11 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
     embeddings = load_embeddings(config, given)
     if embeddings:
         fingerprints["embedding_init"] = embeddings.fingerprint
-    start = load_start(config)
+    origin, steps = parse_name(config.init_from)
+    start = load_model(origin, steps=steps) if config.init_from else None
     if start:
         fingerprints["init_from"] = f"{checksum(start.params):08x}"
-        progress.say(f"starting from {start.parameters} of {parse_name(config.init_from)[0]}")
+        progress.say(f"starting from {start.parameters} of {origin}")
         there, here = (f"{data.source_language}-{data.target_language}" for data in (start.config.data, config.data))
         if there != here and not find_kind(config.model.kind).classifies:
             progress.say(f"WARNING: that model translates {there}, and this run is {here}")
@@ -233,6 +223,8 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         f"{train.batches_per_epoch:,} batches an epoch, {config.steps / train.batches_per_epoch:,.1f} epochs; "
         "shapes (rows x tokens) " + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
+    if tokenizer.vocab_size != config.data.vocab_size:
+        progress.say(f"the text's own vocabulary: {_describe(model_config(config, tokenizer.vocab_size))}")
     return Data(tokenizer, pairs, corpora, train, classes, embeddings, start)
 
 

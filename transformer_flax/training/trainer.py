@@ -1,9 +1,8 @@
 """The trainer of a run: logs, saves and evaluates the train state for the training loop."""
 
 import contextlib
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loss import passes
 from transformer_flax.training.multihost import agreed_stop, stop_asked
 from transformer_flax.training.peak_flops import data_sheet_flops, measured_flops
-from transformer_flax.training.resume import resume
+from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import Data
@@ -47,33 +46,6 @@ def open_trainer(
             config, directory, data, programs.task, checkpoints, progress, step=step, totals=totals
         ) as writer:
             yield Trainer(config, data, programs, writer, interruption, step), state
-
-
-def resume_or_begin(
-    programs: Programs,
-    runs: Sequence[Checkpoints],
-    seeds: Sequence[int],
-    progress: Progress,
-    *,
-    combine: Callable[[Sequence[TrainState]], Any] = lambda states: states[0],
-    **resuming: Any,
-) -> tuple[Any, list[Any], int]:
-    """Returns the state to train from, on the devices, each run's saved totals, and the step of the state.
-
-    The restored states are freed when this function returns. Otherwise, a device would hold each state twice.
-
-    Args:
-      programs: the programs of the runs.
-      runs: the checkpoints of each run.
-      seeds: the seed of each run.
-      progress: prints the step to resume from.
-      combine: combines the states of all runs into one state.
-      resuming: further arguments of `resume`.
-    """
-    restored, step = resume(runs, jax.eval_shape(functools.partial(programs.init, 0)), progress, **resuming)
-    restored = restored or [(programs.init(seed), None) for seed in seeds]
-    state = programs.parallel.place(combine([state for state, _ in restored]))
-    return state, [totals for _, totals in restored], step
 
 
 class Trainer:
@@ -146,7 +118,7 @@ class Trainer:
         if not self._steps_per_second:
             return None
         steps, every = self.config.steps, self.config.eval.every
-        on_the_way = (steps - 1) // every - step // every if every else 0
+        on_the_way = max(0, (steps - 1) // every - step // every) if every else 0
         evaluations = (on_the_way + len(self._programs.evaluators)) * self._runs_at_once
         return (steps - step) / self._steps_per_second + evaluations * self._evaluation_seconds
 
@@ -196,17 +168,11 @@ class Trainer:
           must: a failure ends the run, whatever config.on_write_failure says.
         """
         self.wait(must=False)
-        self.start_saving(state, must=must)
-
-    def start_saving(self, state: TrainState, *, must: bool) -> None:
-        """Starts writing a checkpoint; see `save`."""
-        with self.writer.writing(must=must):
-            self.writer.save(self._parallel.unreplicate(state))
+        self.writer.save(self._parallel.unreplicate(state), must=must)
 
     def wait(self, *, must: bool) -> None:
         """Waits until the last checkpoint is written, and only then deletes old checkpoints. For `must`, see `save`."""
-        with self.writer.writing(must=must):
-            self.writer.checkpoints.wait()
+        self.writer.wait(must=must)
         self.writer.prune(max(self.writer.checkpoints.steps(), default=0))
 
     def require_saved(self, state: TrainState, step: int) -> None:
@@ -259,8 +225,7 @@ class Trainer:
             return self._parallel.unreplicate(state.ema), Choice([step], EMA)
         if average == 1:
             return self._parallel.unreplicate(state.params), Choice([step])
-        with self.writer.writing():
-            self.writer.checkpoints.wait()  # the newest checkpoint may not be on the disk yet
+        self.writer.wait()  # the newest checkpoint may not be on the disk yet
         return self.writer.average(self._parallel.local(state.params), step, average)
 
     def report(self, evaluations: dict[str, Evaluation], step: int) -> None:

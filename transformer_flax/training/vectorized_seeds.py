@@ -20,11 +20,12 @@ from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit, train
 from transformer_flax.training.multihost import share
+from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
-from transformer_flax.training.setup import checked_config, prepare_data, say_vocabulary, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
-from transformer_flax.training.trainer import Trainer, resume_or_begin
+from transformer_flax.training.trainer import Trainer
 
 
 def train_seeds(
@@ -51,7 +52,6 @@ def train_seeds(
     with Progress() as progress, contextlib.ExitStack() as stack:
         parallel = set_up_devices(configs[0], progress, f", {len(seeds)} seeds at once")
         data = [prepare_data(*each, progress) for each in zip(configs, directories, strict=True)]
-        say_vocabulary(configs[0], data[0], progress)
         programs = Programs(configs[0], data[0], parallel, progress)
         interruption = stack.enter_context(Interruption())
         checkpoints = []
@@ -121,12 +121,11 @@ class SeedsTrainer:
 
     def save(self, state: TrainState, *, must: bool) -> None:
         self.wait(must=False)
-        self._each(Trainer.start_saving, state, must=must)
+        self._each(lambda trainer, own: trainer.writer.save(own, must=must), state)
 
     def wait(self, *, must: bool) -> None:
         for trainer in self._trainers:
-            with trainer.writer.writing(must=must):
-                trainer.writer.checkpoints.wait()
+            trainer.writer.wait(must=must)
         # A checkpoint is deleted only once all runs have a later one, from which they would resume together.
         steps = [set(trainer.writer.checkpoints.steps()) for trainer in self._trainers]
         for trainer in self._trainers:
