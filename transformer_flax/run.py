@@ -172,9 +172,9 @@ class Run:
 
     def _evaluate_translations(self, sources, references, progress, settings) -> Report:
         translator = self.translator(**settings)
-        started = time.perf_counter()
+        compiled, started = translator.compilations, time.perf_counter()
         translations = translator.translate(sources, progress=progress)
-        seconds = time.perf_counter() - started
+        seconds, compilations = time.perf_counter() - started, translator.compilations - compiled
         _, text = self.normalise
         scores = full_scores(translations, [*map(text, references)], self.config.data.target_language, text)
         log_probs = [log_prob for line in translator.score(sources, references) for log_prob in line]
@@ -182,7 +182,7 @@ class Run:
             **vars(scores),
             perplexity=perplexity(-sum(log_probs), len(log_probs)),
             sentences_per_second=len(translations) / seconds,
-            compilations=translator.compilations,
+            compilations=compilations,
             parameters=self.parameters,
             decode={**self.config.decode, **settings},
             translations=translations,
@@ -190,9 +190,9 @@ class Run:
 
     def _evaluate_labels(self, sources, references, progress, settings) -> ClassReport:
         predictor = self.predictor(**settings)
-        started = time.perf_counter()
+        compiled, started = predictor.compilations, time.perf_counter()
         found = list(predictor.log_probabilities(sources, progress=progress))
-        seconds = time.perf_counter() - started
+        seconds, compilations = time.perf_counter() - started, predictor.compilations - compiled
         labels = [predictor.classes[np.argmax(log_probs)] for log_probs in found]
         scores = score_labels(labels, references, predictor.classes)
         right = [log_probs[predictor.classes.index(name)] for log_probs, name in zip(found, references, strict=True)]
@@ -200,7 +200,7 @@ class Run:
             **vars(scores),
             perplexity=perplexity(-np.sum(right, dtype=np.float64), len(right)),
             lines_per_second=len(labels) / seconds,
-            compilations=predictor.compilations,
+            compilations=compilations,
             parameters=self.parameters,
             labels=labels,
         )

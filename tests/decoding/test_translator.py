@@ -72,7 +72,7 @@ def test_size_of_the_batches_changes_nothing():
 
 @pytest.mark.parametrize("changes", [{}, {"sampling": Sampling(), "nbest": 2}], ids=str)
 def test_eight_devices_translate_and_score_as_one_does(changes):
-    devices._programs.cache_clear()  # so that all that are used are compiled here
+    devices._program.cache_clear()  # so that all that are used are compiled here
     one, eight = (new(batch_size=1, num_devices=num_devices, **changes) for num_devices in (1, 0))
     assert (one.num_devices, eight.num_devices) == (1, 8)
     lines = WORDS * 2  # on eight devices, the last batch has rows to spare
@@ -363,7 +363,7 @@ def test_there_is_a_program_for_each_power_of_two_and_no_more():
 
     translator._search = record
     translator.translate(["x" * n for n in range(1, 60)] * 5)
-    assert set(shapes) == {((64, width), (64, width + 3), (64,)) for width in (16, 32, 40)}
+    assert set(shapes) == {((64, width), (64, width + 3), (64, 2)) for width in (16, 32, 40)}
     shapes.clear()
     wide = new(**GREEDY, max_input_length=200, batch_size=6)
     wide._search = record

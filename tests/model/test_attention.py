@@ -60,13 +60,13 @@ def test_attention_in_one_kernel_is_softmax_of_scores_times_values(mask, scaled)
 
 
 @pytest.mark.parametrize(
-    ("capability", "expected"),
-    [("9.0", True), ("10.0", True), ("8.0", True), ("7.5", False), ("gfx90a", False), (None, False)],
+    ("capability", "largest"),
+    [("9.0", 256), ("10.0", 256), ("8.0", 128), ("7.5", 0), ("gfx90a", 0), (None, 0)],
 )
-def test_nvidias_gpus_from_the_a100_on_have_that_kernel(monkeypatch, capability, expected):
+def test_nvidias_gpus_from_the_a100_on_have_that_kernel_for_heads_up_to_a_size(monkeypatch, capability, largest):
     said = {} if capability is None else {"compute_capability": capability}
     monkeypatch.setattr(jax, "devices", lambda: [types.SimpleNamespace(**said)])
-    assert has_cudnn() == expected
+    assert [has_cudnn(d_k) for d_k in (128, 136, 256)] == [largest >= 128, largest == 256, largest == 256]
 
 
 def test_weights_are_seen_where_a_kernel_would_keep_them():

@@ -71,6 +71,8 @@ def test_deepnorm_is_of_models_that_normalise_after_each_sub_layer():
         ("d_k", 12),
         ("d_k", 264),
         ("d_v", 16),
+        ("neighbourhood", 2),
+        ("neighbourhood", 10),
     ],
 )
 def test_cudnns_attention_refuses_what_its_kernel_cannot_compute(name, value):
@@ -83,8 +85,3 @@ def test_cudnns_attention_refuses_what_its_kernel_cannot_compute(name, value):
 def test_smallest_values_are_allowed():
     smallest = dataclasses.replace(TINY, **dict.fromkeys(SIZES, 1), **dict.fromkeys(RATES, 0), positions="learned")
     assert smallest.num_layers == 1
-
-
-def test_sizes_of_the_heads_are_independent_of_d_model():
-    # Rows A and B of table 3: neither d_k nor d_v need be d_model / num_heads.
-    assert dataclasses.replace(TINY, d_model=16, num_heads=5, d_k=3, d_v=11).d_v == 11

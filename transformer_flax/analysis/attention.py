@@ -18,7 +18,7 @@ from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
 from transformer_flax.decoding.inputs import fill
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
-from transformer_flax.model.registry import attention_maps, init_params
+from transformer_flax.model.registry import attention_maps, param_shapes
 from transformer_flax.special_tokens import BEGIN_ID, NUM_SPECIAL
 
 KINDS = ("encoder", "decoder", "cross")
@@ -126,8 +126,7 @@ def count_heads(config: ModelConfig) -> dict[str, tuple[int, int]]:
       UserError: the model has no attention.
     """
     line = jax.ShapeDtypeStruct((1, 1), np.int32)
-    params = jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
-    maps = jax.eval_shape(functools.partial(attention_maps, config), params, line, line)
+    maps = jax.eval_shape(functools.partial(attention_maps, config), param_shapes(config), line, line)
     if not maps:
         raise UserError("the model has no attention (config.model.attention is 'none')")
     return {kind: (weights.shape[0], weights.shape[2]) for kind, weights in maps.items()}

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops, training_flops
-from transformer_flax.model.registry import init_params, kind_of
+from transformer_flax.model.registry import kind_of, param_shapes
 from transformer_flax.training.config_checks import check, model_config
 from transformer_flax.training.config_fields import complete
 from transformer_flax.training.fine_tuning import initial_tokenizer
@@ -91,7 +91,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
 def _moments(config: ConfigDict, model: ModelConfig) -> dict[str, int]:
     """Returns the bytes of the optimizer's moments, which have the shapes of parameters, as {name: bytes}."""
     optimizer = make_optimizer(config.optimizer, model.d_model)
-    state = jax.eval_shape(lambda: optimizer.init(init_params(model, jax.random.key(0))))
+    state = jax.eval_shape(optimizer.init, param_shapes(model))
     moments = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
     name = "moments of Muon and Adam" if config.optimizer.name == MUON else "Adam's two moments"
     return {name: sum(leaf.size * leaf.dtype.itemsize for leaf in moments)}

@@ -1,14 +1,17 @@
 """Models on the local devices. Each device computes a part of the batch."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_flax.decoding.inputs import require_at_least
+from transformer_flax.decoding.search import combine
 
 ROWS = "rows"
 
@@ -28,46 +31,50 @@ class OnDevices:
         require_at_least(0, num_devices=num_devices)
         devices = jax.local_devices()[: num_devices or None]
         self.num_devices, self._mesh = len(devices), Mesh(np.array(devices), (ROWS,))
-        self._programs: list[tuple[_Program, int]] = []  # (program, number of its traces before)
+        self._traced: list[tuple[list[None], int]] = []  # (a program's compilations, number of them before)
         on_all = NamedSharding(self._mesh, PartitionSpec())
         self.params = jax.device_put(params, on_all) if self.num_devices > 1 else params
 
     @property
     def compilations(self) -> int:
         """The number of programs compiled for these models. Programs that were compiled earlier do not count."""
-        return sum(program.traced - before for program, before in self._programs)
+        return sum(len(traced) - before for traced, before in self._traced)
 
     def _compile(self, function: Callable) -> Callable:
         """Compiles `function(params, *arrays)`, whose rows must be independent. Equal functions share programs."""
-        program = _programs(function, self._mesh)
-        self._programs.append((program, program.traced))
+        program, traced = _program(function, self._mesh)
+        self._traced.append((traced, len(traced)))
         return program
 
 
-class _Program:
-    """A function of rows, compiled for the devices of a mesh."""
+@functools.lru_cache(maxsize=16)
+def _program(function: Callable, mesh: Mesh) -> tuple[Callable, list[None]]:
+    """Compiles a function of rows for the devices of a mesh. The list gets an entry for each shape that is compiled."""
+    traced: list[None] = []
 
-    def __init__(self, function: Callable, mesh: Mesh):
-        self.traced = 0
+    def counted(params, *arrays):
+        traced.append(None)  # executed only during tracing
+        if mesh.size == 1:
+            return function(params, *arrays)
+        # With check_vma=False, a loop may begin with values that are the same on all devices.
+        spread = jax.shard_map(
+            lambda params, arrays: function(params, *arrays),
+            mesh=mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(ROWS)),
+            out_specs=PartitionSpec(ROWS),
+            check_vma=False,
+        )
+        return spread(params, arrays)
 
-        def counted(params, *arrays):
-            self.traced += 1  # executed only during tracing, once for each shape
-            if mesh.size == 1:
-                return function(params, *arrays)
-            # With check_vma=False, a loop may begin with values that are the same on all devices.
-            spread = jax.shard_map(
-                lambda params, arrays: function(params, *arrays),
-                mesh=mesh,
-                in_specs=(PartitionSpec(), PartitionSpec(ROWS)),
-                out_specs=PartitionSpec(ROWS),
-                check_vma=False,
-            )
-            return spread(params, arrays)
-
-        self._compiled = jax.jit(counted)
-
-    def __call__(self, params: Any, *arrays: Any) -> Any:
-        return self._compiled(params, *arrays)
+    return jax.jit(counted), traced
 
 
-_programs = functools.lru_cache(maxsize=16)(_Program)
+@dataclasses.dataclass(frozen=True)
+class LogProbs:
+    """The log of the models' mean probabilities for the sides of a batch: [rows, ...] -> [rows, ..., V]."""
+
+    models: tuple[nn.Module, ...]
+
+    def __call__(self, params: Sequence[Any], *sides: jax.Array) -> jax.Array:
+        logits = [model.apply({"params": own}, *sides) for model, own in zip(self.models, params, strict=True)]
+        return jax.nn.log_softmax(combine(logits))

@@ -1,18 +1,15 @@
 """Classifies text, with models, a tokenizer and the names of the classes."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import flax.linen as nn
-import jax
 import numpy as np
 
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.devices import OnDevices
+from transformer_flax.decoding.devices import LogProbs, OnDevices
 from transformer_flax.decoding.inputs import Inputs, fill
-from transformer_flax.decoding.search import combine
 
 SETTINGS = ("max_input_length", "batch_size", "window")  # the fields of config.decode that a Predictor takes
 
@@ -48,7 +45,7 @@ class Predictor(OnDevices):
         super().__init__(params, num_devices)
         self.classes, self._normalise = tuple(classes), normalise
         self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long, self.num_devices)
-        self._classify = self._compile(_Classify(tuple(models)))
+        self._classify = self._compile(LogProbs(tuple(models)))
 
     def predict(self, lines: Iterable[str], *, progress: Callable[[int], Any] = lambda done: None) -> list[str]:
         """Returns the likeliest class of each line."""
@@ -73,16 +70,3 @@ class Predictor(OnDevices):
                 log_probs = self._classify(self.params, fill([encoded[i] for i in chosen], rows, width))
                 found[chosen] = np.asarray(log_probs)[: len(chosen)]
             yield from found
-
-
-@dataclasses.dataclass(frozen=True)
-class _Classify:
-    """A function from texts [B, S] to the log of the models' mean probability of each class [B, C]."""
-
-    models: tuple[nn.Module, ...]
-
-    def __call__(self, params: Sequence[Any], source: jax.Array) -> jax.Array:
-        logits = [
-            model.apply({"params": one_params}, source) for model, one_params in zip(self.models, params, strict=True)
-        ]
-        return jax.nn.log_softmax(combine(logits))

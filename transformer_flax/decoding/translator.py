@@ -14,7 +14,7 @@ import numpy as np
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.devices import OnDevices
+from transformer_flax.decoding.devices import LogProbs, OnDevices
 from transformer_flax.decoding.inputs import NARROWEST, Inputs, fill, require_at_least
 from transformer_flax.decoding.search import (
     Bounds,
@@ -23,7 +23,6 @@ from transformer_flax.decoding.search import (
     Sampling,
     Step,
     beam_search,
-    combine,
     ensemble,
     greedy_search,
     sample,
@@ -100,6 +99,8 @@ class Translator(OnDevices):
         self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long, self.num_devices)
         self._longest_output = max_input_length + max_extra_length
         self._max_extra_length, penalty = max_extra_length, LengthPenalty(length_penalty, alpha)
+        self._seed = sampling.seed if sampling else 0
+        sampling = sampling and dataclasses.replace(sampling, seed=0)  # samples of all seeds share their programs
         search = _Search(tuple(models), penalty, beam_size, nbest, min_length, max_extra_length, sampling)
         self._search = self._compile(search)
         self._score = self._compile(_Score(tuple(models)))
@@ -186,8 +187,8 @@ class Translator(OnDevices):
         for chosen, rows, width in self._inputs.batches(widths, progress, done=done):
             source = fill([sources[i] for i in chosen], rows, width)
             prefix = fill([prefixes[i] for i in chosen], rows, width + self._max_extra_length)
-            numbers = np.zeros(rows, np.uint32)
-            numbers[: len(chosen)] = [lines_before + i for i in chosen]
+            numbers = np.full((rows, 2), self._seed, np.uint32)
+            numbers[: len(chosen), 1] = [lines_before + i for i in chosen]
             hypotheses = jax.device_get(self._search(self.params, source, prefix, numbers))
             for row, i in enumerate(chosen):
                 found[i] = self._decode(jax.tree.map(lambda leaf, row=row: leaf[row], hypotheses))
@@ -208,7 +209,9 @@ class Translator(OnDevices):
 
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """A search for the outputs of sources [B, S] that begin with prefixes [B, L]. `numbers` [B] are the line numbers.
+    """A search for the outputs of sources [B, S] that begin with prefixes [B, L].
+
+    `numbers` [B, 2] has the seed of samples and the line number, for each row.
 
     Searches compare by value: equal searches share their compiled programs.
     """
@@ -233,28 +236,21 @@ class _Search:
         ]
         step, caches = ensemble([step for step, _ in begun]), tuple(cache for _, cache in begun)
         if self.sampling is not None:
+            of_lines = jax.vmap(lambda number: jax.random.fold_in(jax.random.key(number[0]), number[1]))(numbers)
             fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-            keys = jax.vmap(fold_in, in_axes=(0, None))(
-                fold_in(jax.random.key(self.sampling.seed), numbers), jnp.arange(self.nbest)
-            )
+            keys = jax.vmap(fold_in, in_axes=(0, None))(of_lines, jnp.arange(self.nbest))
             return sample(step, caches, bounds, self.penalty, keys, self.sampling)
         if self.beam_size == 1:
             return greedy_search(step, caches, bounds, self.penalty)
         return beam_search(step, caches, bounds, self.penalty, beam_size=self.beam_size, nbest=self.nbest)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Score:
-    """A function that computes log P [B, T] of each token of targets [B, T], teacher-forced."""
+class _Score(LogProbs):
+    """log P [B, T] of each token of targets [B, T], teacher-forced."""
 
-    models: tuple[nn.Module, ...]
-
-    def __call__(self, params: Sequence[Any], source: jax.Array, target: jax.Array) -> jax.Array:
-        logits = [
-            model.apply({"params": one_params}, source, target)
-            for model, one_params in zip(self.models, params, strict=True)
-        ]
-        log_probs = jax.nn.log_softmax(combine(logits))
+    def __call__(self, params: Sequence[Any], *sides: jax.Array) -> jax.Array:
+        _, target = sides
+        log_probs = super().__call__(params, *sides)
         return jnp.take_along_axis(log_probs, target[:, :, None], axis=-1)[:, :, 0]
 
 

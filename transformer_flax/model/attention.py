@@ -113,10 +113,10 @@ def attend_to_cache(
     return product_of_few_rows(weights, value).astype(value.dtype).swapaxes(1, 2)
 
 
-def has_cudnn() -> bool:
-    """Returns whether the device is a GPU that runs cuDNN's attention: an NVIDIA GPU from the A100 on."""
+def has_cudnn(d_k: int) -> bool:
+    """Returns whether the device runs cuDNN's attention: NVIDIA's from the A100 on, for d_k > 128 from the H100 on."""
     capability = getattr(jax.devices()[0], "compute_capability", "")  # "8.0" on an NVIDIA GPU, "gfx90a" on an AMD GPU
-    return capability[:1].isdigit() and float(capability) >= 8
+    return capability[:1].isdigit() and float(capability) >= (8 if d_k <= 128 else 9)
 
 
 def attend_fused(
@@ -143,7 +143,7 @@ def attend_fused(
         value,
         mask=jnp.broadcast_to(mask, (*mask.shape[:2], query.shape[1], key.shape[1])),
         scale=None if scaled else 1.0,
-        implementation="cudnn" if has_cudnn() else "xla",
+        implementation="cudnn" if has_cudnn(query.shape[-1]) else "xla",
     )
 
 

@@ -15,22 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.model.config import ModelConfig
-from transformer_flax.model.registry import init_params, kind_of, make_model
+from transformer_flax.model.registry import kind_of, make_model, param_shapes
 
 
 def count_parameters(config: ModelConfig) -> dict[str, int]:
     """Counts the parameters of each module. Layers of a stack are counted together, as "encoder/self_attention"."""
     counts: dict[str, int] = {}
-    for name, module in _shapes(config).items():
+    for name, module in param_shapes(config).items():
         for inner, content in module.items():
             has_modules = isinstance(content, dict) and any(isinstance(part, dict) for part in content.values())
             key = "/".join([re.sub(r"_\d+$", "", name), *([inner] if has_modules else [])])
             counts[key] = counts.get(key, 0) + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(content))
     return counts
-
-
-def _shapes(config: ModelConfig) -> Any:
-    return jax.eval_shape(functools.partial(init_params, config), jax.random.key(0))
 
 
 def forward_flops(config: ModelConfig, source_lengths: np.ndarray, target_lengths: np.ndarray) -> dict[str, int]:
@@ -154,6 +150,6 @@ def activation_bytes(
         given = {id(leaf) for leaf in jax.tree.leaves((params, sides))}
         return [y, *(leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in given)]
 
-    leaves = jax.eval_shape(kept, _shapes(config), *sides)
+    leaves = jax.eval_shape(kept, param_shapes(config), *sides)
     logits = 0 if kind.classifies else 4 * rows * target_length * config.vocab_size // loss_chunks
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + logits

@@ -43,24 +43,20 @@ def attend_locally(
     if length <= 3 * block:  # a block would see nearly all keys
         return attend(query, key, value, mask & local_mask(length, r))
     blocks = -(-length // block)
-    rest = blocks * block - length  # padding of the last block
-    columns = jnp.arange(blocks)[:, None] * block + jnp.arange(3 * block)  # [blocks, 3 block], the keys of each block
-
-    def cut(x: jax.Array) -> jax.Array:
-        """[B, L, ...] -> [B blocks, block, ...]."""
-        x = jnp.pad(x, ((0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)))
-        return x.reshape(-1, block, *x.shape[2:])
+    starts = block * jnp.arange(blocks)[:, None]
+    rows = starts + jnp.arange(block)  # [blocks, block], the positions of a block's queries
+    columns = starts + jnp.arange(-block, 2 * block)  # [blocks, 3 block], the positions of its keys
+    near = jnp.abs(rows[:, :, None] - columns[:, None]) <= r // 2  # [blocks, block, 3 block]
+    near &= ((columns >= 0) & (columns < length))[:, None]
+    rows, columns = (jnp.clip(positions, 0, length - 1) for positions in (rows, columns))
 
     def around(x: jax.Array) -> jax.Array:
         """[B, L, ...] -> [B blocks, 3 block, ...]: each block with its two neighbours."""
-        x = jnp.pad(x, ((0, 0), (block, block + rest), *[(0, 0)] * (x.ndim - 2)))
         return x[:, columns].reshape(-1, 3 * block, *x.shape[2:])
 
-    near = jnp.abs(jnp.arange(block)[:, None] + block - jnp.arange(3 * block)) <= r // 2  # [block, 3 block]
-    rows = 1 if mask.shape[2] == 1 else block
-    mask = jnp.pad(mask, ((0, 0), (0, 0), (0, rest if rows > 1 else 0), (block, block + rest)))
-    mask = mask.reshape(mask.shape[0], -1, rows, mask.shape[3])  # [B | 1, blocks | 1, block | 1, keys]
-    mask = jnp.take_along_axis(mask, columns[None, :, None], axis=3) & near  # [B | 1, blocks, block, 3 block]
-    mask = jnp.broadcast_to(mask, (batch, *mask.shape[1:])).reshape(-1, 1, block, 3 * block)
-    attended = attend(cut(query), around(key), around(value), mask)
-    return attended.reshape(batch, blocks * block, *attended.shape[2:])[:, :length]
+    mask = jnp.asarray(mask)[:, 0, rows[:, :, None] if mask.shape[2] > 1 else 0, columns[:, None]] & near
+    mask = jnp.broadcast_to(mask, (batch, *near.shape)).reshape(-1, 1, block, 3 * block)
+    padding = (0, 0), (0, blocks * block - length), (0, 0), (0, 0)
+    query = jnp.pad(query, padding).reshape(-1, block, *query.shape[2:])
+    attended = attend(query, around(key), around(value), mask)
+    return attended.reshape(batch, -1, *attended.shape[2:])[:, :length]

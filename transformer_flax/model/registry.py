@@ -111,6 +111,11 @@ def init_params(config: ModelConfig, key: jax.Array) -> Any:
     return _init(make_model(config), len(kind_of(config).reads), key)
 
 
+def param_shapes(config: ModelConfig) -> Any:
+    """Returns the shapes and dtypes of a model's parameters, and computes nothing."""
+    return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))  # without jit, JAX would compile hundreds of small programs
 def _init(model: nn.Module, sides: int, key: jax.Array) -> Any:
     # The static argument is the model, not its config: a notebook may register another module for that config.

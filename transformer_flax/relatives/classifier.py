@@ -48,6 +48,7 @@ class Pooling(nn.Module):
             query = self.param("query", nn.initializers.normal(c.d_model**-0.5), (c.d_model,))
             # The cast comes after the broadcast, so that the query's gradient is summed over the texts in float32.
             query = jnp.broadcast_to(query, (x.shape[0], 1, c.d_model)).astype(c.dtype)
+            c = dataclasses.replace(c, attention_implementation="plain")  # cuDNN takes no odd number of queries
             return MultiHeadAttention(c, name="attention")(query, x, mask)[:, 0]
         there = mask[:, 0, 0, :, None]  # [B, S, 1]
         if c.pooling == "max":

@@ -73,7 +73,7 @@ class Vectors:
     def words(self, least: int = 1) -> list[tuple[str, int]]:
         """Lists the words that occur at least `least` times, with the ids of their pieces, most frequent first."""
         pieces, whole = self.counts
-        chosen = np.flatnonzero((whole >= max(least, 1)) & (whole > MOSTLY * pieces))
+        chosen = np.flatnonzero((whole >= least) & (whole > MOSTLY * pieces))
         chosen = chosen[np.argsort(-whole[chosen], kind="stable")]
         return [(self._spellings[piece].strip(), int(piece)) for piece in chosen]
 

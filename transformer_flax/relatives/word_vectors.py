@@ -20,7 +20,6 @@ from transformer_flax.special_tokens import NUM_SPECIAL, PAD_ID
 
 OBJECTIVES = ("skipgram", "cbow")
 SIDES = ("both", "interleaved", "source", "target")
-LARGEST = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,15 +29,15 @@ class VectorConfig(CheckedConfig):
     section: ClassVar[str] = "vectors"
 
     kind: str = one_of(OBJECTIVES)
-    d_model: int = size(most=LARGEST)
-    window: int = size(most=LARGEST)
-    negatives: int = size(most=LARGEST)
-    shared_negatives: int = size(most=LARGEST)
+    d_model: int = size()
+    window: int = size()
+    negatives: int = size()
+    shared_negatives: int = size()
     noise_power: float = checked(lambda v: 0 <= v <= 1, "a number from 0 to 1")
     subsample: float = rate()
     sides: str = one_of(SIDES)
-    epochs: int = size(most=LARGEST)
-    rows_per_batch: int = size(most=LARGEST)
+    epochs: int = size()
+    rows_per_batch: int = size()
     learning_rate: float = positive()
 
 
@@ -122,9 +121,10 @@ class Text:
     """
 
     def __init__(self, sides: Sequence[Sentences], counts: np.ndarray, config: VectorConfig, seed: int):
-        self._sides, self._config, self._seed = sides, config, seed
-        # The number of each side's first sentence. Merged pairs have one number.
-        self._firsts = [0, 0, len(sides[0])] if config.sides == "interleaved" else np.cumsum([0, *map(len, sides)])
+        self._config, self._seed = config, seed
+        # Each side with the number of its first sentence. Merged pairs have one number.
+        firsts = [0, 0] if config.sides == "interleaved" else np.cumsum([0, *map(len, sides[:-1])])
+        self._sides, self._count = list(zip(firsts, sides, strict=True)), int(firsts[-1]) + len(sides[-1])
         frequencies = np.maximum(counts, 1) / counts.sum()
         self._kept = np.sqrt(config.subsample / frequencies) if config.subsample else np.ones(len(counts))
         self._kept[:NUM_SPECIAL] = 0.0
@@ -134,7 +134,7 @@ class Text:
     def epoch(self, k: int) -> Iterator[Rows]:
         """Yields the batches of one epoch: all sentences once, shuffled."""
         rng = np.random.default_rng((self._seed, k))
-        order = rng.permutation(self._firsts[-1])
+        order = rng.permutation(self._count)
         for start in range(0, len(order), BLOCK):
             words, sentences = self._take(order[start : start + BLOCK])
             yield from self._rows(rng, words, sentences, start, len(order))
@@ -142,7 +142,7 @@ class Text:
     def _take(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the words of these sentences, and the number of each word's sentence."""
         words, sentences, places = [], [], []
-        for side, first in zip(self._sides, self._firsts, strict=False):
+        for first, side in self._sides:
             own = chosen[(chosen >= first) & (chosen < first + len(side))]
             lengths = side.lengths_of(own - first)
             words.append(side.tokens(own - first, lengths).astype(np.int32))
@@ -151,7 +151,7 @@ class Text:
         words, sentences = np.concatenate(words), np.concatenate(sentences)
         if self._config.sides != "interleaved":
             return words, sentences
-        rank = np.empty(len(self._sides[0]), np.int64)
+        rank = np.empty(self._count, np.int64)
         rank[chosen] = np.arange(len(chosen))
         merged = np.lexsort((np.concatenate(places), rank[sentences]))
         return words[merged], sentences[merged]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
-from transformer_flax.model.registry import init_params, make_model
+from transformer_flax.model.registry import init_params, make_model, param_shapes
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator
 from transformer_flax.training.fine_tuning import train_only, with_embeddings
@@ -61,7 +61,7 @@ class Steps:
             accumulation_steps=config.accumulation_steps,
             average=make_average(config),
             axis_name=parallel.axis_name,
-            trained=train_only(config.train_only, jax.eval_shape(lambda: init_params(model.config, init_key(0)))),
+            trained=train_only(config.train_only, param_shapes(model.config)),
         )
         self.train_step = parallel.compile(self.counted("training", self.update), donate_state=True)
         eval_step = make_eval_step(loss_fn, axis_name=parallel.axis_name)

@@ -12,7 +12,7 @@ from transformer_flax.data.tokenizer import LOSSLESS, TOKENIZERS, Tokenizer, sma
 from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
-from transformer_flax.model.registry import find_kind, init_params, make_config
+from transformer_flax.model.registry import find_kind, make_config, param_shapes
 from transformer_flax.training.config_fields import AUTO, flatten, require_fields, require_run
 from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, require_alike
 from transformer_flax.training.multihost import share
@@ -55,9 +55,6 @@ def check(config: ConfigDict) -> None:
     if fields.get("model.attention_implementation") == "cudnn":
         width = "data.max_length" if config.data.batching == "packed" else "data.length_multiple_of"
         require(width, fields[width] % 2 == 0, "even for cuDNN's attention, which takes no odd widths")
-        window = config.model.neighbourhood  # its blocks have half its width
-        even = "0, or a number whose half is even, for cuDNN's attention, which takes no odd widths"
-        require("model.neighbourhood", window == 0 or max(window // 2, 1) % 2 == 0, even)
     if config.log.wandb:
         require_wandb()
     given = given_tokenizer(config)
@@ -67,7 +64,7 @@ def check(config: ConfigDict) -> None:
             require(name, not fields[name], "empty with config.init_from, which has its own")
     load_embeddings(config, given)
     if config.train_only:
-        are_trained(config.train_only, jax.eval_shape(lambda: init_params(model, jax.random.key(0))))
+        are_trained(config.train_only, param_shapes(model))
     averaged = max(config.eval.average, config.eval.final_average)
     require(
         "checkpoint.keep",

@@ -79,7 +79,7 @@ def muon(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
     The update of a matrix is its momentum with all singular values near 1, computed by Newton-Schulz iteration. Adam
     with Nesterov momentum trains all parameters that are not matrices of a layer: embeddings, biases, LayerNorm.
 
-    With `update(..., finite=False)` nothing changes.
+    With `update(..., finite=False)` the state does not change, and the caller must ignore the updates.
     """
     optimizer = optax.contrib.muon(
         learning_rate,
@@ -94,7 +94,6 @@ def muon(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         finite = extra.get("finite", True)
         updates, after = optimizer.update(updates, state, params)
-        updates = jax.tree.map(lambda u: jnp.where(finite, u, 0), updates)
         return updates, jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
 
     return optax.GradientTransformationExtraArgs(optimizer.init, update)
@@ -155,7 +154,7 @@ def schedule_free(warmup_steps: int, pull: float) -> Average:
 
 def keeps_average(config: ConfigDict) -> bool:
     """Returns whether a run with this config keeps an average of its parameters."""
-    return config.ema_decay > 0 or config.optimizer.name == SCHEDULE_FREE
+    return make_average(config) is not None
 
 
 def make_average(config: ConfigDict) -> Average | None:

@@ -19,7 +19,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import write_whole
 from transformer_flax.model.config import ModelConfig
-from transformer_flax.model.registry import init_params, make_config
+from transformer_flax.model.registry import make_config, param_shapes
 from transformer_flax.training.averaging import choose, mean
 from transformer_flax.training.checkpoint_files import load_params
 from transformer_flax.training.config_fields import require_fields, require_run
@@ -61,7 +61,7 @@ def load_model(
     """
     place = RunDirectory(workdir)
     config, tokenizer, model = load_setup(place)
-    like = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+    like = param_shapes(model)
     if place.params_file.exists():
         if average is not None or steps is not None:
             raise UserError(f"{workdir} is an exported model with one set of parameters: name no average and no steps")

@@ -22,7 +22,7 @@ from transformer_flax.data.tokenizer import Tokenizer, find_tokenizer, keep_toke
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import count_parameters
-from transformer_flax.model.registry import find_kind, init_params
+from transformer_flax.model.registry import find_kind, param_shapes
 from transformer_flax.relatives.vector_files import Vectors
 from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
@@ -102,7 +102,7 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
         f"compiled programs: {compiled}"
     )
     if config.train_only:
-        params = jax.eval_shape(lambda: init_params(model, jax.random.key(0)))
+        params = param_shapes(model)
         trained = are_trained(config.train_only, params)
         count = sum(leaf.size for leaf, keep in zip(*map(jax.tree.leaves, (params, trained)), strict=True) if keep)
         progress.say(f"training {config.train_only} alone: {count:,} of the parameters")
