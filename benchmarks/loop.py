@@ -19,6 +19,7 @@ from absl import flags
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from transformer_flax import cli
+from transformer_flax.arguments import define_config
 from transformer_flax.console import Progress
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.compiled import Programs
@@ -28,7 +29,7 @@ from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.trainer import open_trainer
 
-CONFIG = cli.define_config("numbers.py")
+CONFIG = define_config("numbers.py")
 STEPS = flags.DEFINE_integer("steps", 100, "timed steps of each section")
 REPEATS = flags.DEFINE_integer("repeats", 5, "sections")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")

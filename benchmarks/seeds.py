@@ -18,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.timing import interleaved
 from transformer_flax import cli
+from transformer_flax.arguments import define_config
 from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.compiled import Steps
@@ -28,7 +29,7 @@ from transformer_flax.training.sharding import make_parallel
 from transformer_flax.training.step import TrainState, init_key
 from transformer_flax.training.vectorized_seeds import check_seeds, stack_trees
 
-CONFIG = cli.define_config("table3_small.py")
+CONFIG = define_config("table3_small.py")
 SEEDS = flags.DEFINE_list("seeds", ["2", "4", "8"], "numbers of seeds at once")
 LENGTH = flags.DEFINE_integer("length", 20, "tokens a sentence")
 STEPS = flags.DEFINE_integer("steps", 5, "steps of each timed call")

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformer_flax.cli import load_config
+    from transformer_flax.arguments import load_config
     from transformer_flax.decoding.search import Sampling
     from transformer_flax.errors import UserError
     from transformer_flax.run import Run, restore
@@ -14,7 +14,7 @@ _MODULES = {
     "Run": "run",
     "Sampling": "decoding.search",
     "UserError": "errors",
-    "load_config": "cli",
+    "load_config": "arguments",
     "restore": "run",
 }
 __all__ = ["Run", "Sampling", "UserError", "__version__", "load_config", "restore"]

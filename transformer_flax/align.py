@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.data.text_files import decode_lines, open_text, read_side_by_side, require_as_many
+from transformer_flax.data.text_files import read_lines, read_side_by_side, require_as_many
 from transformer_flax.errors import UserError
+from transformer_flax.files import require_other
 
 RESTORE = cli.define_run()
 SOURCE = flags.DEFINE_string("source", None, "a file of sentences, one a line; plain, .gz or .xz")
@@ -38,9 +39,9 @@ def main() -> None:
     if TARGET.value is not None:
         sources, targets = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))
     else:
-        with open_text(pathlib.Path(SOURCE.value)) as stream:
-            sources, targets = list(decode_lines(stream, SOURCE.value)), None
+        sources, targets = list(read_lines(pathlib.Path(SOURCE.value))), None
     if PAGE.value is not None:
+        require_other(PAGE.value, [file for file in (SOURCE.value, TARGET.value, GOLD.value) if file is not None])
         cli.require_writable(pathlib.Path(PAGE.value))
     # After the flags are checked: JAX takes seconds to import.
     from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh

@@ -1,17 +1,22 @@
-"""Parses command lines: the order of flags, short forms, and messages about mistakes."""
+"""Parses command lines: --config and its fields, short forms, and messages about mistakes."""
 
 import difflib
+import inspect
 import itertools
+import pathlib
 import re
+import runpy
 import sys
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_flags
 
 from transformer_flax.errors import UserError
-from transformer_flax.training.config_fields import flatten
+from transformer_flax.model.config import TYPES
+from transformer_flax.training.config_fields import flatten, require_fields
 
 LANGUAGES = ("data.source_language", "data.target_language")
 # Config fields, by the names that other toolkits use for them.
@@ -22,6 +27,115 @@ OTHER_NAMES = {
     "batch_size": ("data.tokens_per_batch", "the size of a training batch in tokens"),
     "epochs": ("steps", "the length of training; a run prints how many batches are an epoch"),
 }
+
+PACKAGE = pathlib.Path(__file__).parent
+# A wheel ships configs/ inside the package; in a clone, configs/ lies beside the package.
+ROOT = PACKAGE / "shipped" if (PACKAGE / "shipped").is_dir() else PACKAGE.parent  # holds configs/
+
+flags.disclaim_key_flags()  # so that --help of each command lists the flags defined here
+
+
+def define_config(default: str) -> Callable[[], ConfigDict]:
+    """Defines --config=FILE[:ARGUMENT], --config.FIELD=VALUE and --languages; returns a function that gives the config.
+
+    Args:
+      default: the file in configs/ to use without --config.
+    """
+    holder = config_flags.DEFINE_config_file(
+        "config",
+        help_string="a config file; configs/NAME.py is found from any directory. Set any field as in "
+        f"--config.model.num_heads=16; {ROOT / 'configs/base.py'} explains the fields",
+        flag_values=flags.FLAGS,
+    )
+    flag = flags.FLAGS["config"]
+    flag.parser = _ConfigFile(str(ROOT / "configs" / default))
+    flag.default_as_str = f"configs/{default}"
+    # Defined only for --help: `arrange` spells out --languages before the flags are parsed.
+    help_string = "SOURCE-TARGET, such as de-en: short for --config.data.source_language=de ...target_language=en"
+    flags.DEFINE_string("languages", None, help_string, flag_values=flags.FLAGS)
+    return lambda: holder.value
+
+
+class _ConfigFile(flags.ArgumentParser):
+    """The parser of --config. ml_collections' own parser shows mistakes in a config file as tracebacks.
+
+    Args:
+      default: the file to use without --config. It is not the flag's default. ml_collections loads a flag's default
+        while it defines the flag, which is too early to explain an error.
+    """
+
+    def __init__(self, default: str):
+        super().__init__()
+        self.default = default
+
+    def parse(self, argument: str) -> ConfigDict:
+        config = load_config(argument).lock()
+        _require_known(config, sys.argv)
+        return config
+
+
+def load_config(argument: str) -> ConfigDict:
+    """Loads the config that FILE or FILE:ARGUMENT names. FILE is relative to the current directory or else to `ROOT`.
+
+    Raises:
+      UserError: the file cannot be loaded, or the config has unknown or missing fields. The message names the file
+        and, if known, the line.
+    """
+    if str(ROOT) not in sys.path:
+        sys.path.insert(1, str(ROOT))  # a config anywhere can import from configs/
+    name, _, given = argument.partition(":")
+    file = next((str(path) for path in (pathlib.Path(name), ROOT / name) if path.is_file()), None)
+    if file is None:
+        present = sorted(path.name for path in (ROOT / "configs").glob("[a-z]*.py"))
+        near = difflib.get_close_matches(pathlib.Path(name).name, present, n=1)
+        there = ", ".join(f"configs/{file}" for file in present)
+        hint = f"did you mean 'configs/{near[0]}'?" if near else f"there are {there}"
+        raise UserError(f"--config={argument} cannot be loaded: there is no such file; {hint}")
+    try:
+        get_config = runpy.run_path(file, run_name="config_file").get("get_config")
+        if not callable(get_config):
+            raise UserError(f"{file} defines no function get_config; configs/numbers.py shows one")
+        arguments = [given] if given else []
+        try:
+            inspect.signature(get_config).bind(*arguments)
+        except TypeError as error:
+            takes = "takes no argument" if given else "needs an argument"
+            raise UserError(f"--config={argument}: this config {takes} behind a colon") from error
+        config = get_config(*arguments)
+    except UserError:
+        raise
+    except SyntaxError as error:
+        raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        *_, (last, _) = frames = list(traceback.walk_tb(error.__traceback__))
+        lines = [line for frame, line in frames if frame.f_code.co_filename == file]
+        mistake = _reword(error) if last.f_globals.get("__name__", "").startswith("ml_collections.") else ""
+        mistake = mistake or f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise UserError(f"{file}{f', line {lines[-1]}' if lines else ''}: {mistake}") from error
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"{file}: get_config returns {config!r}; it must return a ConfigDict")
+    try:
+        require_fields(config)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from error
+    return config
+
+
+def _reword(error: Exception) -> str:
+    """Rewords ml_collections' errors about an unknown field and about a value of another type; "" for any other."""
+    text = str(error)
+    cast = r"Could not override field '(\w+)'.*?\. (.*) is of original type (.*) and .* to type (.*)"
+    if found := re.match(cast, text, re.DOTALL):
+        field, value, given, wanted = found.groups()
+        value = repr(value) if given == str(str) else value
+        types = {str(known): must for known, must in TYPES.items()}
+        return f"field {field!r} cannot be {value}; it must be {types.get(wanted, 'a section of fields')}"
+    found = re.match(r"\W*(?:Key )?\W*([\w.]+)", text)
+    if isinstance(error, (AttributeError, KeyError)) and found and "object has no attribute" not in text:
+        hint = re.search(r'Did you mean "(\w+)', text)
+        advice = f"did you mean {hint[1]!r}?" if hint else "the config file, and those it imports, list its fields"
+        return f"this config has no field {found[1]!r}; {advice}"
+    return ""
 
 
 def parse(argv: list[str]) -> list[str]:
@@ -98,7 +212,7 @@ def _take(name: str, arguments: list[str]) -> tuple[list[str], list[str]]:
     return values, others
 
 
-def require_known(config: ConfigDict, argv: list[str]) -> None:
+def _require_known(config: ConfigDict, argv: list[str]) -> None:
     """Checks that a config has the fields that --config.FIELD=VALUE sets.
 
     Raises:

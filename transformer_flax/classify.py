@@ -5,32 +5,29 @@ class adds a tab, its name, a blank and its probability to the line. Files may b
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.line_io import LineIO
+from transformer_flax.line_io import define_line_io
 
 if TYPE_CHECKING:
     import numpy as np
 
 RESTORE = cli.define_run(("max_input_length", "batch_size", "window"))
-IO = LineIO()
+OPEN = define_line_io()
 PROBABILITIES = flags.DEFINE_bool("probabilities", False, "print the probability of each class after the label")
 
 
 def main(*files: str) -> None:
-    with IO.opened(files) as io:
+    with OPEN(files) as io:
         run, settings = RESTORE()
         predictor = run.predictor(**io.settings | settings)
-
-        def results(progress: Callable[[int], Any]) -> Iterator[str]:
-            found = predictor.log_probabilities(io, progress=progress)
-            return (_show(log_probs, predictor.classes) for log_probs in found)
-
-        io.write(results, predictor)
+        with io.writing(predictor) as (write, progress):
+            for log_probs in predictor.log_probabilities(io, progress=progress):
+                write(_show(log_probs, predictor.classes))
 
 
 def _show(log_probs: "np.ndarray", classes: Sequence[str]) -> str:

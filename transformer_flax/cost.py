@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from transformer_flax import cli
+from transformer_flax.arguments import define_config
 from transformer_flax.errors import UserError
 from transformer_flax.training.config_fields import AUTO, complete, flatten
 from transformer_flax.training.peak_flops import PEAKS
@@ -20,7 +21,7 @@ from transformer_flax.training.peak_flops import PEAKS
 if TYPE_CHECKING:
     from transformer_flax.analysis.run_cost import Cost
 
-CONFIG = cli.define_config("base.py")
+CONFIG = define_config("base.py")
 WITH_BFLOAT16 = {  # names in `PEAKS`
     "A100": "NVIDIA A100",
     "H100": "NVIDIA H100 80GB HBM3",

@@ -6,10 +6,10 @@ translation or a label for each line. Prints a table to standard error, and the 
 measured in this way, such as most scores on Multi30k.
 """
 
+import contextlib
 import dataclasses
 import json
 import logging
-import os
 import pathlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from transformer_flax import cli
 from transformer_flax.data.sources import SPLITS
 from transformer_flax.data.text_files import read_side_by_side
 from transformer_flax.errors import UserError
+from transformer_flax.files import require_other
 
 if TYPE_CHECKING:
     from transformer_flax.console import Progress
@@ -46,9 +47,7 @@ def main() -> None:
     if SOURCE.value is not None and flags.FLAGS["split"].present:
         raise UserError("--split has no effect with --source: leave one of them out")
     if TRANSLATIONS.value is not None:
-        texts = [file for file in (SOURCE.value, REFERENCE.value) if file is not None]
-        if os.path.isfile(TRANSLATIONS.value) and any(os.path.samefile(TRANSLATIONS.value, file) for file in texts):
-            raise UserError(f"{TRANSLATIONS.value} is an input; write the translations to another file")
+        require_other(TRANSLATIONS.value, [file for file in (SOURCE.value, REFERENCE.value) if file is not None])
         cli.require_writable(pathlib.Path(TRANSLATIONS.value))
     if CONFUSION.value is not None:
         cli.require_picture("confusion", CONFUSION.value)
@@ -67,7 +66,8 @@ def main() -> None:
     if run.classes is not None and TRANSLATIONS.value is not None:
         raise UserError(f"{run.config.name} classifies; python -m transformer_flax.classify prints its labels")
     if SOURCE.value is None:
-        sources, references = run.split(SPLIT.value)
+        with contextlib.redirect_stdout(sys.stderr):  # TFDS prints while it prepares a data set
+            sources, references = run.split(SPLIT.value)
 
     from transformer_flax.console import Progress
     from transformer_flax.run import ClassReport

@@ -92,6 +92,16 @@ def require_free(folder: pathlib.Path) -> None:
         raise UserError(f"{folder} is there already; name a new folder")
 
 
+def require_other(output: str, inputs: Iterable[str | int]) -> None:
+    """Checks that an output file is none of the inputs, which are names or descriptors of files.
+
+    Raises:
+      UserError: the output is one of the inputs.
+    """
+    if os.path.isfile(output) and any(os.path.samestat(os.stat(output), os.stat(file)) for file in inputs):
+        raise UserError(f"{output} is an input; write to another file")
+
+
 def read_json(file: pathlib.Path, *, largest: int = LARGEST) -> Any:
     """Reads a JSON file of at most `largest` bytes.
 

@@ -7,50 +7,48 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from absl import flags
 
 from transformer_flax.data.text_files import DAMAGES, LONGEST, decode_lines, open_text
 from transformer_flax.errors import UserError
+from transformer_flax.files import require_other
 
 flags.disclaim_key_flags()  # so that --help of each command lists the flags defined here
 logger = logging.getLogger(__name__)
 
 
-class LineIO:
-    """The flags of a command's input and output."""
+def define_line_io() -> Callable[..., contextlib.AbstractContextManager["LineIO"]]:
+    """Defines the flags of a command's input and output; returns a context manager that opens both.
 
-    def __init__(self):
-        self._output = flags.DEFINE_string("output", None, "write to this file instead of standard output")
-        self._invalid = flags.DEFINE_enum("invalid", "replace", ["replace", "refuse"], "treatment of non-UTF-8 lines")
-        self._long = flags.DEFINE_enum(
-            "long", "cut", ["cut", "refuse"], "treatment of lines longer than --max_input_length"
-        )
+    The context manager is given the names of the input's files (standard input if there are none) and, with `beside=`,
+    the name of a file that has a line for each line of the input, which is then not typed at a prompt. The output is
+    opened and not changed yet. The context manager raises a UserError if the output is one of the inputs, and an
+    OSError if a file cannot be opened.
+    """
+    output = flags.DEFINE_string("output", None, "write to this file instead of standard output")
+    invalid = flags.DEFINE_enum("invalid", "replace", ["replace", "refuse"], "treatment of non-UTF-8 lines")
+    long = flags.DEFINE_enum("long", "cut", ["cut", "refuse"], "treatment of lines longer than --max_input_length")
 
     @contextlib.contextmanager
-    def opened(self, files: Sequence[str], *, prompt: bool = True) -> Iterator["Lines"]:
-        """Context manager: opens the files (standard input if none are given) and the output, not changed yet.
-
-        Raises:
-          UserError: the output is one of the inputs.
-          OSError: a file cannot be opened.
-        """
+    def opened(files: Sequence[str], *, beside: str | None = None) -> Iterator[LineIO]:
         with contextlib.ExitStack() as stack:
             inputs = [stack.enter_context(open_input(file)) for file in files] or [sys.stdin.buffer]
-            name, output = self._output.value, sys.stdout.buffer
+            name, stream = output.value, sys.stdout.buffer
             if name is not None:
-                if os.path.isfile(name) and any(os.path.samestat(os.stat(name), os.fstat(i.fileno())) for i in inputs):
-                    raise UserError(f"{name} is an input; write to another file")
-                output = stack.enter_context(open(name, "ab"))
-            prompts = prompt and not files and sys.stdin.isatty()
-            yield Lines(inputs, output, name, prompts, self._invalid.value == "refuse", self._long.value == "refuse")
+                require_other(name, [*(file.fileno() for file in inputs), *([beside] if beside else [])])
+                stream = stack.enter_context(open(name, "ab"))
+            prompts = not files and beside is None and sys.stdin.isatty()
+            yield LineIO(inputs, stream, name, prompts, invalid.value == "refuse", long.value == "refuse")
+
+    return opened
 
 
 @dataclasses.dataclass(frozen=True)
-class Lines:
-    """The open input and output of a command."""
+class LineIO:
+    """The open input and output of a command. Iterating yields the lines of the input, read when they are requested."""
 
     inputs: list[BinaryIO]
     output: BinaryIO
@@ -65,7 +63,6 @@ class Lines:
         return {"refuse_long": self.refuse_long} | ({"batch_size": 1, "window": 1} if self.prompts else {})
 
     def __iter__(self) -> Iterator[str]:
-        """Yields the lines of the input. Each line is read when it is requested."""
         return _prompt() if self.prompts else self.read(self.inputs)
 
     def read(self, files: Sequence[BinaryIO]) -> Iterator[str]:
@@ -77,33 +74,40 @@ class Lines:
         if spoilt:
             logger.warning("%d lines are not UTF-8 (%s first); bytes were replaced by U+FFFD", len(spoilt), spoilt[0])
 
-    def write(
-        self, make: Callable[[Callable[[int], Any]], Iterable[str]], model: Any, *, count: int | None = None
-    ) -> None:
-        """Empties the output, and writes a line for each result as it is made. Then prints the count and the rate.
+    @contextlib.contextmanager
+    def writing(
+        self, model: Any, *, count: int | None = None
+    ) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
+        """Context manager: empties the output, and prints the count and the rate of the results at the end.
+
+        Yields two functions: one writes a result, and one takes the number of lines done, for the progress bar.
 
         Args:
-          make: makes the results. It is given a function to call with the number of lines done.
           model: the model whose compilations are printed.
           count: the number of results. None: the number of lines in the input, which must not have been read yet.
         """
         from transformer_flax.console import Progress, counted
 
-        started, done = time.perf_counter(), 0
+        started, written = time.perf_counter(), 0
         if self.name is not None and os.path.isfile(self.name):  # not a pipe
             self.output.truncate(0)
+
+        def write(result: str) -> None:
+            nonlocal written
+            self.output.write(f"{result}\n".encode())
+            self.output.flush()  # at once, because a prompt waits for it, and to notice a closed pipe
+            written += 1
+
         seen = sys.stderr.isatty() and not self.prompts and (self.name is not None or not sys.stdout.isatty())
         with Progress(stderr=True, quiet=not seen) as progress, progress.bar("lines") as update:
             of = _count_lines(self.inputs) if seen and count is None else count
-            for result in make(lambda done: update(done, of)):
-                self.output.write(f"{result}\n".encode())
-                self.output.flush()  # at once, because a prompt waits for it, and to notice a closed pipe
-                done += 1
-        if self.prompts:
-            return
-        seconds = time.perf_counter() - started
-        rate = f"{counted(done, 'line')} in {counted(round(seconds), 'second')}, {done / seconds:,.1f} a second"
-        print(f"{rate}; {counted(model.compilations, 'compilation')}", file=sys.stderr)
+            yield write, lambda done: update(done, of)
+        if not self.prompts:
+            seconds = time.perf_counter() - started
+            rate = (
+                f"{counted(written, 'line')} in {counted(round(seconds), 'second')}, {written / seconds:,.1f} a second"
+            )
+            print(f"{rate}; {counted(model.compilations, 'compilation')}", file=sys.stderr)
 
 
 def open_input(name: str) -> BinaryIO:

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
-from transformer_flax.data.sources import NormalisedPairs, iterate_pairs, load_pairs
+from transformer_flax.data.sources import NormalisedPairs, load_pairs
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding import ctranslate2
@@ -190,6 +190,7 @@ class Run:
 
     def _evaluate_labels(self, sources, references, progress, settings) -> ClassReport:
         predictor = self.predictor(**settings)
+        score_labels(references, references, predictor.classes)  # refuses an unknown class before the work
         compiled, started = predictor.compilations, time.perf_counter()
         found = list(predictor.log_probabilities(sources, progress=progress))
         seconds, compilations = time.perf_counter() - started, predictor.compilations - compiled
@@ -216,7 +217,7 @@ class Run:
             raise UserError(f"the {name} split of {self.config.name} has changed since the run was made")
         if isinstance(pairs, NormalisedPairs):
             pairs = pairs.raw
-        examples = [pair for block in iterate_pairs(pairs, range(len(pairs)), 4096) for pair in block]
+        examples = pairs.read(range(len(pairs)))
         return [source for source, _ in examples], [target for _, target in examples]
 
     def attention(self, source: str, target: str | None = None, **settings) -> Attention:

@@ -14,6 +14,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from transformer_flax import cli
+from transformer_flax.arguments import define_config
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 ARGUMENTS = sys.argv[1:]
 
-CONFIG = cli.define_config("table3_small.py")
+CONFIG = define_config("table3_small.py")
 ROWS = flags.DEFINE_string(
     "rows",
     None,

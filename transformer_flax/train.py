@@ -6,9 +6,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from transformer_flax import cli
+from transformer_flax.arguments import define_config
 from transformer_flax.errors import UserError
 
-CONFIG = cli.define_config("numbers.py")
+CONFIG = define_config("numbers.py")
 DISTRIBUTED = flags.DEFINE_bool(
     "distributed", False, "this is one of several processes that train together; start each with the same command"
 )

@@ -8,7 +8,7 @@ included), a tab, log P of each token, a tab, and the tokens. Tokens are spelt a
 \u0120 for a blank.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -16,14 +16,14 @@ from absl import flags
 from transformer_flax import cli
 from transformer_flax.data.text_files import require_as_many, require_characters
 from transformer_flax.errors import UserError
-from transformer_flax.line_io import LineIO, Lines, open_input
+from transformer_flax.line_io import LineIO, define_line_io, open_input
 
 if TYPE_CHECKING:
     from transformer_flax.data.tokenizer import Tokenizer
     from transformer_flax.decoding.translator import Translation
 
 RESTORE = cli.define_run()
-IO = LineIO()
+OPEN = define_line_io()
 NBEST = flags.DEFINE_integer(
     "nbest", None, "print this many hypotheses a line, in the format of Moses: id ||| text ||| ..."
 )
@@ -46,27 +46,23 @@ SEED = flags.DEFINE_integer("seed", 0, "seed of samples")
 def main(*files: str) -> None:
     own_settings = _own_settings()
     require_characters(PREFIX.value or "", "--prefix")
-    with IO.opened(files, prompt=TARGET.value is None) as io:
+    beside = PREFIX_FILE.value if TARGET.value is None else TARGET.value
+    with OPEN(files, beside=beside) as io:
         lines: Iterable[str] = io
-        prefixes: str | list[str] = PREFIX.value or ""
-        targets: list[str] = []
-        if TARGET.value is not None:
-            lines, targets = _read_side_by_side(io, TARGET.value)
-        elif PREFIX_FILE.value is not None:
-            lines, prefixes = _read_side_by_side(io, PREFIX_FILE.value)
-
+        given: list[str] = []  # the lines of --target or --prefix_file
+        if beside is not None:
+            lines, given = _read_side_by_side(io, beside)
         run, settings = RESTORE()
         translator = run.translator(**io.settings | settings | own_settings)
-
-        def results(progress: Callable[[int], Any]) -> Iterator[str]:
+        with io.writing(translator, count=None if beside is None else len(given)) as (write, progress):
             if TARGET.value is not None:
-                scored = translator.score([*lines], targets, progress=progress)
-                normalised = map(translator.normalise[1], targets)
-                return (_show_scores(*result, run.tokenizer) for result in zip(normalised, scored, strict=True))
-            found = translator.search(lines, prefixes=prefixes, progress=progress)
-            return (_show(number, translations) for number, translations in enumerate(found))
-
-        io.write(results, translator, count=len(lines) if isinstance(lines, list) else None)
+                scores = translator.score([*lines], given, progress=progress)
+                for target, log_probs in zip(map(translator.normalise[1], given), scores, strict=True):
+                    write(_show_scores(target, log_probs, run.tokenizer))
+            else:
+                prefixes = PREFIX.value or "" if beside is None else given
+                for number, found in enumerate(translator.search(lines, prefixes=prefixes, progress=progress)):
+                    write(_show(number, found))
 
 
 def _own_settings() -> dict[str, Any]:
@@ -74,12 +70,13 @@ def _own_settings() -> dict[str, Any]:
     for name in ("temperature", "top_k", "top_p", "seed"):
         if flags.FLAGS[name].present and not SAMPLE.value:
             raise UserError(f"--{name} has no effect without --sample")
-    for chosen, idle in (
-        ("target", ("nbest", "scores", "sample", "prefix", "prefix_file", "beam_size", "length_penalty", "alpha")),
-        ("sample", ("beam_size",)),
-        ("nbest", ("scores",)),
-        ("prefix", ("prefix_file",)),
-    ):
+    search = ("beam_size", "length_penalty", "alpha", "min_length")
+    for chosen, idle in {
+        "target": ("nbest", "scores", "sample", "prefix", "prefix_file", *search),
+        "sample": ("beam_size",),
+        "nbest": ("scores",),
+        "prefix": ("prefix_file",),
+    }.items():
         for name in idle:
             if flags.FLAGS[chosen].present and flags.FLAGS[name].present:
                 raise UserError(f"--{name} has no effect with --{chosen}: leave one of them out")
@@ -93,7 +90,7 @@ def _own_settings() -> dict[str, Any]:
     return settings
 
 
-def _read_side_by_side(io: Lines, name: str) -> tuple[list[str], list[str]]:
+def _read_side_by_side(io: LineIO, name: str) -> tuple[list[str], list[str]]:
     """Returns the lines of the input and of a file, which must have the same number of lines."""
     with open_input(name) as file:
         beside = list(io.read([file]))

@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from transformer_flax import cli
+from transformer_flax.arguments import define_config
+from transformer_flax.data.text_files import decode_lines
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
     from transformer_flax.relatives.vector_files import Vectors
 
-CONFIG = cli.define_config("vectors.py")
+CONFIG = define_config("vectors.py")
 OUTPUT = flags.DEFINE_string("output", None, "write the vectors (a new folder) or the picture here")
 VECTORS = flags.DEFINE_string("vectors", None, "the folder of trained vectors")
 COUNT = flags.DEFINE_integer("count", 10, "number of neighbours", 1)
@@ -78,8 +80,8 @@ def train() -> None:
                     progress.say(f"epoch {shown} of {chosen.epochs}: loss {loss:.3f} a word")
 
             vectors = train_vectors(sides, tokenizer, chosen, config.seed, progress=show)
-        if shown < chosen.epochs:  # the last batches end just before the last epoch's end
-            progress.say(f"epoch {chosen.epochs} of {chosen.epochs}: loss {last:.3f} a word")
+        # The last batches end just before the last epoch's end.
+        progress.say(f"epoch {chosen.epochs} of {chosen.epochs}: loss {last:.3f} a word")
         vectors.save(output, config.to_dict())
         progress.say(f"{output}/ after {duration(time.perf_counter() - started)}, of {len(vectors.words())} words")
 
@@ -92,7 +94,7 @@ def nearest(*words: str) -> None:
     """
     vectors = _load()
     unknown = 0
-    for word in words or (line.strip() for line in sys.stdin if line.strip()):
+    for word in words or filter(None, map(str.strip, decode_lines(sys.stdin.buffer, "the input"))):
         try:
             found = vectors.nearest(word, COUNT.value, least=LEAST.value)
         except UserError as error:

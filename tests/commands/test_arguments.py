@@ -6,8 +6,7 @@ import pytest
 from absl import flags
 
 from configs import base
-from transformer_flax import cli
-from transformer_flax.arguments import OTHER_NAMES, arrange, parse
+from transformer_flax.arguments import OTHER_NAMES, arrange, define_config, parse
 from transformer_flax.errors import UserError
 from transformer_flax.training.config_fields import flatten
 
@@ -20,7 +19,7 @@ def command(monkeypatch):
         monkeypatch.setattr(flags, "FLAGS", flags.FlagValues())
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         monkeypatch.setattr(sys, "path", [*sys.path])
-        config = cli.define_config(default)
+        config = define_config(default)
         flags.DEFINE_integer("beam_size", 4, "", flag_values=flags.FLAGS, lower_bound=1)
         flags.DEFINE_list("seeds", None, "", flag_values=flags.FLAGS)
         flags.DEFINE_enum("split", "test", ["valid", "test"], "", flag_values=flags.FLAGS)

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from transformer_flax.cli import load_config
+from transformer_flax.arguments import load_config
 from transformer_flax.errors import UserError
 
 INTERRUPTED_WHILE_COLLECTING = """

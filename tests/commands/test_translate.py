@@ -223,10 +223,6 @@ def test_help_tells_of_usage_and_every_flag():
     assert "--config" not in told
 
 
-def test_a_run_must_be_named():
-    assert refused("translate", given=TEXT) == "name the directory of a trained run: --workdir=runs/NAME"
-
-
 def test_a_checkpoint_of_which_files_are_missing_is_refused_without_a_traceback(finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     (tmp_path / "run/checkpoints/200/state/manifest.ocdbt").unlink()
@@ -238,18 +234,12 @@ def test_a_checkpoint_of_which_files_are_missing_is_refused_without_a_traceback(
 NOWHERE = "--workdir=/nowhere"
 
 
-@pytest.mark.parametrize("flag", ["--target", "--prefix_file"])
-def test_a_file_beside_the_input_must_be_as_long(file, flag):
+@pytest.mark.parametrize(("flag", "pipe"), [("--target", False), ("--prefix_file", True)])
+def test_a_file_beside_the_input_must_be_as_long(file, flag, pipe):
     beside = file("two.txt", "a\nb\n")
-    message = refused("translate", NOWHERE, f"{flag}={beside}", file("in.txt"))
+    given = {"given": TEXT} if pipe else {}
+    message = refused("translate", NOWHERE, f"{flag}={beside}", *([] if pipe else [file("in.txt")]), **given)
     assert message == f"{beside} has 2 lines and the input has 5: line N of one must belong to line N of the other"
-
-
-@pytest.mark.parametrize("flag", ["--target", "--prefix_file"])
-def test_that_is_told_of_a_pipe_too(finished, file, flag):
-    beside = file("two.txt", "a\nb\n")
-    message = refused("translate", f"--workdir={finished}", f"{flag}={beside}", given=TEXT)
-    assert "two.txt has 2 lines" in message
 
 
 @pytest.mark.parametrize("arguments", [["no.txt"], ["--target=no.txt"], ["--prefix_file=no.txt"]], ids=str)
@@ -269,6 +259,9 @@ def test_an_output_is_not_emptied_for_nothing(file):
     assert str(kept) in refused("translate", NOWHERE, f"--output={kept}", kept)
     with kept.open("rb") as given, started("translate", NOWHERE, f"--output={kept}", stdin=given, stderr=PIPE) as same:
         assert str(kept) in same.communicate(timeout=PATIENCE)[1].decode()
+    for flag in ("--target", "--prefix_file"):
+        options = (NOWHERE, f"--output={kept}", f"{flag}={kept}", file("in.txt"))
+        assert refused("translate", *options) == f"{kept} is an input; write to another file"
     assert kept.read_text() == "the work of a day\n"
 
 
@@ -293,6 +286,7 @@ def test_a_line_that_is_too_long_is_refused_on_request(finished, expected, file)
 
 def test_settings_that_do_nothing_are_refused(file):
     assert "--sample" in refused("translate", NOWHERE, "--top_p=0.9", file("in.txt"))
+    assert "--min_length" in refused("translate", NOWHERE, f"--target={file('in.txt')}", "--min_length=5")
 
 
 def test_compressed_text_and_the_mark_of_an_editor_are_read_as_the_plain_text(finished, expected, tmp_path):

@@ -49,6 +49,7 @@ def test_vectors_are_trained_asked_and_drawn(folder):
     assert (some.returncode, some.stdout.splitlines()) == (2, found)
     assert "WARNING: there is no vector of '+'" in some.stderr
     assert some.stderr.endswith("error: 2 of the words could not be looked up\n")
+    assert "the input, line 1: not UTF-8" in refused("vectors", "nearest", vectors, given=b"Stra\xdfe\n")
     succeeds("vectors", "plot", vectors, f"--output={folder}/plane.png", "cat", "dog", "red")
     assert (folder / "plane.png").read_bytes().startswith(b"\x89PNG")
     assert "both is there already" in refused("vectors", "train", *SMALL, f"--output={folder}/made/both")

@@ -10,7 +10,7 @@ from tests.data.make import data_config
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.corpus import load_corpus
 from transformer_flax.data.sources import load_pairs
-from transformer_flax.data.tokenizer import Tokenizer, find_tokenizer, keep_tokenizer, sample_texts
+from transformer_flax.data.tokenizer import Tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
@@ -112,7 +112,3 @@ def test_labels_are_one_token_each_and_no_text_for_the_tokenizer(tmp_path):
         UserError, match="the label 'zebra' is none of the classes of the train split, which are ape, bee"
     ):
         load_corpus(pairs, tokenizer, str(tmp_path / "cache"), labels=Classes(["ape", "bee"]))
-    config = data_config(cache_dir=str(tmp_path / "cache"))
-    keep_tokenizer(tokenizer, pairs, config, sources_only=True)
-    assert find_tokenizer(pairs, config) is None  # which would be of both sides
-    assert find_tokenizer(pairs, config, sources_only=True).to_json() == tokenizer.to_json()

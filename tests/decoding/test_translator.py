@@ -353,6 +353,17 @@ def test_equal_translators_share_their_programs():
     assert compilations == [1, 0, 1]
 
 
+def test_samples_of_another_seed_are_others_by_the_same_program():
+    devices._program.cache_clear()
+    drawn, compilations = [], []
+    for seed in (0, 2**32 - 1, 0):
+        translator = new(sampling=Sampling(temperature=2.0, seed=seed))
+        drawn.append(texts(list(translator.search(["abc", "hello"]))))
+        compilations.append(translator.compilations)
+    assert compilations == [1, 0, 0]
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
 def test_there_is_a_program_for_each_power_of_two_and_no_more():
     translator, shapes = new(**GREEDY, max_input_length=40, batch_size=64, window=500, max_extra_length=3), []
 

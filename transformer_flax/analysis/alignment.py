@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from transformer_flax.analysis.attention import Attention
-from transformer_flax.data.text_files import decode_lines, open_text
+from transformer_flax.data.text_files import read_lines
 from transformer_flax.errors import UserError
 
 Links = frozenset[tuple[int, int]]  # (source word, target word), counted from 0
@@ -95,9 +95,7 @@ def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
       UserError: a line is malformed.
     """
     gold = []
-    with open_text(pathlib.Path(file)) as stream:
-        lines = list(decode_lines(stream, str(file)))
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(pathlib.Path(file)), 1):
         sure, possible = set(), set()
         for link in line.split():
             match = LINK.fullmatch(link)

@@ -1,7 +1,5 @@
 """A split as token ids: tokenised once, then memory-mapped from the cache."""
 
-import collections
-import concurrent.futures
 import dataclasses
 import hashlib
 import json
@@ -9,7 +7,7 @@ import logging
 import pathlib
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +16,12 @@ from transformer_flax.data.classes import Classes
 from transformer_flax.data.sources import Pairs, iterate_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.files import cache_error, cache_root, read_json, whole_folder
+from transformer_flax.prefetch import prefetch
 from transformer_flax.special_tokens import END_ID
 
 FORMAT = "2"  # increase when the content of cache entries changes
 CHUNK = 2048  # pairs encoded at a time
-AHEAD = 3  # chunks that are encoded at the same time
+THREADS = 3  # chunks that are encoded at the same time
 CHECKSUMS = "checksums.json"
 BLOCK = 1 << 18  # pairs processed by NumPy at a time, so that temporary arrays stay small
 
@@ -167,38 +166,27 @@ class _Array:
 
 
 def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: pathlib.Path) -> Iterator[int]:
-    """Writes a cache entry and yields the number of pairs done after each chunk.
+    """Writes a cache entry and yields the number of pairs done after each chunk."""
+    arrays = {}
+    for side, vocabulary in vocabularies.items():
+        dtype = np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.int32
+        arrays[f"{side}.ids"] = _Array(folder / f"{side}.ids.npy", dtype)
+        arrays[f"{side}.offsets"] = _Array(folder / f"{side}.offsets.npy", np.int64)
+        arrays[f"{side}.offsets"].append(np.zeros(1, np.int64))
 
-    Reads the next chunks and writes the encoded chunk while all cores encode.
-    """
-    dtypes = {
-        (side, "ids"): np.dtype(np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.int32)
-        for side, vocabulary in vocabularies.items()
-    }
-    dtypes |= {(side, "offsets"): np.dtype(np.int64) for side in vocabularies}
-    arrays = {(side, part): _Array(folder / f"{side}.{part}.npy", dtype) for (side, part), dtype in dtypes.items()}
-    for side in vocabularies:
-        arrays[side, "offsets"].append(np.zeros(1, np.int64))
-    ahead: collections.deque[dict[str, concurrent.futures.Future]] = collections.deque()
-    done = 0
+    def encode(chunk: Sequence[tuple[str, str]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        texts = zip(vocabularies.items(), zip(*chunk, strict=True), strict=True)
+        return {side: vocabulary.encode_flat(lines) for (side, vocabulary), lines in texts}
 
-    def write() -> int:
-        for side, encoded in ahead.popleft().items():
-            tokens, lengths = encoded.result()
-            ids, ends = arrays[side, "ids"], np.cumsum(lengths)
-            arrays[side, "offsets"].append(ends + np.arange(1, len(ends) + 1) + ids.length)
+    chunks, done = iterate_pairs(pairs, range(len(pairs)), CHUNK), 0
+    for encoded in prefetch(encode, chunks, ahead=THREADS, threads=THREADS):
+        for side, (tokens, lengths) in encoded.items():
+            ids, ends = arrays[f"{side}.ids"], np.cumsum(lengths)
+            arrays[f"{side}.offsets"].append(ends + np.arange(1, len(ends) + 1) + ids.length)
             ids.append(np.insert(tokens.astype(ids.dtype), ends, END_ID))
-        return done + len(ends)
-
-    with concurrent.futures.ThreadPoolExecutor(AHEAD) as pool:
-        for chunk in iterate_pairs(pairs, range(len(pairs)), CHUNK):
-            texts = zip(vocabularies.items(), zip(*chunk, strict=True), strict=True)
-            ahead.append({side: pool.submit(vocabulary.encode_flat, lines) for (side, vocabulary), lines in texts})
-            if len(ahead) == AHEAD:
-                yield (done := write())
-        while ahead:
-            yield (done := write())
-    checksums = {f"{side}.{part}": array.close() for (side, part), array in sorted(arrays.items())}
+        done += len(lengths)
+        yield done
+    checksums = {name: array.close() for name, array in sorted(arrays.items())}
     (folder / CHECKSUMS).write_text(json.dumps(checksums))
 
 

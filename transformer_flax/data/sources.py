@@ -9,15 +9,7 @@ import numpy as np
 
 from transformer_flax.data.normalisation import normalisers
 from transformer_flax.data.synthetic import NumberPairs, SymbolPairs
-from transformer_flax.data.text_files import (
-    Lines,
-    decode_lines,
-    find_text,
-    open_text,
-    require_as_many,
-    require_text,
-    text_folder,
-)
+from transformer_flax.data.text_files import Lines, find_text, read_lines, require_as_many, require_text, text_folder
 from transformer_flax.data.tfds import TfdsPairs
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_root
@@ -117,7 +109,7 @@ class FolderPairs:
         fields = "config.data.source_language and target_language are {} and {}; --languages=SOURCE-TARGET sets both"
         hint = f"; {fields.format(*languages)}"
         files = [require_text(folder, f"{split}.{language}", hint=hint) for language in languages]
-        self._source, self._target = (_read_lines(file, cache_root(config.cache_dir)) for file in files)
+        self._source, self._target = (Lines(read_lines(file), cache_root(config.cache_dir)) for file in files)
         require_as_many(files[0], self._source, files[1], self._target)
         digest = hashlib.sha256()
         for lines in (self._source, self._target):
@@ -130,11 +122,6 @@ class FolderPairs:
 
     def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
         return list(zip(self._source.read(indices), self._target.read(indices), strict=True))
-
-
-def _read_lines(file: pathlib.Path, cache: pathlib.Path) -> Lines:
-    with open_text(file) as stream:
-        return Lines(decode_lines(stream, str(file)), cache)
 
 
 class TsvPairs:
@@ -182,24 +169,21 @@ class TsvPairs:
 def _read_table(file: pathlib.Path, label_column: int, text_column: int) -> Iterator[tuple[str, str]]:
     """Yields the (label, text) of each line."""
     columns = 0
-    with open_text(file) as stream:
-        for number, line in enumerate(decode_lines(stream, str(file)), start=1):
-            cells = line.split("\t")
-            columns = columns or len(cells)
-            if len(cells) != columns:
-                raise UserError(
-                    f"{file}, line {number:,}: it has {len(cells)} columns and the first line {columns}; a tab must "
-                    "stand between columns and nowhere else"
-                )
-            for name, column in (("label_column", label_column), ("text_column", text_column)):
-                if not 0 <= column < columns:
-                    raise UserError(
-                        f"config.data.{name} is {column}; {file} has columns 0 to {columns - 1}: {line[:80]!r}"
-                    )
-            label = cells[label_column].strip()
-            if not label:
-                raise UserError(f"{file}, line {number:,}: its column {label_column}, the label, is empty")
-            yield label, cells[text_column]
+    for number, line in enumerate(read_lines(file), start=1):
+        cells = line.split("\t")
+        columns = columns or len(cells)
+        if len(cells) != columns:
+            raise UserError(
+                f"{file}, line {number:,}: it has {len(cells)} columns and the first line {columns}; a tab must "
+                "stand between columns and nowhere else"
+            )
+        for name, column in (("label_column", label_column), ("text_column", text_column)):
+            if not 0 <= column < columns:
+                raise UserError(f"config.data.{name} is {column}; {file} has columns 0 to {columns - 1}: {line[:80]!r}")
+        label = cells[label_column].strip()
+        if not label:
+            raise UserError(f"{file}, line {number:,}: its column {label_column}, the label, is empty")
+        yield label, cells[text_column]
 
 
 def _is_held_out(text: str, seed: int, share: float) -> bool:

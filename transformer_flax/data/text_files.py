@@ -124,6 +124,17 @@ def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None
         raise UserError(f"{name} is damaged after line {number:,}: {error}") from error
 
 
+def read_lines(file: pathlib.Path) -> Iterator[str]:
+    """Yields the lines of a file.
+
+    Raises:
+      UserError: a line is not UTF-8 or too long, or a compressed file is damaged.
+      OSError: the file cannot be read.
+    """
+    with open_text(file) as stream:
+        yield from decode_lines(stream, str(file))
+
+
 def require_characters(text: str, what: str) -> None:
     """Refuses a lone surrogate (half a character), which a str can hold but UTF-8 cannot.
 
@@ -140,15 +151,10 @@ def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[
     """Reads two files where line N of one file translates line N of the other.
 
     Raises:
-      UserError: the files have different numbers of lines, a line is not UTF-8 or too long, or a compressed file is
-        damaged.
+      UserError: the files have different numbers of lines; or as `read_lines`.
       OSError: a file cannot be read.
     """
-    sides = []
-    for file in (source, target):
-        with open_text(file) as stream:
-            sides.append(list(decode_lines(stream, str(file))))
-    sources, targets = sides
+    sources, targets = (list(read_lines(file)) for file in (source, target))
     require_as_many(source, sources, target, targets)
     return sources, targets
 

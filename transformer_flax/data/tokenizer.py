@@ -310,10 +310,20 @@ def sample_texts(
         progress(done, len(indices))
 
 
-def find_tokenizer(pairs: Pairs, config, *, sources_only: bool = False) -> Tokenizer | None:
-    """Returns the cached tokenizer of these pairs and `config.data`, or None. Removes a damaged file with a warning."""
-    key = _cache_key(pairs, config, sources_only)
-    for file in _cache_folder(config).glob(f"{key}.*.json"):
+def cached_tokenizer(pairs: Pairs, config, train: Callable[[], Tokenizer], *, sources_only: bool = False) -> Tokenizer:
+    """Returns the tokenizer of these pairs and `config.data` from the cache, or trains and keeps it.
+
+    Removes a damaged file with a warning.
+
+    Raises:
+      UserError: the cache cannot be written.
+    """
+    settings = [config.tokenizer, config.vocab_size, config.tokenizer_sample, config.seed]
+    sides = ["sources"] if sources_only else []
+    known = json.dumps([TRAINING, tokenizers.__version__, pairs.fingerprint, *settings, *sides])
+    key = hashlib.sha256(known.encode()).hexdigest()[:32]
+    folder = cache_root(config.cache_dir) / "tokenizers"
+    for file in folder.glob(f"{key}.*.json"):
         try:
             if file.name != _cache_name(key, file.read_bytes()):
                 raise UserError("it has changed since it was made")
@@ -321,33 +331,14 @@ def find_tokenizer(pairs: Pairs, config, *, sources_only: bool = False) -> Token
         except (OSError, UserError) as error:
             logger.warning("the tokenizer in %s is damaged (%s) and is made anew", file, error)
             file.unlink(missing_ok=True)
-    return None
-
-
-def keep_tokenizer(tokenizer: Tokenizer, pairs: Pairs, config, *, sources_only: bool = False) -> None:
-    """Writes a tokenizer to the cache, where `find_tokenizer` finds it.
-
-    Raises:
-      UserError: the cache cannot be written.
-    """
+    tokenizer = train()
     content = tokenizer.to_json().encode()
-    folder = _cache_folder(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / _cache_name(_cache_key(pairs, config, sources_only), content), content)
+        write_whole(folder / _cache_name(key, content), content)
     except OSError as error:
         raise cache_error("the tokenizer", f"{len(content) / 1e6:,.1f} MB", folder, error) from error
-
-
-def _cache_folder(config) -> pathlib.Path:
-    return cache_root(config.cache_dir) / "tokenizers"
-
-
-def _cache_key(pairs: Pairs, config, sources_only: bool) -> str:
-    settings = [config.tokenizer, config.vocab_size, config.tokenizer_sample, config.seed]
-    sides = ["sources"] if sources_only else []
-    known = json.dumps([TRAINING, tokenizers.__version__, pairs.fingerprint, *settings, *sides])
-    return hashlib.sha256(known.encode()).hexdigest()[:32]
+    return tokenizer
 
 
 def _cache_name(key: str, content: bytes) -> str:

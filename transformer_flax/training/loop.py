@@ -1,18 +1,17 @@
 """The training loop, from the first step to the last."""
 
-import collections
 import concurrent.futures
 import contextlib
 import os
 import pathlib
 import time
-from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
+from transformer_flax.prefetch import prefetch
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
@@ -155,24 +154,6 @@ def _compile_ahead(trainer: Any, state: TrainState, progress: Progress) -> None:
         for done, program in enumerate(concurrent.futures.as_completed(programs), start=1):
             program.result()
             update(done, len(programs))
-
-
-def prefetch(make: Callable[[Any], Any], keys: Iterable[Any], ahead: int = 2) -> Generator[Any, None, None]:
-    """Yields `make(key)` of each key, in order. A thread computes up to `ahead` values before they are requested.
-
-    So the batches of the next steps are made while the device works on the current step.
-    """
-    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-    try:
-        under_way = collections.deque()
-        for key in keys:
-            under_way.append(pool.submit(make, key))
-            if len(under_way) > ahead:
-                yield under_way.popleft().result()
-        while under_way:
-            yield under_way.popleft().result()
-    finally:  # also if the consumer stops before the last key
-        pool.shutdown(cancel_futures=True)
 
 
 def _evaluates_after(step: int, config: ConfigDict) -> bool:

@@ -18,7 +18,7 @@ from transformer_flax.data.classes import Classes
 from transformer_flax.data.corpus import Corpus, load_corpus
 from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.data.sources import Pairs, load_pairs
-from transformer_flax.data.tokenizer import Tokenizer, find_tokenizer, keep_tokenizer, sample_texts
+from transformer_flax.data.tokenizer import Tokenizer, cached_tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import count_parameters
@@ -117,22 +117,21 @@ def _describe(model: ModelConfig) -> str:
 
 def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sources_only: bool = False) -> Tokenizer:
     """Returns a tokenizer trained on these pairs as `config.data` specifies, from the cache if it is there."""
-    found = find_tokenizer(pairs, config.data, sources_only=sources_only)
-    if found is not None:
-        return found
-    progress.say("training the tokenizer")
-    with contextlib.ExitStack() as merging:
 
-        def texts() -> Iterator[str]:
-            with progress.bar("reading text for the tokenizer") as update:
-                most, seed = config.data.tokenizer_sample, config.data.seed
-                yield from sample_texts(pairs, most, seed, sources_only=sources_only, progress=update)
-            # From here on, the library does not report its progress, so this bar has no end.
-            merging.enter_context(progress.bar("making the vocabulary"))
+    def train() -> Tokenizer:
+        progress.say("training the tokenizer")
+        with contextlib.ExitStack() as merging:
 
-        tokenizer = Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
-    keep_tokenizer(tokenizer, pairs, config.data, sources_only=sources_only)
-    return tokenizer
+            def texts() -> Iterator[str]:
+                with progress.bar("reading text for the tokenizer") as update:
+                    most, seed = config.data.tokenizer_sample, config.data.seed
+                    yield from sample_texts(pairs, most, seed, sources_only=sources_only, progress=update)
+                # From here on, the library does not report its progress, so this bar has no end.
+                merging.enter_context(progress.bar("making the vocabulary"))
+
+            return Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
+
+    return cached_tokenizer(pairs, config.data, train, sources_only=sources_only)
 
 
 def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from transformer_flax.training.loop import prefetch
+from transformer_flax.prefetch import prefetch
 
 
 def test_values_come_in_order():
