@@ -37,7 +37,7 @@ run cudnn_unmerged env XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_dot_merger_threshold_
 
 # The laws, with products in float32; the one of eight devices needs eight.
 run laws env JAX_PLATFORMS= JAX_DEFAULT_MATMUL_PRECISION=highest python -m pytest -q -n 0 -m "" -k "not eight" tests/model/test_attention.py \
-    tests/model/test_transformer.py tests/model/test_bfloat16.py tests/decoding/test_translator.py tests/training/test_loss.py
+    tests/model/test_transformer.py tests/model/test_bfloat16.py tests/decoding/test_translator.py tests/decoding/test_any_text.py tests/training/test_loss.py
 
 # The search, 3,000 sentences of newstest2013's length in three batches, beside CTranslate2 in float16.
 figure search benchmarks/decode.py --sizes=base --batch_size=1000 --source_length=28 --length=28

@@ -10,7 +10,7 @@ A TPU's time is its compiler's estimate.
 The figures of a search are those of one position: one decoder step for all hypotheses. They are the same at every
 position, because attention reads the whole cache under a mask.
 
-A GPU needs `pip install -e '.[aot-gpu]'`, a TPU `.[aot-tpu]`. A base step compiles in a minute of processor time for a
+A GPU needs `pip install -e '.[cuda]'`, a TPU `.[tpu]`. A base step compiles in a minute of processor time for a
 GPU, and in several for a TPU.
 """
 
@@ -81,7 +81,7 @@ def absent_devices(topology: str) -> tuple[Machine, list[jax.Device]]:
     if name not in MACHINES:
         raise UserError(f"--topology={topology}: it must be one of cuda:h100, cuda:h200, cuda:h100x8, v5e:2x2")
     machine = MACHINES[name]
-    module, extra = ("jax_cuda13_plugin", "aot-gpu") if platform == "cuda" else ("libtpu", "aot-tpu")
+    module, extra = ("jax_cuda13_plugin", "cuda") if platform == "cuda" else ("libtpu", "tpu")
     if not importlib.util.find_spec(module):
         raise UserError(f"--topology={topology} needs {module}, which is not installed: pip install -e '.[{extra}]'")
     if platform == "cuda":

@@ -42,7 +42,7 @@ class Bench:
 
     def __init__(self, config, folder: pathlib.Path):
         self._directory = RunDirectory(folder)
-        config.eval.every, config.eval.sentences, config.eval.test, config.eval.final_average = 0, 1, False, 1
+        config.eval.update(every=0, patience=0, test=False, final_average=1, final_sentences=1)
         config.decode.update(beam_size=1, max_extra_length=0)  # the end of a run is evaluated in any case
         config.log.every = WARM
         config.parallel.mode = "jit"

@@ -135,7 +135,7 @@ def main() -> None:
                 )
                 functions[f"{size}, {peer}"] = lambda step=step: [step() for _ in range(STEPS.value)][-1]
         lengths = np.full(len(batch["source"]), LENGTH.value)
-        for name in functions.keys() - flops.keys() - {"a matrix product"}:
+        for name in [name for name in functions if name not in flops and name != "a matrix product"]:
             flops[name] = STEPS.value * training_flops(config, lengths, lengths)
             tokens[name] = STEPS.value * 2 * batch["source"].size
 

@@ -9,6 +9,7 @@ import pathlib
 import signal
 import sys
 
+import hypothesis
 import jax
 import pytest
 
@@ -36,13 +37,17 @@ os.environ["TRANSFORMER_FLAX_ALLOCATOR"] = "system"  # one arena for all threads
 # JAX keeps millions of objects, which Python would look through again and again: a fifth of the time of the tests.
 gc.set_threshold(200_000, 20, 100)
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 # Shells have what they start in the background ignore Ctrl-C, which processes hand on to those that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 long = functools.partial(pytest.param, marks=pytest.mark.long)  # a case of the long form of the tests
 
-TINY = TransformerConfig(  # a new field has its default here
+# The paper's model with all sizes different from each other, so that no two axes are taken for one another. A new field
+# has its default here.
+TINY = TransformerConfig(
     vocab_size=29,
     num_layers=2,
     d_model=16,
@@ -81,12 +86,6 @@ VARIANTS = {  # a choice is the same in every layer, and the paper's model has t
 def variant(request) -> TransformerConfig:
     """Every choice of the model, one at a time."""
     return VARIANTS[request.param]
-
-
-@pytest.fixture
-def tiny() -> TransformerConfig:
-    """The paper's model with all sizes different from each other, so that no two axes are taken for one another."""
-    return TINY
 
 
 @pytest.fixture(scope="session")

@@ -6,5 +6,4 @@ import transformer_flax.ablation.sweep
 import transformer_flax.run
 import transformer_flax.training.vectorized_seeds  # noqa: F401
 
-gc.set_threshold(200_000, 20, 100)
 gc.freeze()  # or each child would look through, and so copy, all of it

@@ -13,8 +13,6 @@ ROOT = pathlib.Path(__file__).parent.parent
 # How many page faults it takes to write to 16 MB that were just given back, eight times over.
 PROGRAM = """
 import ctypes, json, resource
-from configs.numbers import get_config
-from transformer_flax.training.setup import checked_config
 {begin}
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -30,7 +28,12 @@ faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 huge = sum(int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if line.startswith("AnonHugePages"))
 print(json.dumps([faults, huge]))
 """
-TRAINING = "checked_config(get_config())"
+TRAINING = """
+from configs.numbers import get_config
+from transformer_flax.training.setup import checked_config
+checked_config(get_config())
+"""
+KEEPING = "from transformer_flax.allocator import keep_memory; keep_memory()"
 
 
 def measure(begin: str = TRAINING, **environment: str) -> tuple[int, int]:
@@ -62,9 +65,9 @@ def test_memory_that_was_freed_is_given_again_without_page_faults():
 @pytest.mark.parametrize(
     "choice",
     [
-        {"TRANSFORMER_FLAX_ALLOCATOR": "system"},
-        {"MALLOC_TOP_PAD_": "0"},
-        {"JAX_PLATFORMS": "cuda,cpu", "begin": "__import__('transformer_flax.allocator').allocator.keep_memory()"},
+        {"begin": KEEPING, "TRANSFORMER_FLAX_ALLOCATOR": "system"},
+        {"begin": KEEPING, "MALLOC_TOP_PAD_": "0"},
+        {"begin": KEEPING, "JAX_PLATFORMS": "cuda,cpu"},
         {"begin": ""},
     ],
     ids=["the switch", "malloc's own variables", "an accelerator", "no training"],

@@ -89,7 +89,7 @@ def test_the_kernels_of_a_program_are_read_with_their_bytes_flops_and_lines():
 def absent(topology):
     """The machine of that name and its devices, for the compiler alone; skips the test without the compiler."""
     if not importlib.util.find_spec("jax_cuda13_plugin"):
-        pytest.skip("the compiler for absent GPUs is not installed: pip install -e '.[aot-gpu]'")
+        pytest.skip("the compiler for absent GPUs is not installed: pip install -e '.[cuda]'")
     from benchmarks.aot import absent_devices
 
     return absent_devices(topology)

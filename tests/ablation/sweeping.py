@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 from tests import forked
 from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT
@@ -53,6 +54,14 @@ def told(config, workdir, *arguments) -> tuple[int, str]:
     """The same where nothing is trained, by a process that is forked."""
     ended = forked.run("transformer_flax.sweep", f"--config={config}", f"--workdir={workdir}", *arguments)
     return ended.returncode, ended.stdout + ended.stderr
+
+
+def wait_for(log: pathlib.Path, text: str) -> None:
+    """Waits until a log has this text."""
+    until = time.monotonic() + PATIENCE
+    while not log.exists() or text not in log.read_text():
+        assert time.monotonic() < until, f"{text!r} was not said"
+        time.sleep(0.02)
 
 
 def stop_all(process: subprocess.Popen) -> None:

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from configs import numbers
-from tests.ablation.sweeping import run, sweeping, timeless
+from tests.ablation.sweeping import run, sweeping, timeless, wait_for
 from tests.commands.process import PATIENCE
 from tests.conftest import ROOT
 from transformer_flax.ablation.local import Local, explain, last_of, slots
@@ -130,13 +130,6 @@ with Interruption() as interruption:
 print("saved", flush=True)
 sys.exit({})
 """
-
-
-def wait_for(log, text) -> None:
-    until = time.monotonic() + PATIENCE
-    while not log.exists() or text not in log.read_text():
-        assert time.monotonic() < until, f"{text!r} was not said"
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

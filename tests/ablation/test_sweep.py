@@ -9,11 +9,10 @@ import pathlib
 import re
 import shutil
 import signal
-import time
 
 import pytest
 
-from tests.ablation.sweeping import LITTLE_MEMORY, InProcess, stop_all, sweeping, timeless, told
+from tests.ablation.sweeping import LITTLE_MEMORY, InProcess, stop_all, sweeping, timeless, told, wait_for
 from tests.commands.process import ENVIRONMENT, PATIENCE
 from transformer_flax.ablation.local import Local, Slot
 from transformer_flax.ablation.plan import show_plan
@@ -77,20 +76,14 @@ def swept(config, tmp_path_factory) -> Swept:
     workdir = tmp_path_factory.mktemp("swept") / "sweep"
     log = workdir / f"base,{TOKENS}=512/seed0.log"
 
-    def wait_for(text: str) -> None:
-        until = time.monotonic() + PATIENCE
-        while not log.exists() or text not in log.read_text():
-            assert time.monotonic() < until, f"{text!r} was not said"
-            time.sleep(0.02)
-
     workdir.mkdir()
     (workdir / ".results.jsonl.partial").write_text("{")  # as of a sweep that was killed at its first line
     with sweeping(config, workdir, SMALL) as process:
-        wait_for("step      10/200")
+        wait_for(log, "step      10/200")
         stop_all(process)
         said, _ = process.communicate(timeout=PATIENCE)
     with sweeping(config, workdir, SMALL) as killed:
-        wait_for("resuming from step")
+        wait_for(log, "resuming from step")
         killed.kill()
     ended = finish(config, workdir)  # at once, while the run that is left behind saves its step
     head, results = read(workdir / "results.jsonl")

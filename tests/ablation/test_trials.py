@@ -267,14 +267,6 @@ def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(
         sweep(runs, made, HEAD, Nowhere())
 
 
-def test_a_directory_of_a_sweep_of_another_base_is_refused(tmp_path):
-    made = recipe(tmp_path / "sweep")
-    made.workdir.mkdir()
-    Journal(made.workdir / "results.jsonl", HEAD)
-    with pytest.raises(UserError, match=r"another base:\n  config\.model\.dropout: 0\.1 there, 0\.05 now"):
-        sweep([], made, HEAD | {"config": HEAD["config"] | {"model.dropout": 0.05}}, Nowhere())
-
-
 def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finished):
     for name in ("metrics.jsonl", "tokenizer.json"):
         shutil.copy(finished / name, tmp_path)

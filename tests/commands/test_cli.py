@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, long
 from transformer_flax.arguments import load_config
 from transformer_flax.errors import UserError
 
@@ -135,7 +135,13 @@ def test_a_closed_terminal_ends_a_command_which_clears_away_what_is_half_done():
 
 @pytest.mark.parametrize(
     "line",
-    ["evaluate --workdir=no", "classify --workdir=no", "align --workdir=no", "export --workdir=no x", "fetch no"],
+    [
+        "evaluate --workdir=no",
+        long("classify --workdir=no"),
+        "align --workdir=no",
+        long("export --workdir=no x"),
+        "fetch no",
+    ],
 )
 def test_a_command_starts_from_nothing(line):
     command, *arguments = line.split()

@@ -84,10 +84,11 @@ def test_the_command_lists_its_commands(installed, tmp_path):
 
     assert succeeds(installed, tmp_path, "--version").strip() == transformer_flax.__version__
     help_text = succeeds(installed, tmp_path)
-    assert "\n  fetch " in help_text
-    for command in ("train", "translate", "evaluate", "classify", "align", "sweep", "cost", "vectors"):
-        assert f"\n  {command} " in help_text
-        assert "--config" in (said := succeeds(installed, tmp_path, command, "--help")) or "--workdir" in said
+    modules = (installed / "transformer_flax").glob("*.py")
+    commands = [module.stem for module in modules if "    cli.run(main" in module.read_text()]
+    assert "translate" in commands
+    assert all(f"\n  {command} " in help_text for command in commands)
+    assert "--workdir" in succeeds(installed, tmp_path, "translate", "--help")
     result = run(installed, tmp_path, "tranlsate")
     assert result.returncode == 2
     assert "there is no command 'tranlsate'; did you mean 'translate'?" in result.stderr

@@ -20,7 +20,7 @@ from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 
-law = settings(deadline=None, max_examples=60)
+law = settings(max_examples=60)
 KINDS = (BucketedBatches, PackedBatches)
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -103,7 +103,6 @@ def fewest_slots(lengths, num_buckets: int) -> int:
     return min(slots(lengths, (*choice, longest)) for choice in choices)
 
 
-@settings(deadline=None)
 @given(
     histogram=st.dictionaries(st.integers(1, 40), st.integers(1, 30), min_size=1, max_size=9),
     num_buckets=st.integers(1, 10),

@@ -1,18 +1,17 @@
 import os
 import pathlib
 import re
-import resource
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import forked
 from tests.data.make import ListPairs
+from tests.disks import files_up_to
 from transformer_flax.data.corpus import CHUNK, Sentences, load_corpus
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
@@ -87,7 +86,6 @@ def test_lengths_count_the_end_symbol(tmp_path, tokenizer):
     assert corpus.target.lengths.tolist() == [len(ids) + 1 for ids in tokenizer.encode([pair[1] for pair in PAIRS])]
 
 
-@settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), data=st.data())
 def test_the_beginnings_of_sentences_are_read_one_after_the_other(lengths, data):
     offsets = np.cumsum([0, *lengths])
@@ -175,10 +173,7 @@ def test_a_leftover_of_a_killed_process_is_not_taken_for_a_cache(tmp_path, token
         load_corpus(PAIRS, tokenizer, sys.argv[1])
         """
     (tmp_path / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-    root = pathlib.Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment)
-    assert killed.returncode == -signal.SIGXFSZ
+    assert forked.run("-c", program, tmp_path).returncode == -signal.SIGXFSZ
     assert len(entries(tmp_path)) == 1
     assert_holds(load_corpus(PAIRS, tokenizer, str(tmp_path)), PAIRS, tokenizer)
 
@@ -206,22 +201,12 @@ def test_a_damaged_entry_is_noticed_and_made_anew(tmp_path, tokenizer, caplog, n
     assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    "times",
-    [
-        1,
-        40,
-    ],
-)
+@pytest.mark.parametrize("times", [1, 40])
 def test_a_full_disk_is_reported_and_leaves_nothing_behind(tmp_path, tokenizer, times):
     pairs = ListPairs(PAIRS * times)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))  # bytes of a file: the first one fails half-way
-    try:
-        with pytest.raises(UserError, match=rf"{re.escape(str(tmp_path))}.*--config\.data\.cache_dir"):
-            load_corpus(pairs, tokenizer, str(tmp_path))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    place = rf"{re.escape(str(tmp_path))}.*--config\.data\.cache_dir"
+    with pytest.raises(UserError, match=place), files_up_to(500):  # the first file fails half-way
+        load_corpus(pairs, tokenizer, str(tmp_path))
     assert entries(tmp_path) == []
     assert_holds(load_corpus(pairs, tokenizer, str(tmp_path)), pairs, tokenizer)
 

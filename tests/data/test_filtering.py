@@ -1,12 +1,10 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.make import ListPairs, corpus_of, data_config
 from transformer_flax.data.corpus import load_corpus
 from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.data.tokenizer import Tokenizer
-
-law = settings(deadline=None)
 
 
 def select(corpus, max_length, **fields):
@@ -21,7 +19,6 @@ def test_selection_keeps_pairs_up_to_the_longest_and_counts_the_others():
     assert selection.dropped == {"an empty side": 4, "more than 5 tokens": 2}
 
 
-@law
 @given(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), max_size=40), st.integers(2, 12))
 def test_every_pair_is_selected_or_counted(lengths, max_length):
     source, target = zip(*lengths, strict=True) if lengths else ((), ())

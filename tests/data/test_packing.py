@@ -3,14 +3,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_flax.data.packing import pack
 
 WIDTH = 20
 lengths = st.lists(st.tuples(st.integers(1, WIDTH), st.integers(1, WIDTH)), min_size=1, max_size=80)
-law = settings(deadline=None)
 
 
 def sides(pairs) -> tuple[np.ndarray, np.ndarray]:
@@ -23,7 +22,6 @@ def rows_of(packing, seed: int = 0) -> list[list[int]]:
     return [row.tolist() for row in np.split(pairs, np.cumsum(sizes)[:-1])]
 
 
-@law
 @given(lengths, st.integers(0, 5))
 def test_every_pair_has_one_place_and_no_row_more_than_its_width(pairs, seed):
     source, target = sides(pairs)
@@ -34,7 +32,6 @@ def test_every_pair_has_one_place_and_no_row_more_than_its_width(pairs, seed):
         assert max(source[row].sum(), target[row].sum()) <= WIDTH
 
 
-@law
 @given(lengths)
 def test_shuffling_changes_the_pairs_of_a_row_and_not_their_lengths(pairs):
     source, target = sides(pairs)
@@ -45,7 +42,6 @@ def test_shuffling_changes_the_pairs_of_a_row_and_not_their_lengths(pairs):
         assert target[row].tolist() == target[peer].tolist()
 
 
-@law
 @given(lengths)
 def test_a_pair_is_alone_only_where_it_fits_to_no_other_that_is(pairs):
     source, target = sides(pairs)

@@ -1,13 +1,13 @@
 import errno
 import pathlib
 import re
-import resource
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import numbers
+from tests.disks import files_up_to
 from transformer_flax.data import text_files as module
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.text_files import BLOCK, Lines, write_pairs
@@ -21,7 +21,6 @@ SIZE = sum(len(line.encode()) + 1 for line in LONG)
 TEXTS = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])), max_size=20)
 
 
-@settings(deadline=None)
 @given(texts=TEXTS, block=st.integers(1, 50), data=st.data())
 def test_lines_come_back_in_any_order(tmp_path_factory, texts, block, data):
     with pytest.MonkeyPatch.context() as patch:
@@ -56,13 +55,9 @@ def test_a_folder_that_cannot_be_is_refused_with_what_it_is_for():
 
 @pytest.mark.parametrize("room", [0, 500, 3 * BLOCK // 2, SIZE - 1])
 def test_a_full_disk_is_reported_with_all_that_is_needed_and_leaves_nothing_behind(tmp_path, room):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # bytes of a file
-    try:
-        with pytest.raises(UserError, match=rf"needs {SIZE / 1e6:.1f} MB in {re.escape(str(tmp_path))}, "):
-            Lines(LONG, tmp_path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    needs = rf"needs {SIZE / 1e6:.1f} MB in {re.escape(str(tmp_path))}, "
+    with pytest.raises(UserError, match=needs), files_up_to(room):
+        Lines(LONG, tmp_path)
     assert not list(tmp_path.iterdir())
     assert Lines(LONG, tmp_path).read(range(len(LONG))) == LONG
 

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.data.make import ListPairs
@@ -28,7 +28,6 @@ texts = st.one_of(
     st.text(),
     st.lists(st.sampled_from([*LITERALS, "house", "haus", " ", "  ", "\n", "\t", "é", "it's", "12"])).map("".join),
 )
-law = settings(deadline=None)
 
 
 @pytest.fixture(scope="module", params=LOSSLESS)
@@ -49,7 +48,6 @@ def loaded(tokenizer, tmp_path_factory) -> Tokenizer:
     return Tokenizer.load(file)
 
 
-@law
 @given(texts)
 @example("")
 @example(" ")
@@ -64,7 +62,6 @@ def test_decoding_an_encoding_gives_the_text(tokenizer, text):
     assert tokenizer.decode(ids) == text
 
 
-@law
 @given(texts)
 @example("<pad><begin><end>")
 @example(" <pad> <begin> <end> ")
@@ -79,7 +76,6 @@ def test_whole_words_are_never_special_tokens_either():
     assert words.pieces("the <end> <pad>") == ["the", "<", "end", ">", "<", "pad", ">", "<end>"]
 
 
-@law
 @given(texts)
 @example("<end>")
 def test_a_loaded_tokenizer_is_the_one_that_was_saved(tokenizer, loaded, text):
@@ -88,7 +84,6 @@ def test_a_loaded_tokenizer_is_the_one_that_was_saved(tokenizer, loaded, text):
     assert loaded.decode(ids) == text
 
 
-@law
 @given(st.lists(texts, max_size=5))
 def test_a_text_is_encoded_alike_in_any_company(tokenizer, batch):
     assert tokenizer.encode(batch) == [tokenizer.encode([text])[0] for text in batch]
@@ -104,7 +99,6 @@ def test_only_an_empty_text_has_no_ids(tokenizer):
     assert all(tokenizer.encode([" ", "\n", "\x00"]))
 
 
-@law
 @given(texts)
 @example("")
 @example("<end>")

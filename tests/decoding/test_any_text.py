@@ -37,7 +37,7 @@ SMALL = {"beam_size": 2, "nbest": 1, "max_extra_length": 4, "max_input_length": 
 
 
 def law(examples: int):
-    return settings(deadline=None, derandomize=True, max_examples=examples)
+    return settings(derandomize=True, max_examples=examples)
 
 
 @pytest.fixture(scope="module")

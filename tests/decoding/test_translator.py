@@ -64,12 +64,6 @@ def test_order_of_the_lines_changes_nothing_but_the_order():
     assert texts(found([LINES[i] for i in order])) == [texts(expected)[i] for i in order]
 
 
-def test_size_of_the_batches_changes_nothing():
-    together, alone = found(LINES), found(LINES, batch_size=1)
-    assert texts(together) == texts(alone)
-    np.testing.assert_allclose(scores_of(together), scores_of(alone), atol=1e-4)
-
-
 @pytest.mark.parametrize("changes", [{}, {"sampling": Sampling(), "nbest": 2}], ids=str)
 def test_eight_devices_translate_and_score_as_one_does(changes):
     devices._program.cache_clear()  # so that all that are used are compiled here
@@ -153,12 +147,6 @@ def test_a_beam_of_one_takes_the_likeliest_token_again_and_again():
         assert translation.log_prob == pytest.approx(log_prob, abs=1e-4)
 
 
-def test_the_best_of_several_is_the_one():
-    for several, [one] in zip(found(WORDS), found(WORDS, nbest=1), strict=True):
-        assert several[0].tokens == one.tokens
-        assert several[0].score == pytest.approx(one.score, abs=1e-5)
-
-
 def test_the_best_translations_are_different_and_in_order():
     for translations in found(WORDS):
         assert len({t.tokens for t in translations}) == len(translations) == 3
@@ -176,11 +164,6 @@ def test_a_score_is_the_log_probability_over_the_penalty_of_all_tokens(kind, pen
 
 
 # ----- samples
-
-
-def test_a_sample_at_temperature_zero_is_greedy_search():
-    sampled = found(WORDS, sampling=Sampling(temperature=0), **GREEDY)
-    assert sampled == found(WORDS, **GREEDY)
 
 
 def test_samples_of_a_line_are_the_same_in_any_batch_and_window():
@@ -247,15 +230,6 @@ def test_lines_cut_for_scoring_are_counted_once(caplog):
 
 
 # ----- ensembles
-
-
-def test_an_ensemble_of_a_model_with_itself_is_the_model():
-    lines = WORDS[:2]
-    twice, once = found(lines, configs=(ONE, ONE)), found(lines)
-    assert texts(twice) == texts(once)
-    np.testing.assert_allclose(scores_of(twice), scores_of(once), atol=1e-4)
-    for ours, own in zip(make(configs=(ONE, ONE)).score(lines, lines), make().score(lines, lines), strict=True):
-        np.testing.assert_allclose(ours, own, atol=1e-4)
 
 
 def test_an_ensemble_has_the_mean_of_the_probabilities_of_its_models():

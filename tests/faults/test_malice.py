@@ -12,6 +12,7 @@ import pytest
 
 from tests import forked
 from tests.commands.process import succeeds
+from tests.disks import snapshot
 from transformer_flax.run import restore
 
 CONFIG = """
@@ -31,10 +32,6 @@ class Touch:
 
     def __reduce__(self):
         return pathlib.Path.touch, (self._marker,)
-
-
-def snapshot(folder: pathlib.Path) -> dict[str, bytes]:
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 @pytest.fixture

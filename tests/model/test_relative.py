@@ -92,11 +92,3 @@ def test_within_neighbourhoods_distances_are_the_same(kind):
     assert np.abs(in_blocks - logits_of(dataclasses.replace(near, neighbourhood=0))).max() > 0.1
     inputs = np.asarray(shift_right(TARGET)).reshape(B, K, T)
     np.testing.assert_allclose(decode_stepwise(near, inputs), in_blocks.reshape(B, K, T, -1), atol=1e-5)
-
-
-def test_only_self_attention_learns_distances():
-    params = random_params(RELATIVE)
-    assert "distances" in params["encoder_1"]["self_attention"]
-    assert "distances" in params["decoder_1"]["self_attention"]
-    assert "distances" not in params["decoder_1"]["cross_attention"]
-    assert "positions" not in params

@@ -351,9 +351,9 @@ def initial(config):
 
 
 @pytest.mark.parametrize("start", ["xavier", "fairseq", "deepnorm"])
-def test_a_start_scales_the_initial_values_of_its_matrices_and_nothing_else(tiny, start):
-    scaled = dataclasses.replace(tiny, start=start, branch_init=0.5)
-    for (path, value), (_, other) in zip(initial(tiny), initial(scaled), strict=True):
+def test_a_start_scales_the_initial_values_of_its_matrices_and_nothing_else(start):
+    scaled = dataclasses.replace(TINY, start=start, branch_init=0.5)
+    for (path, value), (_, other) in zip(initial(TINY), initial(scaled), strict=True):
         stack, _, name = jax.tree_util.keystr(path, simple=True, separator=".").partition("_")
         gain = 1.0
         if name.endswith(("value.kernel", "output.kernel", "w_1.kernel", "w_2.kernel")):
@@ -363,28 +363,28 @@ def test_a_start_scales_the_initial_values_of_its_matrices_and_nothing_else(tiny
         np.testing.assert_allclose(gain * value, other, rtol=1e-6)
 
 
-def test_without_deepnorm_residuals_are_not_multiplied(tiny):
+def test_without_deepnorm_residuals_are_not_multiplied():
     """By 1, they would still sum their gradients in another order, and a run would differ in its last bits."""
 
     def program(alpha):
-        layer = AddAndNorm(tiny, alpha)
-        x = jnp.ones((1, 3, tiny.d_model))
+        layer = AddAndNorm(TINY, alpha)
+        x = jnp.ones((1, 3, TINY.d_model))
         return str(jax.make_jaxpr(lambda x: layer.init_with_output(jax.random.key(0), x, jnp.tanh)[0])(x))
 
     assert program(2.0).count(" mul ") == program(1.0).count(" mul ") + 1
 
 
-def test_deepnorm_multiplies_residuals_which_is_as_if_sub_layers_were_divided(tiny):
+def test_deepnorm_multiplies_residuals_which_is_as_if_sub_layers_were_divided():
     """LayerNorm(alpha x + f(x)) = LayerNorm(x + f(x) / alpha), but for its epsilon."""
-    params = random_params(tiny)
+    params = random_params(TINY)
 
     def divide(path, leaf):
         stack, _, name = jax.tree_util.keystr(path, simple=True, separator=".").partition("_")
         return leaf / DEEPNORM[stack][0] if name.endswith(("output.kernel", "w_2.kernel", "w_2.bias")) else leaf
 
     divided = jax.tree_util.tree_map_with_path(divide, params)
-    deep = dataclasses.replace(tiny, start="deepnorm")
+    deep = dataclasses.replace(TINY, start="deepnorm")
     ours = logits_of(deep)
-    theirs = compiled(tiny)({"params": divided}, SOURCE, TARGET, rngs=None)
+    theirs = compiled(TINY)({"params": divided}, SOURCE, TARGET, rngs=None)
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
-    assert not np.allclose(ours, logits_of(tiny), atol=0.01)
+    assert not np.allclose(ours, logits_of(TINY), atol=0.01)

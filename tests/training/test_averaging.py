@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from orbax.checkpoint import v1 as ocp
 
+from tests.disks import snapshot
 from tests.training.small import small_config
 from tests.training.states import state_at
 from transformer_flax.errors import UserError
@@ -90,10 +91,6 @@ def test_parameters_are_loaded_beside_a_run_that_is_writing(tmp_path):
     resumed.save(state_at(30), {})
     resumed.close()
     assert saved_steps(directory) == [10, 20, 30]
-
-
-def snapshot(path):
-    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 @pytest.fixture

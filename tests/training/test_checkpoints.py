@@ -1,7 +1,6 @@
 """Checkpoints on real disks, full ones among them."""
 
 import json
-import subprocess
 import time
 import zlib
 
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.disks import mounted
 from tests.training.small import small_config, write_text
 from tests.training.states import OPTIMIZER, state_at
 from transformer_flax.console import Progress
@@ -180,14 +180,8 @@ def test_a_directory_that_is_gone_is_told_of_and_not_made_anew(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of its own with 1 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path / "disk", "1m") as disk:
+        yield disk
 
 
 def test_a_full_disk_is_told_of_and_the_older_checkpoints_stay(small_disk):

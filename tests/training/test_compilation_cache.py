@@ -2,13 +2,10 @@ import itertools
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 
-from tests.commands.process import ENVIRONMENT
-from tests.conftest import ROOT
+from tests import forked
 from tests.training.small import small_config, write_text
 from transformer_flax.training import loop
 
@@ -17,6 +14,7 @@ import json, sys
 import jax
 from transformer_flax.training.compilation_cache import keep_compiled
 
+jax.config.update("jax_compilation_cache_dir", sys.argv[2] or None)
 place = keep_compiled(sys.argv[1])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 for size in (8, 9):
@@ -25,18 +23,17 @@ json.dump([str(place), len(list(place.glob("*-cache")))], sys.stdout)
 """
 
 
-def compile_in(cache_dir, **environment) -> tuple[str, int]:
+def compile_in(cache_dir, given: str = "") -> tuple[str, int]:
     """In a process of its own: the place of compiled programs, and how many there are."""
-    env = {name: value for name, value in ENVIRONMENT.items() if "COMPILATION_CACHE" not in name} | environment
-    command = [sys.executable, "-c", COMPILE, str(cache_dir)]
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    result = forked.run("-c", COMPILE, cache_dir, given)
+    assert result.returncode == 0, result.stderr
     assert "persistent compilation cache" not in result.stderr
     return tuple(json.loads(result.stdout))
 
 
 def test_compiled_programs_are_kept_where_jax_was_told_to(tmp_path):
     given = str(tmp_path / "given")
-    assert compile_in(tmp_path / "cache", JAX_COMPILATION_CACHE_DIR=given)[0] == given
+    assert compile_in(tmp_path / "cache", given)[0] == given
 
 
 def test_compiled_programs_are_kept_in_the_cache_and_those_that_were_cut_short_made_anew_once(tmp_path):

@@ -14,6 +14,7 @@ import time
 import pytest
 
 from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT, wait_for_output
+from tests.disks import mounted
 from tests.forked import Forked
 from tests.training.small import write_text
 from transformer_flax.files import read_json_lines
@@ -168,14 +169,8 @@ def test_a_signal_that_is_ignored_stays_so():
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of its own."""
-    disk = tmp_path / "run"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path / "run", "8m") as disk:
+        yield disk
 
 
 def fill(disk) -> None:

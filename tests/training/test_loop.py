@@ -197,18 +197,12 @@ def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path):
     assert len(done["valid"].outputs) == PAIRS["valid"]  # at the end, all of them
     before = final_state(tmp_path / "run", 6)
     (tmp_path / "run/tokenizer.json").unlink()  # as after a kill just behind config.json; it is made again
-    again = run("run", **DONE)
+    again = run("run", **DONE | {"checkpoint__keep": 1})
     assert again["valid"].scalars == done["valid"].scalars
+    assert saved_steps(tmp_path / "run/checkpoints") == [2, 4, 6]  # nothing is deleted
     jax.tree.map(np.testing.assert_array_equal, before, final_state(tmp_path / "run", 6))
     with pytest.raises(UserError, match=r"at step 6 already, past config\.steps=4"):
         run("run", steps=4, **DONE)
-
-
-def test_a_finished_run_that_is_started_again_deletes_no_checkpoint(run, done, tmp_path):
-    before = saved_steps(tmp_path / "run/checkpoints")
-    assert before == [2, 4, 6]
-    run("run", **DONE | {"checkpoint__keep": 1})
-    assert saved_steps(tmp_path / "run/checkpoints") == before
 
 
 def test_averages_are_of_the_last_regular_checkpoints_and_name_those_that_are_missing(run, done, tmp_path, capsys):

@@ -1,8 +1,8 @@
 import json
-import resource
 
 import pytest
 
+from tests.disks import files_up_to, snapshot
 from tests.training.small import small_config
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
@@ -10,10 +10,6 @@ from transformer_flax.training.run_directory import RunDirectory
 
 DATA = {"train": "abc", "valid": "def"}
 TOKENIZER = Tokenizer.train(["a b a b"], 270)
-
-
-def snapshot(path):
-    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def test_a_config_comes_back_as_it_was(tmp_path):
@@ -81,16 +77,6 @@ def test_other_splits_may_be_used_and_what_is_known_of_one_that_is_not_used_now_
         RunDirectory(tmp_path).check(small_config(), DATA | {"valid": "xyz"})
 
 
-def claim_on_a_small_disk(workdir, config, size):
-    """Claims where no file can have more than `size` bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        workdir.claim(config, DATA, TOKENIZER)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
 @pytest.mark.parametrize("larger", ["config", "tokenizer"])
 def test_an_end_at_any_file_of_a_claim_leaves_a_directory_that_the_same_command_claims(tmp_path, larger):
     # As after a kill: of what a claim writes, there is all before the file that does not fit.
@@ -100,8 +86,11 @@ def test_an_end_at_any_file_of_a_claim_leaves_a_directory_that_the_same_command_
     assert sizes[larger] == max(sizes.values())
     for size, failing in ((500, "config"), (min(sizes.values()), larger)):
         run = RunDirectory(tmp_path / str(size))
-        with pytest.raises(UserError, match=rf"{failing}\.json cannot be written: File too large"):
-            claim_on_a_small_disk(run, config, size)
+        with (
+            pytest.raises(UserError, match=rf"{failing}\.json cannot be written: File too large"),
+            files_up_to(size),
+        ):
+            run.claim(config, DATA, TOKENIZER)
         run.claim(config, DATA, TOKENIZER)
         assert snapshot(run.path) == snapshot(tmp_path / "whole")
 
@@ -134,7 +123,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("five years of work")
     with pytest.raises(UserError, match="is not empty and holds no run"):
         RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
-    assert snapshot(tmp_path).keys() == {(tmp_path / "thesis.tex").relative_to(tmp_path)}
+    assert snapshot(tmp_path).keys() == {"thesis.tex"}
 
 
 @pytest.mark.parametrize("content", [b'{"config": {', b"[]", b'{"model_type": "bert"}', b"\xff\xfe", b""])

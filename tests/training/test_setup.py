@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 
+from tests.conftest import long
 from tests.forked import run
 from tests.training.small import final_state, small_config, write_text
 from transformer_flax.console import Progress
@@ -299,7 +300,7 @@ def test_word_pieces_are_trained_and_kept_for_a_run_as_any_tokenizer(folder, tmp
     assert run.load_tokenizer().decode(ids) == "a b"
 
 
-@pytest.mark.parametrize("size", [260, 290])
+@pytest.mark.parametrize("size", [260, long(290)])
 def test_a_tokenizer_put_in_place_of_the_run_s_is_refused_with_and_without_checksums(folder, tmp_path, size):
     config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), steps=1)
     run = tmp_path / "run"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import transformer_flax
+from tests.disks import mounted
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
@@ -78,21 +79,16 @@ def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(alone
     assert (len(vocabularies), len(losses)) == (1, 2)
 
 
-def test_what_one_has_evaluated_is_not_evaluated_again(config, together, tmp_path, capsys):
+def test_they_go_on_together_to_the_same_end(config, together, tmp_path, capsys):
     again = copy(together, tmp_path / "again", without=["seed1/checkpoints/6", "seed3/checkpoints/6"])
     file = again / "seed1/metrics.jsonl"  # as if the end had come while seed 1 was evaluated after step 3
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(line for line in lines if not ('"step": 3' in line and "valid/loss" in line)))
     train_seeds(config(), [3, 1], again)
     said = capsys.readouterr().out
+    assert "seed 3: resuming from step 3" in said
     assert "seed 1: evaluating the parameters of step 3" in said
     assert "seed 3: evaluating the parameters of step 3" not in said
-
-
-def test_they_go_on_together_to_the_same_end(config, together, tmp_path, capsys):
-    again = copy(together, tmp_path / "again", without=["seed1/checkpoints/6", "seed3/checkpoints/6"])
-    train_seeds(config(), [3, 1], again)
-    assert "seed 3: resuming from step 3" in capsys.readouterr().out
     assert_same(again, together)
     assert read_json_lines(again / "seed1/metrics.jsonl")[0]["train/seeds_at_once"] == 2
 
@@ -129,13 +125,8 @@ def test_what_lies_on_the_host_is_stacked_there():
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """The directory of seed 1, a file system of its own."""
-    disk = tmp_path / "seed1"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)], capture_output=True).returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with mounted(tmp_path / "seed1", "2m") as disk:
+        yield disk
 
 
 @pytest.mark.long

@@ -1,0 +1,38 @@
+"""Disks that are small or full, and what lies in a folder."""
+
+import contextlib
+import pathlib
+import resource
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+
+@contextlib.contextmanager
+def files_up_to(size: int) -> Iterator[None]:
+    """No file can have more than `size` bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@contextlib.contextmanager
+def mounted(folder: pathlib.Path, size: str) -> Iterator[pathlib.Path]:
+    """A new folder that is a file system of this size, such as 8m."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("a small file system can be mounted by root only")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def snapshot(folder: pathlib.Path) -> dict[str, bytes]:
+    """The content of each file, by its path in the folder."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
