@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, logits_of
+from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
 from transformer_flax.model.dropout import Dropout, random_bits
 from transformer_flax.model.layers import AddAndNorm
 from transformer_flax.model.positions import sinusoids
@@ -68,8 +69,12 @@ def test_dropout_without_a_key_or_with_rate_zero_does_nothing():
     np.testing.assert_array_equal(Dropout(0).apply({}, x, rngs={"dropout": jax.random.key(0)}), x)
 
 
-def test_dropout_is_active_with_a_key_and_differs_by_key():
-    config = dataclasses.replace(TINY, num_layers=1, dropout=0.5)
+@pytest.mark.parametrize(
+    "config",
+    [dataclasses.replace(TINY, num_layers=1, dropout=0.5), RECURRENT, CONVOLUTIONAL],
+    ids=["transformer", "recurrent", "convolutional"],
+)
+def test_dropout_is_active_with_a_key_and_differs_by_key(config):
     without = logits_of(config)
     first, again, second = (logits_of(config, dropout_key=jax.random.key(n)) for n in (1, 1, 2))
     np.testing.assert_array_equal(first, again)

@@ -1,13 +1,10 @@
-import jax
-import numpy as np
 import pytest
 
 from configs import base
 from tests.conftest import TINY
-from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.registry import init_params, kind_of, make_config, make_model
+from transformer_flax.model.registry import kind_of, make_config, make_model
 from transformer_flax.model.transformer import Transformer
 
 
@@ -31,22 +28,3 @@ def test_fields_of_another_kind_are_refused(change, message):
     fields = {**base.get_config().model, **change}
     with pytest.raises(UserError, match=message):
         make_config(100, {name: value for name, value in fields.items() if value is not None})
-
-
-@pytest.mark.parametrize("config", [TINY, RECURRENT, CONVOLUTIONAL], ids=["transformer", "recurrent", "convolutional"])
-def test_all_that_a_search_keeps_can_leave_with_its_sentence(config):
-    sentences, hypotheses, length = 5, 3, 7
-
-    def begin():
-        return make_model(config).apply(
-            {"params": init_params(config, jax.random.key(0))},
-            np.full((sentences, 4), 9),
-            hypotheses,
-            length,
-            method="init_cache",
-            mutable=["memory", "cache"],
-        )[1]
-
-    leaves = jax.tree.leaves(jax.eval_shape(begin))
-    assert len(leaves) > 3
-    assert {leaf.shape[0] for leaf in leaves} == {sentences}
