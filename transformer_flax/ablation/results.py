@@ -207,7 +207,7 @@ def _parse_line(values: dict[str, Any]) -> Any:
         return values
     try:
         result = Result(**values)
-        hash(result.key)
+        hash(result.key)  # a damaged line may have a list there
         # Older versions left the evaluation after the last step out of the seconds.
         return dataclasses.replace(result, seconds=max([result.seconds, *(point[1] for point in result.curve)]))
     except TypeError as error:
