@@ -11,9 +11,3 @@ def config(tmp_path_factory):
     write_text(folder / "text")
     (folder / "config.py").write_text(CONFIG.format(text=str(folder / "text"), cache=str(folder / "cache")))
     return folder / "config.py"
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch):
-    """A sweep in the process of the tests looks more often whether a run has ended."""
-    monkeypatch.setattr("transformer_flax.ablation.sweep.POLL", 0.02)

@@ -49,7 +49,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
       UserError: the config is invalid, or no batch can hold sentences of this length.
     """
     config = complete(config)
-    if config.init_from:  # as training does
+    if config.get("init_from"):  # as training does
         config.data.vocab_size = initial_tokenizer(config).vocab_size
     check(config)
     model, data = model_config(config, config.data.vocab_size), config.data
