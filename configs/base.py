@@ -62,7 +62,8 @@ def get_config() -> ConfigDict:
     # The next fields change how the model is computed, not the model:
     config.model.scan_layers = False  # compile one layer for all N layers of a stack, in a fraction of the time
     # "plain"; or "cudnn": one kernel on a GPU. It needs bfloat16, d_k = d_v, a multiple of 8 up to 256, and batches of
-    # even widths. It cannot have dropout on weights, additive scores or relative positions.
+    # even widths. It cannot have dropout on weights, additive scores or relative positions. A neighbourhood must be at
+    # least 4 and have an even half.
     config.model.attention_implementation = "plain"
     # What is stored for the gradient: "none": every activation; "products": products with weights; "layers": each
     # layer's input. Everything else is recomputed.
@@ -155,6 +156,6 @@ def get_config() -> ConfigDict:
     config.checkpoint.keep = 5  # latest checkpoints to keep at that interval; the best evaluated one is kept too
 
     config.log = ConfigDict()
-    config.log.every = 100  # steps between log lines
+    config.log.every = 100  # steps between log lines; with eval.patience, evaluated steps are logged too
     config.log.wandb = ""  # also send the metrics to this project of Weights & Biases; empty: do not
     return config

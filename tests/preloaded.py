@@ -2,6 +2,7 @@
 
 import gc
 
+import tests.forked  # noqa: F401  each child begins there
 import transformer_flax.ablation.sweep
 import transformer_flax.run
 import transformer_flax.training.vectorized_seeds  # noqa: F401

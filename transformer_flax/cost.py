@@ -1,8 +1,8 @@
 """Computes the cost of a config: python -m transformer_flax.cost --config=configs/big.py [--config.FIELD=VALUE ...].
 
 Prints the parameters, the floating-point operations of a step, the memory, and the training time on devices of a given
-peak rate and utilisation. Trains nothing and reads no text: the vocabulary has the config's size, and all sentences
-have --length tokens. --json prints exact numbers.
+peak rate and utilisation. Trains nothing and reads no text: the vocabulary has the size that the config names (or
+the one of the model of config.init_from), and all sentences have --length tokens. --json prints exact numbers.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from absl import flags
 from transformer_flax import cli
 from transformer_flax.arguments import define_config
 from transformer_flax.errors import UserError
-from transformer_flax.training.config_fields import AUTO, complete, flatten
+from transformer_flax.training.config_fields import AUTO, complete, flatten, needs_bfloat16
 from transformer_flax.training.peak_flops import PEAKS
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def main() -> None:
         )
     config = complete(CONFIG())
     if flatten(config.to_dict()).get("model.dtype") == AUTO:
-        config.model.dtype = "bfloat16" if DEVICE.value in WITH_BFLOAT16 else "float32"
+        has_bfloat16 = DEVICE.value in WITH_BFLOAT16 or needs_bfloat16(config)
+        config.model.dtype = "bfloat16" if has_bfloat16 else "float32"
     from transformer_flax.analysis.run_cost import cost_of  # after the flags are checked: JAX takes seconds to import
 
     cost = cost_of(

@@ -24,7 +24,7 @@ def define_line_io() -> Callable[..., contextlib.AbstractContextManager["LineIO"
     """Defines the flags of a command's input and output; returns a context manager that opens both.
 
     The context manager is given the names of the input's files (standard input if there are none) and, with `beside=`,
-    the name of a file that has a line for each line of the input, which is then not typed at a prompt. The output is
+    the name of a file that has a line for each line of the input. With such a file, there is no prompt. The output is
     opened and not changed yet. The context manager raises a UserError if the output is one of the inputs, and an
     OSError if a file cannot be opened.
     """

@@ -96,6 +96,14 @@ def test_the_same_base_elsewhere_or_by_another_command_goes_on_with_the_head_tha
     assert again.head == HEAD | {"sessions": [SESSION]}
 
 
+def test_results_of_two_sweeps_in_one_file_are_refused(file, tmp_path):
+    Journal(file, HEAD).append(RESULT)
+    Journal(tmp_path / "other.jsonl", HEAD | {"config": HEAD["config"] | {"steps": 200}}).append(RESULT)
+    file.write_bytes(file.read_bytes() + (tmp_path / "other.jsonl").read_bytes())
+    with pytest.raises(UserError, match="the results of another sweep begin in it"):
+        read(file)
+
+
 def test_each_way_in_which_a_sweep_goes_on_is_told_once(file):
     elsewhere = HEAD | {"hardware": "a GPU", "commit": "def"}
     for head in (HEAD, elsewhere, HEAD, elsewhere):
@@ -144,6 +152,9 @@ def test_a_file_that_does_not_say_what_was_swept_is_refused(file):
     file.write_text('{"variant": "A-h1"}\n')
     with pytest.raises(UserError, match="damaged in line 1: it is no result"):
         Journal(file, HEAD)
+    file.write_text('{"config": {}, "name": "numbers"}\n')
+    with pytest.raises(UserError, match="damaged in line 1: it does not say what was swept"):
+        read(file)
     file.write_text("")
     with pytest.raises(UserError, match="damaged in line 1: it does not say what was swept"):
         read(file)

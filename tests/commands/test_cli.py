@@ -3,7 +3,9 @@ import sys
 
 import pytest
 
+from tests.commands.process import run
 from tests.conftest import ROOT, long
+from transformer_flax.__main__ import COMMANDS
 from transformer_flax.arguments import load_config
 from transformer_flax.errors import UserError
 
@@ -131,6 +133,14 @@ def test_a_closed_terminal_ends_a_command_which_clears_away_what_is_half_done():
     assert (result.returncode, result.stdout) == (129, "cleared away\n")
     result = subprocess.run(["nohup", *command], cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert (result.returncode, result.stdout) == (0, "going on\ncleared away\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_help_with_its_flags(command):
+    told = run(command, "--help")
+    assert told.returncode == 0, told.stderr
+    flag = {"fetch": "output"}.get(command, "config" if command in ("train", "sweep", "cost", "vectors") else "workdir")
+    assert f"  --{flag}:" in told.stdout
 
 
 @pytest.mark.parametrize(

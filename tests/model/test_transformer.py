@@ -107,7 +107,7 @@ def test_other_sentences_of_the_batch_change_nothing(config):
         source[row], target[row] = SOURCE[row], TARGET[row]
         among_others = logits_of(config, source, target)
         np.testing.assert_allclose(among_others[row], logits[row], atol=1e-5)
-        assert np.abs(among_others - logits).max() > 0.1
+        assert np.abs(among_others - logits).max() > (1 if config is TINY else 0.1)
 
 
 def test_size_of_the_batch_changes_nothing(maps):
@@ -298,7 +298,7 @@ def test_bfloat16_stays_near_float32_and_gives_float32_logits(config):
     assert rounded.dtype == np.float32
     difference = np.abs(rounded - logits_of(config))
     # A bfloat16 keeps 8 bits, 0.4 %; logits here spread by about one. Were it all float32, they would be equal.
-    assert 1e-3 < difference.max() < 0.2
+    assert 1e-3 < difference.max() < (0.15 if config is TINY else 0.2)
     assert difference.mean() < 0.02
 
 

@@ -104,7 +104,8 @@ def test_cudnns_attention_wants_batches_of_even_width(batching, field):
     fused = {"model__attention_implementation": "cudnn", "model__dtype": "bfloat16", "data__batching": batching}
     even = {"data__length_multiple_of": 2, "data__max_length": 64} | fused
     for dtype in ("bfloat16", "auto"):
-        check(small_config(**even | {"model__dtype": dtype}))
+        checked = checked_config(small_config(**even | {"model__dtype": dtype}))
+        assert checked.model.dtype == "bfloat16"
     odd = small_config(**even | {field.replace(".", "__"): 63})
     with pytest.raises(UserError, match=rf"config\.{field} is 63; it must be even for cuDNN's attention"):
         check(odd)

@@ -81,6 +81,8 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
         raise UserError(f"{file} is damaged in line 1: it does not say what was swept; move the file away")
     results = {line.key: line for line in lines if isinstance(line, Result)}
     sessions = [_session(head), *(line for line in lines if not isinstance(line, Result))]
+    if any(session.keys() != {*SESSION} for session in sessions):
+        raise UserError(f"{file} is damaged: the results of another sweep begin in it; keep each sweep in its own file")
     return head | {"sessions": sessions}, list(results.values())
 
 
@@ -198,12 +200,12 @@ def _show(changes: Mapping[str, Any]) -> str:
 
 
 def _parse_line(values: dict[str, Any]) -> Any:
-    """Returns the result of a line; or the line itself, if it is the head or describes a session.
+    """Returns the result of a line; or the line itself, if it is a head or describes a session.
 
     Raises:
       ValueError: the line is neither.
     """
-    if values.keys() >= {*SESSION}:
+    if "config" in values or values.keys() == {*SESSION}:
         return values
     try:
         result = Result(**values)

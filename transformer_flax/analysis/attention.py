@@ -176,7 +176,7 @@ def read_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> Sentence:
         whole = max(start, sum(1 for _ in same))  # characters of the text that are complete
         end = min(whole + (len(so_far) > whole), len(text))  # one more character if its bytes are incomplete
         pieces.append(_label(text, start, end))
-        own = (number for number, (first, last) in enumerate(words) if first < end and start < last)
+        own = (n for n, (first, last) in enumerate(words) if first < end and start < last)
         words_of.append(tuple(own) if text[start:end].strip() else ())
         start = whole
     return Sentence(text, tuple(pieces), tuple(text[slice(*span)] for span in words), tuple(words_of))

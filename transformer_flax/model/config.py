@@ -137,8 +137,8 @@ class EncoderConfig(ModelConfig):
             self.require("compatibility", lambda v: v != "additive", "scaled_dot or dot for cuDNN's attention")
             self.require("positions", lambda v: v != "relative", "something else for cuDNN's attention")
             self.require("d_k", lambda v: v % 8 == 0 and v <= 256, "a multiple of 8 up to 256 for cuDNN's attention")
-            even = "0, or at least 4 with an even half, for cuDNN's attention"  # the width of the blocks
-            self.require("neighbourhood", lambda v: v == 0 or (v >= 4 and v // 2 % 2 == 0), even)
+            blocks = "0, or at least 4 with an even half, for cuDNN's attention, which takes no blocks of odd width"
+            self.require("neighbourhood", lambda v: v == 0 or (v >= 4 and v // 2 % 2 == 0), blocks)
             self.require("d_v", lambda v: v == self.d_k, f"{self.d_k}, d_k, for cuDNN's attention")
 
     @property

@@ -13,7 +13,7 @@ from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import find_kind, make_config, param_shapes
-from transformer_flax.training.config_fields import AUTO, flatten, require_fields, require_run
+from transformer_flax.training.config_fields import AUTO, flatten, needs_bfloat16, require_fields, require_run
 from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, require_alike
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import make_average
@@ -52,7 +52,7 @@ def check(config: ConfigDict) -> None:
             config.data.batching != "packed",
             f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
         )
-    if fields.get("model.attention_implementation") == "cudnn":
+    if needs_bfloat16(config):
         width = "data.max_length" if config.data.batching == "packed" else "data.length_multiple_of"
         require(width, fields[width] % 2 == 0, "even for cuDNN's attention, which takes no odd widths")
     if config.log.wandb:
@@ -146,13 +146,10 @@ def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
-    """Returns the model's config for a vocabulary of this size.
-
-    If the dtype is still "auto", the config has float32, or bfloat16 where cuDNN's attention needs it.
-    """
+    """Returns the model's config for a vocabulary of this size. "auto" counts as float32, if it may be float32."""
     fields = config.model.to_dict()
     if fields.get("dtype") == AUTO:
-        fields["dtype"] = "bfloat16" if fields.get("attention_implementation") == "cudnn" else "float32"
+        fields["dtype"] = "bfloat16" if needs_bfloat16(config) else "float32"
     return make_config(vocab_size, fields)
 
 

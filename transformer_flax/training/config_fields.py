@@ -231,6 +231,11 @@ def _is_open(name: str, *configs: Mapping[str, Any]) -> bool:
     return name == "model.dtype" and any(config.get(name) == AUTO for config in configs)
 
 
+def needs_bfloat16(config: ConfigDict) -> bool:
+    """Returns whether config.model.dtype "auto" means bfloat16 on any device: cuDNN's attention takes no other type."""
+    return config.model.get("attention_implementation") == "cudnn"
+
+
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Returns a config's fields by their flag names: {"model": {"dropout": 0.1}} -> {"model.dropout": 0.1}."""
     flat: dict[str, Any] = {}

@@ -135,10 +135,10 @@ def load_params_file(file: pathlib.Path, like: Any) -> tuple[Any, str]:
 
 def checksum(params: Any) -> int:
     """Returns a CRC-32 of parameters, a tree or a flat dict, and their names."""
-    checksum = 0
+    crc = 0
     for name, array in sorted(_arrays(params).items()):
-        checksum = zlib.crc32(array.tobytes(), zlib.crc32(name.encode(), checksum))
-    return checksum
+        crc = zlib.crc32(array.tobytes(), zlib.crc32(name.encode(), crc))
+    return crc
 
 
 def _arrays(params: Any) -> dict[str, np.ndarray]:

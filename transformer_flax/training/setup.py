@@ -26,7 +26,7 @@ from transformer_flax.model.registry import find_kind, param_shapes
 from transformer_flax.relatives.vector_files import Vectors
 from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
-from transformer_flax.training.config_fields import AUTO, complete, flatten, require_run
+from transformer_flax.training.config_fields import AUTO, complete, flatten, needs_bfloat16, require_run
 from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.run_directory import RunDirectory
@@ -74,7 +74,8 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
     divide_cpu(config.parallel.cpu_devices)
     if config.model.dtype == AUTO:
         runs = [flatten(workdir.load_config().to_dict()) for workdir in workdirs if workdir.config_file.exists()]
-        config.model.dtype = runs[0].get("model.dtype", "float32") if runs else device_dtype()
+        own = "bfloat16" if needs_bfloat16(config) else device_dtype()
+        config.model.dtype = runs[0].get("model.dtype", "float32") if runs else own
     return config
 
 
