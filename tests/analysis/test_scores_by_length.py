@@ -85,5 +85,16 @@ def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
         "| 7 | 0.0 % / 85.7 % |",
     ]
     assert (tmp_path / "length.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(UserError, match=r"translations/2\.txt cannot be read as translations: "):
-        place.load_translations("valid", 2)
+
+
+def test_the_last_translations_are_read_also_where_patience_ended_a_run(tmp_path):
+    place = RunDirectory(tmp_path)
+    with pytest.raises(UserError, match="has no translations of the valid split"):
+        place.load_translations("valid")
+    for step in (8, 10):
+        place.save_outputs("translations", "valid", step, [f"ours after {step}"])
+        place.save_outputs("translations", "test", step + 1, ["theirs"])
+    assert place.load_translations("valid") == ["ours after 10"]
+    (tmp_path / "translations" / "12.txt").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"translations/12\.txt cannot be read as translations: "):
+        place.load_translations("valid")

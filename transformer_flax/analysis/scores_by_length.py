@@ -25,7 +25,7 @@ class Bucket:
 
 
 def load_written(workdir: RunDirectory, split: str) -> list[tuple[str, str, str]]:
-    """Loads a split's sources and references, each with the translation that a run wrote at step config.steps.
+    """Loads a split's sources and references, each with the last translation that a run wrote.
 
     Raises:
       UserError: the run has not translated this split, or the split has changed.
@@ -36,7 +36,7 @@ def load_written(workdir: RunDirectory, split: str) -> list[tuple[str, str, str]
         raise UserError(
             f"{workdir.path} was not measured with this {split} split: it has changed, or eval.test was off"
         )
-    translations = workdir.load_translations(split, config.steps)
+    translations = workdir.load_translations(split)
     return [(*pair, ours) for pair, ours in zip(pairs.read(range(len(translations))), translations, strict=True)]
 
 

@@ -186,13 +186,18 @@ class RunDirectory:
         self._write(file, "".join(f"{line}\n" for line in outputs))
         return file
 
-    def load_translations(self, split: str, step: int) -> list[str]:
-        """Reads the translations that `save_outputs` wrote.
+    def load_translations(self, split: str) -> list[str]:
+        """Reads the translations of a split after the last step at which `save_outputs` wrote them.
 
         Raises:
-          UserError: there are no translations of this split and step, or their file cannot be read.
+          UserError: there are no translations of this split, or their file cannot be read.
         """
-        file = self._outputs_file("translations", split, step)
+        ending = self._outputs_file("translations", split, 0).name.removeprefix("0")
+        found = [file.name.removesuffix(ending) for file in (self.path / "translations").glob(f"*{ending}")]
+        steps = [int(step) for step in found if step.isdecimal()]  # "5.test" is of another split
+        if not steps:
+            raise UserError(f"{self.path} has no translations of the {split} split")
+        file = self._outputs_file("translations", split, max(steps))
         try:
             text = file.read_text("utf-8")
         except (OSError, ValueError) as error:
