@@ -95,7 +95,8 @@ def absent_devices(topology: str) -> tuple[Machine, list[jax.Device]]:
 def lower_step(config: TransformerConfig, devices: list[jax.Device], rows: int, length: int, chunks: int = 1):
     """Lowers the training step of `config` for absent devices, on `rows` pairs of twice `length` tokens."""
     defaults, parallel = base.get_config(), Parallel(devices)
-    optimizer = make_optimizer(defaults.optimizer, config.d_model)
+    defaults.model.d_model = config.d_model
+    optimizer = make_optimizer(defaults)
     loss_fn = translation_loss(Transformer(config), defaults.label_smoothing, chunks)
 
     def init(key):

@@ -70,7 +70,7 @@ def learn(config, data: Data, compatibility: str, d_k: int) -> dict[str, list[fl
     config = config.copy_and_resolve_references()
     config.model.update(compatibility=compatibility, d_k=d_k)
     model = model_config(config, data.tokenizer.vocab_size)
-    optimizer = make_optimizer(config.optimizer, model.d_model)
+    optimizer = make_optimizer(config)
     loss_fn = translation_loss(make_model(model), config.label_smoothing)
     train_step = jax.jit(make_train_step(loss_fn, optimizer), donate_argnums=0)
     found: dict[str, list[float]] = {"gradient of W^Q and W^K": [], "loss": []}

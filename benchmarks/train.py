@@ -70,7 +70,8 @@ class Step:
     def __init__(self, config: TransformerConfig, batch: dict[str, np.ndarray], steps: int):
         defaults = base.get_config()
         parallel = make_parallel(defaults.parallel, len(batch["source"]), ACCUMULATION.value, CHUNKS.value)
-        optimizer = make_optimizer(defaults.optimizer, config.d_model)
+        defaults.model.d_model = config.d_model
+        optimizer = make_optimizer(defaults)
         loss_fn = translation_loss(Transformer(config), defaults.label_smoothing, CHUNKS.value)
         train_step = make_train_step(loss_fn, optimizer, accumulation_steps=ACCUMULATION.value)
         train_step = parallel.compile(train_step, donate_state=True)

@@ -18,6 +18,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.model.registry import attention_maps
 from transformer_flax.relatives.classifier import Classifier
+from transformer_flax.relatives.vector_files import Vectors
 from transformer_flax.run import restore
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 from transformer_flax.training.loop import train
@@ -125,6 +126,18 @@ def test_a_run_is_restored_from_its_directory_alone(run, trained, tmp_path):
     assert report.labels == evaluations["test"].outputs
     plot_confusion(report, file=tmp_path / "confusion.png")
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_word_vectors_start_as_small_as_embeddings_otherwise_do(trained, run, tmp_path):
+    size, rng = run.tokenizer.vocab_size, np.random.default_rng(0)
+    counts = np.ones(size, np.int64)
+    vectors = Vectors.make(run.tokenizer, rng.normal(size=(size, 16)), counts, counts, rng)
+    vectors.save(tmp_path / "vectors", {})
+    given = {"data__tokenizer_file": str(tmp_path / "vectors/tokenizer.json"), "data__vocab_size": size}
+    given |= {"embedding_init": str(tmp_path / "vectors"), "model__embedding_deviation": 0.25}
+    train(config_for(trained[0], steps=1, eval__every=0, optimizer__factor=1e-30, **given), tmp_path / "run")
+    started = restore(tmp_path / "run").params["embedding"]["embedding"]
+    np.testing.assert_array_equal(started, vectors.vectors / 4)
 
 
 def test_an_exported_classifier_has_its_classes(run, tmp_path):

@@ -237,7 +237,7 @@ def made(tmp_path_factory):
 @pytest.fixture(scope="module")
 def single(made):
     """The parameters of each step alone."""
-    return {step: restore(made, steps=[step]).params for step in STEPS}
+    return {step: restore(made, average=1, steps=[step]).params for step in STEPS}
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ def single(made):
         ({"average": 2}, [30, 34], "the mean of the parameters at steps 30, 34"),
         ({"average": 3}, [20, 30, 34], "the mean of the parameters at steps 20, 30, 34"),
         ({"average": 9}, [10, 20, 30, 34], "the mean of the parameters at steps 10, 20, 30, 34"),
-        ({"steps": [25]}, [25], "the parameters of step 25"),
-        ({"steps": 25}, [25], "the parameters of step 25"),
-        ({"steps": [34, 10, 25, 10]}, [10, 25, 34], "the mean of the parameters at steps 10, 25, 34"),
+        ({"average": 1, "steps": [25]}, [25], "the parameters of step 25"),
+        ({"average": 1, "steps": 25}, [25], "the parameters of step 25"),
+        ({"average": 1, "steps": [34, 10, 25, 10]}, [10, 25, 34], "the mean of the parameters at steps 10, 25, 34"),
     ],
     ids=str,
 )
@@ -277,6 +277,7 @@ def test_by_default_they_are_those_of_the_last_evaluation(made, tmp_path):
     assert kept.parameters == "the moving average at step 34"
     assert_same(kept.params, random_like(kept.params, 1034))
     assert_same(restore(made, average="ema").params, kept.params)
+    assert_same(restore(made, steps=25).params, random_like(kept.params, 1025))
     plain = make(tmp_path / "plain", steps=(10, 20))
     assert restore(plain).parameters == "the mean of the parameters at steps 10, 20"
     with pytest.raises(UserError, match=r"plain has kept no moving average: its config\.ema_decay is 0"):
@@ -289,9 +290,11 @@ def test_by_default_they_are_those_of_the_last_evaluation(made, tmp_path):
         ("run", None, "the moving average at step 34"),
         ("run", "2", "the mean of the parameters at steps 30, 34"),
         ("run", "ema", "the moving average at step 34"),
-        ("run@25", None, "the parameters of step 25"),
-        ("run@10,25", None, "the mean of the parameters at steps 10, 25"),
-        ("run@20", "2", "the parameters of step 20"),
+        ("run@25", None, "the moving average at step 25"),
+        ("run@10,25", None, "the mean of the moving averages at steps 10, 25"),
+        ("run@20", "ema", "the moving average at step 20"),
+        ("run@20", "1", "the parameters of step 20"),
+        ("run@10,25", "1", "the mean of the parameters at steps 10, 25"),
     ],
     ids=str,
 )
@@ -387,7 +390,7 @@ def test_a_checkpoint_that_is_not_whole_is_named_with_the_others_and_nothing_els
     assert "10, 20, 25, 30" in message
     assert len(message) < 500
     assert "<class" not in message
-    assert restore(broken, steps=[30]).parameters == "the parameters of step 30"
+    assert restore(broken, steps=[30]).parameters == "the moving average at step 30"
 
 
 @pytest.mark.parametrize(("section", "field"), [(None, "ema_decay"), ("data", "num_pairs"), ("decode", "window")])

@@ -80,14 +80,12 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
 
 
 def restore_named(name: str, average: str | None = None) -> "Run":
-    """Restores the run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,...`. Steps take precedence over `average`."""
+    """Restores the run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,...`, with the `average` of --average."""
     from transformer_flax.run import restore
     from transformer_flax.training.saved_model import parse_name
 
     directory, steps = parse_name(name)
-    if steps:
-        return restore(directory, steps=steps)
-    return restore(name, average=int(average) if average and average.isdecimal() else average)
+    return restore(directory, average=int(average) if average and average.isdecimal() else average, steps=steps)
 
 
 def require_writable(file: pathlib.Path) -> None:

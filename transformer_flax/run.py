@@ -190,6 +190,7 @@ class Run:
 
     def _evaluate_labels(self, sources, references, progress, settings) -> ClassReport:
         predictor = self.predictor(**settings)
+        references = [*map(self.normalise[1], references)]
         score_labels(references, references, predictor.classes)  # refuses an unknown class before the work
         compiled, started = predictor.compilations, time.perf_counter()
         found = list(predictor.log_probabilities(sources, progress=progress))
@@ -346,7 +347,8 @@ def restore(
       workdir: runs/<name>, or a folder that `Run.export` wrote.
       average: the number of checkpoints to average: the newest checkpoint, and the last ones before it at the
         checkpoint interval. "ema": the run's moving average. None: what the run's final evaluation uses.
-      steps: the step or steps of the checkpoints to use instead; several checkpoints are averaged.
+      steps: the step or steps of the checkpoints to use instead; several checkpoints are averaged. If the run keeps a
+        moving average, its moving averages are used, unless `average` is a number.
 
     Raises:
       UserError: the run or a checkpoint does not exist or cannot be read.

@@ -2,7 +2,9 @@
 
 import dataclasses
 
+import flax.linen as nn
 import pytest
+from ml_collections import ConfigDict
 
 from configs import classifier
 from tests.ablation.made import SESSION, result
@@ -10,6 +12,8 @@ from transformer_flax.ablation import figures, report, variants
 from transformer_flax.ablation.comparison import ACCURACY, LOG_PERPLEXITY, compare
 from transformer_flax.ablation.results import RESULTS, Journal, read
 from transformer_flax.ablation.trials import Recipe, measure
+from transformer_flax.model import registry
+from transformer_flax.model.config import ModelConfig
 from transformer_flax.training.config_fields import flatten
 
 ACCURACIES = {"mean": 0.8, "max": 0.9, "attention": 0.85}
@@ -72,3 +76,23 @@ def test_the_grid_has_the_fields_of_a_classifier(tmp_path):
     failure = runs[0].failure("it is a test")
     assert (failure.signature, failure.measures) == ("", ("accuracy", "macro_f1"))
     assert failure.parameters > 500_000
+
+
+def test_another_kind_of_classifier_has_no_bleu_either(tmp_path, monkeypatch):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class OtherConfig(ModelConfig):
+        num_classes: int
+
+    class Other(nn.Module):
+        config: OtherConfig
+
+        @nn.compact
+        def __call__(self, source):
+            return nn.Dense(self.config.num_classes)(source.astype(float))
+
+    monkeypatch.setitem(registry.KINDS, "other", registry.Kind(OtherConfig, Other, attention={}, classifies=True))
+    base = classifier.get_config()
+    base.model = ConfigDict({"kind": "other", "num_layers": 1, "d_model": 4, "dropout": 0.0, "dtype": "float32"})
+    base.model.num_classes = 2
+    [run] = Recipe("configs/other.py", base, {}, tmp_path).trials(variants.make_variants(base, "base"), seeds=1)
+    assert run.failure("it is a test").measures == ("accuracy", "macro_f1")

@@ -29,7 +29,7 @@ def test_the_base_model_costs_about_what_the_paper_says():
     assert base["table2_flops"] == pytest.approx(3.3e18, rel=0.05)
     assert base["training_flops"] == pytest.approx(0.3 * base["table2_flops"])
     assert base["step_flops"] == 3 * sum(base["forward_flops"].values())
-    assert base["memory"]["Adam's two moments"] == 8 * 63_045_632
+    assert base["memory"]["optimizer"] == 8 * 63_045_632
     assert base["memory"]["moving average"] == 0
 
 
@@ -40,7 +40,7 @@ def test_memory_is_that_of_the_type_that_suits_the_device():
 
 def test_tables_are_for_people():
     shown = succeeds("cost", NUMBERS, "--peak_tflops=19", "--num_devices=2", "--utilisation=0.6").stdout
-    for part in ("decoder/cross_attention", "logits", "backward", "Adam's two moments", "as table 2 counts it"):
+    for part in ("decoder/cross_attention", "logits", "backward", "optimizer", "as table 2 counts it"):
         assert part in shown
     assert "1,000 steps on 2 x device, 19 TFLOP/s each, of which 60% are reached" in shown
 
@@ -52,7 +52,7 @@ def test_time_follows_from_the_devices_and_memory_from_the_run():
     assert other.memory["moving average"] == other.memory["parameters"] == 4 * sum(usual.parameters.values())
     muon, schedule_free = (cost(optimizer={"name": name}).memory for name in ("muon", "schedule_free"))
     matrices = sum(count for module, count in usual.parameters.items() if module != "embedding") * 4
-    moments = 2 * usual.memory["parameters"] - muon["moments of Muon and Adam"]  # one less for each matrix
+    moments = 2 * usual.memory["parameters"] - muon["optimizer"]  # one less for each matrix
     assert moments == pytest.approx(matrices, rel=0.02)
     assert schedule_free["moving average"] == usual.memory["parameters"]
     halved = cost(length=16, accumulation_steps=2)

@@ -337,23 +337,23 @@ def test_the_order_of_pairs_within_a_bucket_is_not_that_of_the_corpus():
 # Cutting and leaving out
 
 
-@pytest.mark.parametrize("max_length", [2, 5, 29, 30, 100])
-def test_max_length_cuts_and_drops_nothing(max_length):
-    batches, corpus = make(max_length=max_length), make().corpus_of(0)
+@pytest.mark.parametrize(("max_length", "multiple"), [(2, 1), (5, 1), (5, 8), (29, 1), (30, 1), (30, 8), (100, 1)])
+def test_max_length_cuts_and_drops_nothing(max_length, multiple):
+    batches, corpus = make(max_length=max_length, length_multiple_of=multiple), make().corpus_of(0)
     shown = []
     for batch in epoch(batches):
         pairs = pairs_in(batch)
         shown += pairs
         for side in ("source", "target"):
             width = batch[side].shape[1]
-            assert width <= max_length
+            assert width <= -(-max_length // multiple) * multiple
             for row, pair in zip(batch[side], pairs, strict=False):
                 length = getattr(corpus, side).lengths[pair]
                 assert width >= min(length, max_length)
-                expected = ([NUM_SPECIAL + pair] * (length - 1) + [END_ID] + [PAD_ID] * 100)[:width]
+                expected = ([NUM_SPECIAL + pair] * (length - 1) + [END_ID])[:max_length]
                 if side == "source" and length > max_length:
                     expected[-1] = END_ID  # as where a text is translated or classified
-                assert row.tolist() == expected
+                assert row.tolist() == expected + [PAD_ID] * (width - len(expected))
     assert sorted(shown) == list(range(200))
 
 

@@ -1,5 +1,6 @@
 """BPE-dropout: other pieces of the same text in every epoch, and batches that are pure functions all the same."""
 
+import json
 import random
 
 import numpy as np
@@ -128,4 +129,9 @@ def test_another_tokenizer_is_refused_before_the_text_is_read(tmp_path):
         check(small_config(data__bpe_dropout=0.1, data__tokenizer="wordpiece"))
     given = {"data__tokenizer_file": str(file), "data__vocab_size": wordpiece.vocab_size}
     with pytest.raises(UserError, match=r"config\.data\.bpe_dropout is for a byte-level BPE, and this .* WordPiece"):
+        check(small_config(data__bpe_dropout=0.1, **given))
+    bpe = Tokenizer.train(LINES, 330)
+    file.write_text(json.dumps(json.loads(bpe.to_json()) | {"decoder": None}))
+    given = {"data__tokenizer_file": str(file), "data__vocab_size": bpe.vocab_size}
+    with pytest.raises(UserError, match=r"for a byte-level BPE, and this tokenizer has .* decoder None; set it to 0"):
         check(small_config(data__bpe_dropout=0.1, **given))

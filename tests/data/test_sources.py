@@ -69,6 +69,8 @@ def test_text_that_is_normalised_otherwise_has_another_fingerprint(tmp_path):
     # As before there were the fields, so that old caches and runs stay valid.
     known = "64bd9917a2fe668151676ba307f8a7c40396ed9e3b3ea3a8e69e1601b9640619"
     assert read(tmp_path).fingerprint == known
+    known = "c57c4f7e603ed69aaa64aba201a2c6ab2a022670a63e68d90e190c3a969796cb"
+    assert read(tmp_path, lowercase=True).fingerprint == known
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
@@ -198,11 +200,6 @@ def test_a_file_with_damage_behind_its_header_is_refused(tmp_path, suffix):
     (tmp_path / f"train.en{suffix}").write_bytes(whole[:header] + b"\xff" * (len(whole) - header))
     with pytest.raises(UserError, match=rf"train\.en{suffix} is damaged after line"):
         read(tmp_path)
-
-
-def test_an_unknown_source_is_refused_with_those_there_are():
-    with pytest.raises(UserError, match=r"config\.data\.source is 'web'.*numbers, copy, reverse, folder, tsv, tfds"):
-        load_pairs(data_config(source="web"), "train")
 
 
 def test_the_first_pairs_of_train_alone_may_be_taken(tmp_path):

@@ -81,7 +81,7 @@ def final_state(path: pathlib.Path, step: int) -> TrainState:
     workdir = RunDirectory(path)
     config = workdir.load_config()
     model = model_config(config, workdir.load_tokenizer().vocab_size)
-    optimizer = make_optimizer(config.optimizer, config.model.d_model)
+    optimizer = make_optimizer(config)
     like = jax.eval_shape(
         lambda: TrainState.create(
             config.seed, init_params(model, init_key(config.seed)), optimizer, keep_ema=keeps_average(config)

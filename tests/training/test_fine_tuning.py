@@ -91,6 +91,17 @@ def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path, cap
         assert not any(same) if part.startswith("decoder") else all(same), part
 
 
+@pytest.mark.parametrize("average", [{"ema_decay": 0.9}, {"optimizer.name": "schedule_free"}], ids=str)
+def test_what_is_not_trained_stays_the_same_in_an_average_too(finished, text, tmp_path, average):
+    before = jax.device_get(restore(finished).params)
+    train(fine_tuned(finished, text, train_only="decoder", **average), tmp_path / "run")
+    after = restore(tmp_path / "run")
+    assert after.parameters == f"the moving average at step {STEPS}"
+    for part in before:
+        same = jax.tree.leaves(jax.tree.map(np.array_equal, before[part], after.params[part]))
+        assert not any(same) if part.startswith("decoder") else all(same), part
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

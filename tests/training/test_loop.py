@@ -270,7 +270,7 @@ def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, cap
     restored = transformer_flax.restore(tmp_path / "run")  # by default what it was evaluated with
     assert restored.parameters == "the moving average at step 6"
     jax.tree.map(np.testing.assert_array_equal, restored.params, final_state(tmp_path / "run", 6).ema)
-    each = [transformer_flax.restore(tmp_path / "run", steps=[step]).params for step in range(1, 7)]
+    each = [transformer_flax.restore(tmp_path / "run", average=1, steps=[step]).params for step in range(1, 7)]
     weights = 0.9 ** np.arange(5, -1, -1)
     explicit = jax.tree.map(lambda *leaves: np.average(np.float64(leaves), axis=0, weights=weights), *each)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), restored.params, explicit)
@@ -436,6 +436,20 @@ def test_a_run_without_a_better_validation_loss_ends_when_patience_does(run, tmp
         run("run", **settings)
         assert timeless(read_json_lines(file)) == timeless(lines)
         assert saved_steps(tmp_path / "run/checkpoints")[-1] == 9
+
+
+def test_a_final_evaluation_is_not_compared_with_others_when_the_run_is_trained_on(run, tmp_path):
+    settings = {"optimizer__factor": 1e-12, "eval__patience": 2, "checkpoint__every": 3, "checkpoint__keep": 2}
+    run("run", steps=6, eval__final_average=2, **settings)
+    run("run", steps=30, eval__final_average=2, **settings)
+    lines = [line for line in read_json_lines(tmp_path / "run/metrics.jsonl") if "valid/loss" in line]
+    assert [(line["step"], "valid/final" in line) for line in lines] == [
+        (3, False),
+        (6, True),
+        (6, False),
+        (9, False),
+        (9, True),
+    ]
 
 
 def test_a_run_that_learns_keeps_its_patience(run, tmp_path):

@@ -33,6 +33,20 @@ def test_the_moving_average_is_the_weighted_mean_of_the_parameters_after_each_up
         assert float(ema[0]) == pytest.approx(1, abs=2e-6)
 
 
+@pytest.mark.parametrize("name", AVERAGES, ids=str)
+def test_what_does_not_change_has_exactly_itself_as_average(name):
+    average, _ = AVERAGES[name]
+    params = ema = jnp.asarray(np.random.default_rng(0).normal(size=1_000), jnp.float32)
+    update = jax.jit(lambda ema, n: average.update(ema, average.where_gradients_are_taken(ema, params), n))
+    for step in range(1, 10):
+        ema = update(ema, jnp.int32(step))
+    np.testing.assert_array_equal(ema, params)
+
+
+def test_the_warm_up_of_schedule_free_may_be_long():
+    assert float(schedule_free(50_000, 0.9).weight(jnp.int32(100_000))) == pytest.approx(1.5e-5, rel=1e-3)
+
+
 def test_two_averages_are_refused():
     with pytest.raises(UserError, match=r"config\.ema_decay is 0\.9; it must be 0 with config\.optimizer\.name"):
         check(small_config(optimizer__name="schedule_free", ema_decay=0.9))

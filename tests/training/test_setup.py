@@ -159,6 +159,12 @@ def test_one_language_on_both_sides_is_refused(source):
 def test_what_is_averaged_must_be_kept():
     with pytest.raises(UserError, match=r"config\.checkpoint\.keep is 2"):
         check(small_config(eval__final_average=3))
+    check(small_config(eval__final_average=3, ema_decay=0.9))  # which averages no checkpoints
+
+
+def test_an_unknown_source_of_text_is_refused_with_the_known_ones():
+    with pytest.raises(UserError, match=r"config\.data\.source is 'folders'; it must be one of numbers, copy, rev"):
+        check(small_config(data__source="folders"))
 
 
 def test_learned_positions_must_reach_as_far_as_a_translation():

@@ -164,9 +164,9 @@ def learn(num_devices, *, shard_params, accumulation_steps=1, optimizer="adam", 
     """(parallel, state, (sums, counts) of an evaluation) after steps with dropout and a moving average."""
     parallel = on_devices(num_devices, shard_params=shard_params, accumulation_steps=accumulation_steps)
     loss_fn = parallel.gathering(translation_loss(Transformer(WIDE), 0.1))
-    config = numbers.get_config().optimizer
-    config.name = optimizer
-    optimizer = make_optimizer(config, WIDE.d_model)
+    config = numbers.get_config()
+    config.model.d_model, config.optimizer.name = WIDE.d_model, optimizer
+    optimizer = make_optimizer(config)
     step = make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, average=average)
     step = parallel.compile(step, donate_state=True)
     state = TrainState.create(7, init_params(WIDE, jax.random.key(1)), optimizer, keep_ema=True)

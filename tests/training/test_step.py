@@ -29,18 +29,20 @@ def test_a_step_averages_the_parameters_that_it_makes_and_leaves_them_alone():
 
 
 def test_schedule_free_is_that_of_optax_and_keeps_the_average_that_is_evaluated():
-    config = numbers.get_config().optimizer
-    config.update(name="schedule_free", warmup_steps=4, b1=0.8, factor=1.0)
-    rate, average = make_schedule(config, 64), schedule_free(4, 0.8)
+    config = numbers.get_config()
+    config.optimizer.update(name="schedule_free", warmup_steps=4, b1=0.8, factor=1.0)
+    rate, average = make_schedule(config), schedule_free(4, 0.8)
     theirs = optax.contrib.schedule_free(
-        optax.adam(rate, b1=0.0, b2=config.b2, eps=config.eps), lambda count: rate(count - 1), b1=0.8
+        optax.adam(rate, b1=0.0, b2=config.optimizer.b2, eps=config.optimizer.eps),
+        lambda count: rate(count - 1),
+        b1=0.8,
     )
     target = jnp.array([1.0, -3.0, 0.5])
 
     def loss_fn(params, batch, key):
         return {"loss": jnp.sum((params["w"] - target) ** 2 * batch)}, {"loss": jnp.float32(1)}
 
-    optimizer = make_optimizer(config, 64)
+    optimizer = make_optimizer(config)
     state = TrainState.create(0, {"w": jnp.zeros(3)}, optimizer, keep_ema=True)
     step = jax.jit(make_train_step(loss_fn, optimizer, average=average))
     y, their_state = state.params, theirs.init(state.params)

@@ -27,7 +27,7 @@ from transformer_flax.decoding.scoring import score
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.model.flops import count_parameters
-from transformer_flax.relatives.classifier import ClassifierConfig
+from transformer_flax.model.registry import kind_of
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.config_fields import AUTO, differences, flatten
 from transformer_flax.training.run_directory import RunDirectory
@@ -128,7 +128,7 @@ class Trial:
             seconds=progress.seconds,
             scores=progress.scores,
             # BLEU's signature does not depend on the translations.
-            signature="" if isinstance(model, ClassifierConfig) else score(["a"], ["a"], text).signature,
+            signature="" if kind_of(model).classifies else score(["a"], ["a"], text).signature,
             curve=[list(point) for point in progress.curve],
         )
 

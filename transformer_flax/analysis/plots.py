@@ -277,7 +277,7 @@ def plot_schedule(configs: Sequence[ConfigDict], *, file: File = None) -> Figure
         warmup = config.optimizer.warmup_steps  # most points are near the end of the warm-up, where the curve bends
         steps = np.unique(np.r_[np.linspace(1, config.steps, 500), np.linspace(1, 2 * warmup, 500), warmup].astype(int))
         steps = steps[steps <= config.steps]
-        rate = np.asarray(make_schedule(config.optimizer, config.model.d_model)(steps - 1))
+        rate = np.asarray(make_schedule(config)(steps - 1))
         axes.plot(steps, rate, label=f"{config.name}: at most {rate.max():.3g}, at step {steps[rate.argmax()]:,}")
     axes.set(xlabel="step", ylabel="learning rate", ylim=(0, None))
     axes.grid(alpha=0.3)

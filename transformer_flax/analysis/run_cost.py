@@ -7,14 +7,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops, training_flops
 from transformer_flax.model.registry import kind_of, param_shapes
 from transformer_flax.training.config_checks import check, model_config
 from transformer_flax.training.config_fields import complete
 from transformer_flax.training.fine_tuning import initial_tokenizer
 from transformer_flax.training.loss import passes
-from transformer_flax.training.optimizer import MUON, keeps_average, make_optimizer
+from transformer_flax.training.optimizer import keeps_average, make_optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +62,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
     parameters = count_parameters(model)
     step_flops = training_flops(model, lengths, lengths)
     total = 4 * sum(parameters.values())  # float32
+    moments = jax.eval_shape(make_optimizer(config).init, param_shapes(model))
     tokens = len(kind_of(model).reads) * rows * length
     step_seconds = step_flops / (num_devices * peak * utilisation)
     return Cost(
@@ -73,7 +73,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
         memory={
             "parameters": total,
             "gradient": total,
-            **_moments(config, model),
+            "optimizer": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(moments) if leaf.ndim),
             "moving average": total if keeps_average(config) else 0,
             "activations": activation_bytes(
                 model, len(lengths) // config.accumulation_steps, length, length, loss_chunks=config.loss_chunks
@@ -86,12 +86,3 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
         tokens_per_second=tokens / step_seconds,
         days=config.steps * step_seconds / 86_400,
     )
-
-
-def _moments(config: ConfigDict, model: ModelConfig) -> dict[str, int]:
-    """Returns the bytes of the optimizer's moments, which have the shapes of parameters, as {name: bytes}."""
-    optimizer = make_optimizer(config.optimizer, model.d_model)
-    state = jax.eval_shape(optimizer.init, param_shapes(model))
-    moments = [leaf for leaf in jax.tree.leaves(state) if leaf.ndim]
-    name = "moments of Muon and Adam" if config.optimizer.name == MUON else "Adam's two moments"
-    return {name: sum(leaf.size * leaf.dtype.itemsize for leaf in moments)}

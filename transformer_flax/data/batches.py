@@ -75,6 +75,7 @@ class Batches(abc.ABC):
     batches_per_epoch: int
     shapes: list[tuple[int, int]]  # (rows, length) of every shape, over all shares
     _packed = False
+    _max_length: int | None = None  # longer sentences are cut
 
     def __init__(
         self,
@@ -95,6 +96,7 @@ class Batches(abc.ABC):
     def __getitem__(self, k: int) -> Batch:
         """Returns this host's share of batch k."""
         rows, width = self._shape(k)
+        longest = min(width, self._max_length or width)
         i, n = self._share
         mine = slice(rows * i // n, rows * (i + 1) // n)
         pairs, sizes = self._find(k, mine)
@@ -105,14 +107,14 @@ class Batches(abc.ABC):
         for side in SIDES:
             sentences = getattr(self.corpus_of(k), side)
             whole = sentences.lengths_of(pairs)
-            lengths = np.minimum(whole, width)
+            lengths = np.minimum(whole, longest)
             before = np.cumsum(lengths) - lengths  # tokens before each pair, over all rows
             slots = ranges(row * width + before - before[segments == 1][row], lengths)
             batch[side] = _block(shape, slots, sentences.tokens(pairs, lengths))
             if self._packed:
                 batch[f"{side}_segments"] = _block(shape, slots, np.repeat(segments, lengths))
             if side == "source":  # a cut source ends with the end symbol, as it does in translation
-                batch[side][row[whole > width], -1] = END_ID
+                batch[side][row[whole > longest], longest - 1] = END_ID
         return batch
 
     def pairs(self, k: int) -> np.ndarray:
@@ -187,6 +189,7 @@ class BucketedBatches(Batches):
         **arguments,
     ):
         super().__init__(corpus, **arguments)
+        self._max_length = max_length
         indices = _require_pairs(indices)
         lengths = np.empty(len(indices), np.int32)
         for block in blocks(len(indices)):

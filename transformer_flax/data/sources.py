@@ -43,14 +43,11 @@ def load_pairs(config, split: str) -> Pairs:
       split: one of SPLITS.
 
     Raises:
-      UserError: the source, split, folder, data set, file or language does not exist, or a file is malformed.
+      UserError: the split, folder, data set, file or language does not exist, or a file is malformed.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
-    sources = MADE | READ
-    if config.source not in sources:
-        raise UserError(f"config.data.source is {config.source!r}; it must be one of {', '.join(sources)}")
-    pairs = sources[config.source](config, split)
+    pairs = SOURCES[config.source](config, split)
     if config.source in READ and split == "train" and config.num_pairs:
         pairs = FirstPairs(pairs, config.num_pairs)
     return NormalisedPairs(pairs, config) if any(normalisers(config)) else pairs
@@ -84,6 +81,7 @@ class NormalisedPairs:
 
     def __init__(self, pairs: Pairs, config):
         self.raw, self._normalisers = pairs, normalisers(config)
+        # Runs remember it, so a normaliser must go on being written as it is.
         self.fingerprint = hashlib.sha256(f"{self._normalisers} of {pairs.fingerprint}".encode()).hexdigest()
 
     def __len__(self) -> int:
@@ -193,4 +191,5 @@ def _is_held_out(text: str, seed: int, share: float) -> bool:
 
 MADE = {"numbers": NumberPairs, "copy": SymbolPairs, "reverse": SymbolPairs}  # num_pairs: how many to make
 READ = {"folder": FolderPairs, "tsv": TsvPairs, "tfds": TfdsPairs}
-TRANSLATED = ("numbers", "folder", "tfds")  # sources with two languages
+SOURCES = MADE | READ
+ONE_LANGUAGE = ("copy", "reverse", "tsv")  # sources whose target is not in another language

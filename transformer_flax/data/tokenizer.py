@@ -200,11 +200,12 @@ class Tokenizer:
           UserError: the tokenizer is not a byte-level BPE.
         """
         parts = json.loads(self.to_json())
-        kinds = parts["model"].get("type"), (parts["pre_tokenizer"] or {}).get("type")
-        if kinds != ("BPE", "ByteLevel"):
+        kinds = {part: (parts[part] or {}).get("type") for part in ("model", "pre_tokenizer", "decoder")}
+        if kinds != {"model": "BPE", "pre_tokenizer": "ByteLevel", "decoder": "ByteLevel"}:
+            found = ", ".join(f"{part} {kind}" for part, kind in kinds.items())
             raise UserError(
-                f"config.data.bpe_dropout is for a byte-level BPE, and this tokenizer is {kinds[0]} with {kinds[1]}; "
-                "set it to 0, or config.data.tokenizer to bpe"
+                f"config.data.bpe_dropout is for a byte-level BPE, and this tokenizer has {found}; set it to 0, or "
+                "config.data.tokenizer to bpe"
             )
         return [tuple(pair) for pair in parts["model"]["merges"]]
 

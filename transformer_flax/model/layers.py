@@ -142,7 +142,7 @@ class DecoderLayer(nn.Module):
         return self.after_feed_forward(y, self.feed_forward)
 
 
-def started(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, float]:
+def with_deepnorm(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, float]:
     """Returns the config of a stack's layers, and the alpha of their residuals: LayerNorm(alpha x + Sublayer(x)).
 
     DeepNorm (Wang et al., 2022, figure 2) multiplies the initial W^V, W^O, W_1 and W_2 by beta, as `branch_init` does.
@@ -175,7 +175,7 @@ class Stack(nn.Module):
 
     def setup(self):
         layer = self.layer
-        c, alpha = started(self.config, decoder=layer is DecoderLayer)
+        c, alpha = with_deepnorm(self.config, decoder=layer is DecoderLayer)
         if c.remat != "none":  # the backward pass recomputes activations instead of storing them
             policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
             layer = nn.remat(layer, policy=policies[c.remat], prevent_cse=not c.scan_layers)

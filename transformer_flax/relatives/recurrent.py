@@ -56,18 +56,18 @@ class OneHeadAttention(nn.Module):
             self.query, self.key = (_dense(c, c.d_model, use_bias=False) for _ in range(2))
             self.score = Additive(self.param("v", nn.initializers.normal(c.d_model**-0.5), (1, c.d_model)))
         else:
+            self.query = self.key = lambda x: x
             self.score = Dot(scaled=c.attention == "scaled_dot")
 
     def keys(self, states: jax.Array) -> jax.Array:
         """Returns the keys of the encoder's states: [B, S, d_model] -> [B, S, d_model]."""
-        return self.key(states) if self.config.attention == "additive" else states
+        return self.key(states)
 
     def __call__(self, y: jax.Array, memory: Memory) -> jax.Array:
         """y [B, T, d_model] attends to the memory -> [B, T, d_model]."""
         if self.config.attention == "none":
             return jnp.broadcast_to(memory.values, y.shape)
-        query = self.query(y) if self.config.attention == "additive" else y
-        weights = one_head_weights(self, query, memory, self.score)
+        weights = one_head_weights(self, self.query(y), memory, self.score)
         return jnp.einsum("bts,bsd->btd", weights.astype(memory.values.dtype), memory.values)
 
 

@@ -25,10 +25,13 @@ class Choice(NamedTuple):
     missing: Sequence[int] = ()  # the steps to average that have no checkpoint
 
     def __str__(self) -> str:
-        listed = ", ".join(f"{step:,}" for step in self.steps)
+        listed, several = ", ".join(f"{step:,}" for step in self.steps), len(self.steps) > 1
         if self.kind == EMA:
-            return f"the moving average at step {listed}"
-        several = len(self.steps) > 1
+            return (
+                f"the mean of the moving averages at steps {listed}"
+                if several
+                else f"the moving average at step {listed}"
+            )
         return f"the mean of the parameters at steps {listed}" if several else f"the parameters of step {listed}"
 
     def warning(self, run: pathlib.Path) -> str:
@@ -54,7 +57,8 @@ def choose(
       config: the run's config.
       average: the number of checkpoints to average, which `to_average` chooses; or EMA. None: what the run's final
         evaluation uses.
-      steps: the step or steps of the checkpoints to use instead.
+      steps: the step or steps of the checkpoints to average instead. What is read from them is the moving average if
+        `average` is EMA, or None where the run keeps one.
 
     Raises:
       UserError: a checkpoint or the moving average does not exist, or `average` or `steps` is invalid.
@@ -64,6 +68,11 @@ def choose(
         raise UserError(
             f"{directory.parent} holds no checkpoint yet; a run writes one every {config.checkpoint.every:,} steps"
         )
+    if average is None:
+        average = EMA if keeps_average(config) else config.eval.final_average
+    if average == EMA and not keeps_average(config):
+        raise UserError(f"{directory.parent} has kept no moving average: its config.ema_decay is 0")
+    kind = EMA if average == EMA else "params"
     if steps is not None:
         steps = [steps] if isinstance(steps, int) else steps
         if not steps:
@@ -71,13 +80,9 @@ def choose(
         if missing := sorted(set(steps) - set(saved)):
             there = ", ".join(map(str, saved))
             raise UserError(f"{directory.parent} has no checkpoint of step {missing[0]}; it has those of {there}")
-        return Choice(sorted(set(steps)))
-    if average is None:
-        average = EMA if keeps_average(config) else config.eval.final_average
+        return Choice(sorted(set(steps)), kind)
     if average == EMA:
-        if not keeps_average(config):
-            raise UserError(f"{directory.parent} has kept no moving average: its config.ema_decay is 0")
-        return Choice(saved[-1:], EMA)
+        return Choice(saved[-1:], kind)
     if not (isinstance(average, int) and average >= 1):
         raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
     choice = to_average(saved, saved[-1], config.checkpoint.every, average)

@@ -52,7 +52,7 @@ class Steps:
 
     def __init__(self, config: ConfigDict, model: nn.Module, parallel: Parallel):
         self.model, self._parallel = model, parallel
-        self.optimizer = make_optimizer(config.optimizer, config.model.d_model)
+        self.optimizer = make_optimizer(config)
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by name
         loss_fn = parallel.gathering(make_loss(config, self.model))
         self.update = make_train_step(  # not compiled, because `seeds_step` maps it over several seeds
@@ -106,7 +106,7 @@ class Programs:
         self.steps = _steps(json.dumps(compiled), self.model, parallel)
         self._traced_before = self.steps.traced.copy()
         self.task = make_task(config, self.model, data)
-        self.schedule = make_schedule(config.optimizer, config.model.d_model)
+        self.schedule = make_schedule(config)
         self.evaluators = {
             split: Evaluator(
                 split,
@@ -131,5 +131,6 @@ class Programs:
         if self._data.start:
             params = jax.tree.map(jnp.asarray, self._data.start.params)
         else:
-            params = with_embeddings(init_params(self.model.config, init_key(seed)), self._data.embeddings)
+            deviation = getattr(self.model.config, "embedding_deviation", 1.0)
+            params = with_embeddings(init_params(self.model.config, init_key(seed)), self._data.embeddings, deviation)
         return TrainState.create(seed, params, self.steps.optimizer, keep_ema=keeps_average(self._config))

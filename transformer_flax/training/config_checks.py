@@ -7,7 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from transformer_flax.data.batches import round_up
-from transformer_flax.data.sources import TRANSLATED
+from transformer_flax.data.sources import ONE_LANGUAGE, SOURCES
 from transformer_flax.data.tokenizer import LOSSLESS, TOKENIZERS, Tokenizer, smallest_vocabulary
 from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
@@ -16,7 +16,7 @@ from transformer_flax.model.registry import find_kind, make_config, param_shapes
 from transformer_flax.training.config_fields import AUTO, flatten, needs_bfloat16, require_fields, require_run
 from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, require_alike
 from transformer_flax.training.multihost import share
-from transformer_flax.training.optimizer import make_average
+from transformer_flax.training.optimizer import keeps_average
 from transformer_flax.training.wandb_run import require_wandb
 
 
@@ -30,13 +30,12 @@ def check(config: ConfigDict) -> None:
     check_text(config)
     require = functools.partial(_require, config)
     source, target = config.data.source_language, config.data.target_language
-    if config.data.source in TRANSLATED and source == target:
+    if config.data.source not in ONE_LANGUAGE and source == target:
         raise UserError(
             f"config.data.source_language and config.data.target_language are both {source!r}; set one of them to "
             "another language"
         )
     model = model_config(config, config.data.vocab_size)
-    make_average(config)
     LengthPenalty(config.decode.length_penalty, config.decode.alpha)
     require(
         "eval.patience",
@@ -65,7 +64,7 @@ def check(config: ConfigDict) -> None:
     load_embeddings(config, given)
     if config.train_only:
         are_trained(config.train_only, param_shapes(model))
-    averaged = max(config.eval.average, config.eval.final_average)
+    averaged = 1 if keeps_average(config) else max(config.eval.average, config.eval.final_average)
     require(
         "checkpoint.keep",
         config.checkpoint.keep >= averaged,
@@ -113,6 +112,7 @@ def check_text(config: ConfigDict) -> None:
     """
     require_fields(config)
     require = functools.partial(_require, config)
+    require("data.source", config.data.source in SOURCES, f"one of {', '.join(SOURCES)}")
     require("data.tokenizer", config.data.tokenizer in TOKENIZERS, f"one of {', '.join(TOKENIZERS)}")
     if given_tokenizer(config) is None:
         least = smallest_vocabulary(config.data.tokenizer)

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.data.tokenizer import Tokenizer
@@ -26,6 +27,7 @@ SAME_PARAMETERS = (
     "remat",
     "scan_layers",
     "branch_init",
+    "embedding_deviation",
 )
 EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")  # names of word embeddings in models of all kinds
 
@@ -115,14 +117,15 @@ def load_embeddings(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors 
     return vectors
 
 
-def with_embeddings(params: Any, vectors: Vectors | None) -> Any:
-    """Returns initial parameters whose word embeddings are replaced by `vectors`. None: the parameters stay unchanged.
+def with_embeddings(params: Any, vectors: Vectors | None, scale: float = 1.0) -> Any:
+    """Returns initial parameters whose word embeddings are replaced by `vectors`, times `scale`. None: no change.
 
     With untied embeddings, the matrix for the logits stays unchanged, because it is no word embedding.
     """
     if vectors is None:
         return params
-    return params | {name: {**params[name], "embedding": vectors.vectors} for name in EMBEDDINGS if name in params}
+    embedding = np.float32(scale) * vectors.vectors
+    return params | {name: {**params[name], "embedding": embedding} for name in EMBEDDINGS if name in params}
 
 
 def train_only(patterns: str, params: Any) -> Callable[[Any], Any]:

@@ -104,8 +104,8 @@ class MetricsWriter:
     Args:
       file: the file of JSON lines, see `StepLines`. The run's time resumes from the last line that is kept.
       step: the step that training starts from.
-      score: the name of the validation score. `scores` holds the score by step, without the evaluations that averaged
-        several checkpoints.
+      score: the name of the validation score. `scores` holds the score by step, of the evaluations during training that
+        averaged no checkpoints.
       send: called with each line, too.
     """
 
@@ -172,8 +172,8 @@ class MetricsWriter:
             self._written.add((step, prefix, f"{prefix}/final" in values))
         if "valid/loss" in values and "valid/final" not in values:
             self.validation_losses[step] = values["valid/loss"]
-        if values.get("valid/averaged") == 1:
-            self.scores[step] = values[self._score]
+            if values.get("valid/averaged") == 1:
+                self.scores[step] = values[self._score]
 
     def close(self) -> None:
         self._lines.close()

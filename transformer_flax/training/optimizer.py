@@ -30,29 +30,45 @@ def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Call
     return learning_rate
 
 
-def make_schedule(config, d_model: int) -> Callable[[jax.typing.ArrayLike], jax.Array]:
-    """Returns the schedule of `config.optimizer`: the paper's. With Schedule-Free, the rate stays at its peak."""
-    schedule = paper_schedule(d_model, config.warmup_steps, config.factor)
-    if config.name == SCHEDULE_FREE:
-        return lambda count: schedule(jnp.minimum(count, config.warmup_steps - 1))
+def make_schedule(config: ConfigDict) -> Callable[[jax.typing.ArrayLike], jax.Array]:
+    """Returns the learning rate of a run: the paper's. With Schedule-Free, the rate stays at its peak."""
+    c = config.optimizer
+    schedule = paper_schedule(config.model.d_model, c.warmup_steps, c.factor)
+    if c.name == SCHEDULE_FREE:
+        return lambda count: schedule(jnp.minimum(count, c.warmup_steps - 1))
     return schedule
 
 
-def make_optimizer(config, d_model: int) -> optax.GradientTransformation:
-    """Returns the optimizer of `config.optimizer` with its schedule and with clipping of the gradient's norm."""
-    b1 = 0.0 if config.name == SCHEDULE_FREE else config.b1  # its momentum comes from where gradients are taken
-    make = muon if config.name == MUON else adam
-    optimizer = make(make_schedule(config, d_model), b1=b1, b2=config.b2, eps=config.eps)
-    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer) if config.clip_norm else optimizer
+def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
+    """Returns the optimizer of a run, with its learning rate and with clipping of the gradient's norm.
+
+    With `update(..., finite=False)` the state does not change, and the caller must ignore the updates. An optimizer
+    of optax needs `standing_still` for that.
+    """
+    c = config.optimizer
+    b1 = 0.0 if c.name == SCHEDULE_FREE else c.b1  # its momentum comes from where gradients are taken
+    make = muon if c.name == MUON else adam
+    optimizer = make(make_schedule(config), b1=b1, b2=c.b2, eps=c.eps)
+    return optax.chain(optax.clip_by_global_norm(c.clip_norm), optimizer) if c.clip_norm else optimizer
+
+
+def standing_still(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Wraps an optimizer of optax, so that `update(..., finite=False)` leaves its state unchanged."""
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        finite = extra.get("finite", True)
+        updates, after = optimizer.update(updates, state, params)
+        return updates, jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
     """Returns Adam (Kingma and Ba, 2015, algorithm 1) as in optax, but each moment is read and written only once.
 
-    With `update(..., finite=False)` the state does not change, and the caller must ignore the updates. Two choices
-    avoid a copy of all moments at every step. First, `finite` is applied while the moments are computed, not
-    afterwards. Second, the parameters' update is computed from the new moments. Without the barrier, XLA would compute
-    it from the old moments, once more for each result.
+    Two choices avoid a copy of all moments at every step. First, `finite` is applied while the moments are computed,
+    not afterwards, as `standing_still` does. Second, the parameters' update is computed from the new moments. Without
+    the barrier, XLA would compute it from the old moments, once more for each result.
     """
 
     def init(params: Any) -> optax.ScaleByAdamState:
@@ -78,25 +94,18 @@ def muon(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
 
     The update of a matrix is its momentum with all singular values near 1, computed by Newton-Schulz iteration. Adam
     with Nesterov momentum trains all parameters that are not matrices of a layer: embeddings, biases, LayerNorm.
-
-    With `update(..., finite=False)` the state does not change, and the caller must ignore the updates.
     """
-    optimizer = optax.contrib.muon(
-        learning_rate,
-        beta=b1,
-        adam_b1=b1,
-        adam_b2=b2,
-        eps=eps,
-        consistent_rms=ADAMS_RMS,
-        muon_weight_dimension_numbers=matrices,
+    return standing_still(
+        optax.contrib.muon(
+            learning_rate,
+            beta=b1,
+            adam_b1=b1,
+            adam_b2=b2,
+            eps=eps,
+            consistent_rms=ADAMS_RMS,
+            muon_weight_dimension_numbers=matrices,
+        )
     )
-
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        finite = extra.get("finite", True)
-        updates, after = optimizer.update(updates, state, params)
-        return updates, jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
-
-    return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 def matrices(params: Any) -> Any:
@@ -124,10 +133,15 @@ class Average(NamedTuple):
 
     def update(self, average: Any, params: Any, updates: jax.Array) -> Any:
         """Returns the average after update number `updates`, which produced `params`."""
-        return optax.incremental_update(params, average, self.weight(updates))
+        return between(average, params, self.weight(updates))
 
     def where_gradients_are_taken(self, average: Any, params: Any) -> Any:
-        return optax.incremental_update(average, params, self.pull) if self.pull else params
+        return between(params, average, self.pull) if self.pull else params
+
+
+def between(old: Any, new: Any, weight: jax.typing.ArrayLike) -> Any:
+    """Returns old + weight (new - old): exactly `old` where both are equal, as for parameters that are not trained."""
+    return jax.tree.map(lambda old, new: old + weight * (new - old), old, new)
 
 
 def exponential(decay: float) -> Average:
@@ -147,7 +161,7 @@ def schedule_free(warmup_steps: int, pull: float) -> Average:
         warm = jnp.minimum(step, warmup_steps)
         # The divisor sums the squares of 1 to `warm` and the squares of the constant rate. No square is divided, so the
         # first weight is exactly 1, and nothing of the initial parameters is left.
-        return warm**2 / (warm * (warm + 1) * (2 * warm + 1) / 6 + (step - warm) * warmup_steps**2)
+        return warm**2 / (warm * (warm + 1) * (2 * warm + 1) / 6 + (step - warm) * float(warmup_steps) ** 2)
 
     return Average(weight, pull)
 

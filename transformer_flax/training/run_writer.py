@@ -175,15 +175,14 @@ class RunWriter:
     def keep(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
         """Prints an evaluation. Writes it, unless it is written already, perhaps with another config.decode.
 
-        If a run ends before config.steps, each line of its final evaluation has "<split>/final": 1, because the same
-        step also has a regular evaluation.
+        Each line of a final evaluation has "<split>/final": 1. It may be of other sentences and of the mean of more
+        checkpoints than the evaluations during training, so it is not compared with them when the run is trained on.
         """
-        early = final and step < self._config.steps
-        if not self._metrics.has(step, split, final=early):
+        if not self._metrics.has(step, split, final=final):
             with self.writing():
                 self._directory.save_outputs(self._task.outputs, split, step, evaluation.outputs)
                 values = {**evaluation.scalars, "averaged": averaged}
-                self._metrics.write(step, split, values | {"final": 1} if early else values)
+                self._metrics.write(step, split, values | {"final": 1} if final else values)
         first, *scalars = [f"{name} {value:.4g}" for name, value in evaluation.scalars.items()]
         self.row(f"step {step:>7,} {split}: {first}", scalars)
 
@@ -221,13 +220,12 @@ class RunWriter:
         seed = f", {self._label.removesuffix(': ')}," if self._label else ""
         self._progress.table(f"{self._config.name}{seed} after {step:,} steps", ["split", *columns], rows)
         path = self._directory.path
-        command = {"translations": "translate", "labels": "classify"}[self._task.outputs]
         for name, text in {
             **evaluations["valid"].signatures,
             "time": f"{duration(self._metrics.seconds)} since the run began",
             "compilations": ", ".join(f"{count} {name}" for name, count in compilations.items()),
             "everything": f"{path}/ (checkpoints, metrics.jsonl, {self._task.outputs}, ...)",
             "curves": f"tensorboard --logdir {path} (pip install tensorboard)",
-            "use": f"python -m transformer_flax.{command} --workdir={path}",
+            "use": f"python -m transformer_flax.{self._task.command} --workdir={path}",
         }.items():
             self._progress.say(f"{name + ':':<14}{text}")

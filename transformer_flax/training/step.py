@@ -91,7 +91,7 @@ def norm_by_rows(tree: Any) -> jax.Array:
 
 def make_train_step(
     loss_fn: LossFn,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     *,
     accumulation_steps: int = 1,
     average: Average | None = None,
@@ -105,14 +105,12 @@ def make_train_step(
 
     Args:
       loss_fn: `(params, batch, key) -> (sums, counts)`; training minimises sums["loss"] / counts["loss"].
-      optimizer: an optax optimizer; must leave its state unchanged when called with `finite=False`.
+      optimizer: an optimizer whose state stays unchanged with `update(..., finite=False)`, as `make_optimizer`'s.
       accumulation_steps: micro-batches per update; must divide the rows of a batch.
       average: the moving average that a state keeps as its `ema`; None: no moving average.
       axis_name: the mapped axis of devices under pmap, over which to sum; None under jit, where a batch is global.
       trained: replaces the gradients of parameters that are not trained by zeros.
     """
-
-    optimizer = optax.with_extra_args_support(optimizer)
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         key = dropout_key(state)

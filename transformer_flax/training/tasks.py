@@ -20,6 +20,7 @@ class Task(abc.ABC):
     """The interface of a task to the training loop."""
 
     outputs: str  # the name of the outputs and of their folder
+    command: str  # the command that makes such outputs
     score: str  # the validation score that decides which checkpoint is best
     reads_target: bool  # the model reads the target (teacher forcing), so it may ignore the source
     compilations = 0  # the number of programs compiled for `write`
@@ -43,7 +44,7 @@ class Task(abc.ABC):
 class Translation(Task):
     """Translation of sentences into another language."""
 
-    outputs, score, reads_target = "translations", "bleu", True
+    outputs, command, score, reads_target = "translations", "translate", "bleu", True
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         self._config, self._model, self._tokenizer = config, model, data.tokenizer
@@ -63,7 +64,7 @@ class Translation(Task):
 class Classification(Task):
     """Classification of texts."""
 
-    outputs, score, reads_target = "labels", "accuracy", False
+    outputs, command, score, reads_target = "labels", "classify", "accuracy", False
 
     def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
         assert data.classes

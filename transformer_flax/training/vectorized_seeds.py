@@ -183,5 +183,10 @@ def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
             f"config.parallel.mode is {config.parallel.mode!r} and shard_params {config.parallel.shard_params}; "
             "several seeds are trained together with 'jit' and False only"
         )
+    if config.on_write_failure != "stop":
+        raise UserError(
+            f"config.on_write_failure is {config.on_write_failure!r}; seeds that are trained together resume from a "
+            "step that all of them have saved: set it to 'stop'"
+        )
     if share()[1] > 1:
         raise UserError("several seeds are trained together by one process, without --distributed")
