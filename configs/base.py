@@ -153,7 +153,7 @@ def get_config() -> ConfigDict:
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 1_500  # steps: 10 minutes of the paper's base model
-    config.checkpoint.keep = 5  # latest checkpoints to keep at that interval; the best evaluated one is kept too
+    config.checkpoint.keep = 5  # latest checkpoints to keep at that interval; that of the best validation BLEU too
 
     config.log = ConfigDict()
     config.log.every = 100  # steps between log lines; with eval.patience, evaluated steps are logged too
