@@ -32,7 +32,7 @@ from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import prepare_data
 from transformer_flax.training.step import init_key
-from transformer_flax.training.tasks import Translation
+from transformer_flax.training.tasks import TranslationTask
 from transformer_flax.training.trainer import Trainer
 
 
@@ -355,7 +355,7 @@ def opened(workdir, step):
     """The writer of a run, while it is trained."""
     config = workdir.load_config()
     with workdir.lock(), contextlib.closing(Checkpoints.of(config, workdir.checkpoints)) as checkpoints:
-        data, task = cast(Any, None), cast(Any, Translation)  # which these tests do not use
+        data, task = cast(Any, None), cast(Any, TranslationTask)  # which these tests do not use
         with RunWriter(config, workdir, data, task, checkpoints, Progress(), step=step) as writer:
             yield writer
 

@@ -17,7 +17,7 @@ from transformer_flax.files import read_json_lines
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import checked_config
-from transformer_flax.training.tasks import Translation
+from transformer_flax.training.tasks import TranslationTask
 from transformer_flax.training.wandb_run import WandbRun
 
 
@@ -65,7 +65,9 @@ def opened(path, seed):
     unused, path = cast(Any, None), path / f"seed{seed}"
     path.mkdir(parents=True, exist_ok=True)
     config = small_config(seed=seed, log__wandb="mine")
-    with RunWriter(config, RunDirectory(path), unused, cast(Any, Translation), unused, Progress(), step=2) as writer:
+    with RunWriter(
+        config, RunDirectory(path), unused, cast(Any, TranslationTask), unused, Progress(), step=2
+    ) as writer:
         yield writer
 
 

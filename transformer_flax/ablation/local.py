@@ -5,6 +5,7 @@ import ctypes
 import dataclasses
 import os
 import pathlib
+import platform
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import IO
 
-from transformer_flax.ablation.results import query_gpus
+from transformer_flax.ablation.results import output_of
 from transformer_flax.ablation.trials import Job
 from transformer_flax.errors import UserError
 from transformer_flax.files import try_lock
@@ -213,7 +214,7 @@ def _free_gpus() -> list[str] | None:
     Raises:
       UserError: other processes use the memory of all GPUs.
     """
-    found = [line.split(", ") for line in query_gpus("index,memory.used,memory.total")]
+    found = [line.split(", ") for line in _query_gpus("index,memory.used,memory.total")]
     if not found:
         return None
     if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
@@ -227,3 +228,20 @@ def _free_gpus() -> list[str] | None:
             "CUDA_VISIBLE_DEVICES"
         )
     return free
+
+
+def hardware() -> str:
+    """Names the machine's GPUs, or else its cores, without allocating any."""
+    if gpus := _query_gpus("name"):
+        return ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
+    return f"{os.cpu_count()} x {model or platform.machine()}"
+
+
+def _query_gpus(fields: str) -> list[str]:
+    """Returns these fields of nvidia-smi, a line for each GPU; empty if there is none, or the environment hides all."""
+    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return []
+    return output_of(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]).splitlines()

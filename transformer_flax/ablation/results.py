@@ -7,7 +7,6 @@ one counts, so a failed run can be tried again.
 
 import dataclasses
 import importlib.metadata
-import os
 import pathlib
 import platform
 import subprocess
@@ -157,8 +156,8 @@ def make_head(base: ConfigDict, command: str, hardware: str) -> dict[str, Any]:
     """Makes the first line of the results: the base's config and name, the command, versions, hardware and commit."""
     versions = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in LIBRARIES}
     is_clone = (ROOT / "train.py").exists()  # else git would report a repository around the environment
-    commit = _output(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]) if is_clone else ""
-    if commit and _output(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"]):
+    commit = output_of(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]) if is_clone else ""
+    if commit and output_of(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"]):
         commit += "+"  # with uncommitted changes
     return {
         "config": flatten(base.to_dict()),
@@ -170,24 +169,7 @@ def make_head(base: ConfigDict, command: str, hardware: str) -> dict[str, Any]:
     }
 
 
-def hardware() -> str:
-    """Names the machine's GPUs, or else its cores, without allocating any."""
-    if gpus := query_gpus("name"):
-        return ", ".join(f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus))
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), None)
-    return f"{os.cpu_count()} x {model or platform.machine()}"
-
-
-def query_gpus(fields: str) -> list[str]:
-    """Returns these fields of nvidia-smi, a line for each GPU; empty if there is none, or the environment hides all."""
-    if os.environ.get("JAX_PLATFORMS", "").startswith("cpu") or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return []
-    return _output(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]).splitlines()
-
-
-def _output(command: Sequence[str]) -> str:
+def output_of(command: Sequence[str]) -> str:
     """Returns the standard output of a program; empty if the program is missing or fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -41,7 +41,7 @@ class Task(abc.ABC):
         """Returns scores of outputs against references, and the signatures of scores that have several definitions."""
 
 
-class Translation(Task):
+class TranslationTask(Task):
     """Translation of sentences into another language."""
 
     outputs, command, score, reads_target = "translations", "translate", "bleu", True
@@ -61,7 +61,7 @@ class Translation(Task):
         return {"bleu": found.bleu, "exact_match": found.exact_match}, {"BLEU": found.signature}
 
 
-class Classification(Task):
+class ClassificationTask(Task):
     """Classification of texts."""
 
     outputs, command, score, reads_target = "labels", "classify", "accuracy", False
@@ -88,4 +88,4 @@ def make_loss(config: ConfigDict, model: nn.Module) -> LossFn:
 
 def make_task(config: ConfigDict, model: nn.Module, data: Data) -> Task:
     """Returns the task of a run. The data have classes if, and only if, the kind of model classifies."""
-    return Classification(config, model, data) if data.classes else Translation(config, model, data)
+    return ClassificationTask(config, model, data) if data.classes else TranslationTask(config, model, data)
