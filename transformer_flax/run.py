@@ -26,7 +26,6 @@ from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scor
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.files import require_free, whole_folder, write_whole
-from transformer_flax.model.registry import make_model
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.run_directory import RunDirectory
@@ -355,4 +354,4 @@ def restore(
     """
     saved = load_model(workdir, average=average, steps=steps)
     params = jax.device_put(saved.params)  # once: arrays on the host would be copied with every batch
-    return Run(**saved._asdict() | {"model": make_model(saved.model), "params": params})
+    return Run(**saved._asdict() | {"params": params})

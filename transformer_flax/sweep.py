@@ -93,17 +93,14 @@ def main() -> None:
     from transformer_flax.ablation.sweep import sweep
     from transformer_flax.ablation.trials import Recipe, chosen_dtype, references
     from transformer_flax.ablation.variants import make_variants
-    from transformer_flax.training.config_fields import AUTO, complete, flatten, require_run
-    from transformer_flax.training.fine_tuning import initial_tokenizer
+    from transformer_flax.training.config_fields import AUTO, flatten
+    from transformer_flax.training.fine_tuning import complete_run
     from transformer_flax.training.vectorized_seeds import check_seeds
 
     config = CONFIG()
-    require_run(config)
-    base = complete(config)
+    base = complete_run(config)
     if not {"eval", "eval.final_average"} & given.keys():
         base.eval.final_average = 1  # the paper averages no checkpoints for table 3
-    if base.init_from:  # as training does
-        base.data.vocab_size = initial_tokenizer(base).vocab_size
     rows = ROWS.value if ROWS.value is not None else "base" if GRID.value or VARIANTS.value else "all"
     file = pathlib.Path(VARIANTS.value) if VARIANTS.value else None
     variants = make_variants(base, rows, axes=GRID.value, file=file)

@@ -10,8 +10,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops, training_flops
 from transformer_flax.model.registry import kind_of, param_shapes
 from transformer_flax.training.config_checks import check, model_config
-from transformer_flax.training.config_fields import complete
-from transformer_flax.training.fine_tuning import initial_tokenizer
+from transformer_flax.training.fine_tuning import complete_run
 from transformer_flax.training.loss import passes
 from transformer_flax.training.optimizer import keeps_average, make_optimizer
 
@@ -47,9 +46,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
     Raises:
       UserError: the config is invalid, or no batch can hold sentences of this length.
     """
-    config = complete(config)
-    if config.get("init_from"):  # as training does
-        config.data.vocab_size = initial_tokenizer(config).vocab_size
+    config = complete_run(config)
     check(config)
     model, data = model_config(config, config.data.vocab_size), config.data
     rows = data.tokens_per_batch // length // data.rows_multiple_of * data.rows_multiple_of

@@ -14,6 +14,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.relatives.vector_files import TOKENIZER, Vectors
+from transformer_flax.training.config_fields import complete, require_run
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import load_setup, parse_name
 
@@ -30,6 +31,19 @@ SAME_PARAMETERS = (
     "embedding_deviation",
 )
 EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")  # names of word embeddings in models of all kinds
+
+
+def complete_run(config: ConfigDict) -> ConfigDict:
+    """Returns a run's config with the defaults of missing fields, and the vocabulary of the model that it starts from.
+
+    Raises:
+      UserError: the config is not a run's, or there is no such model.
+    """
+    require_run(config)
+    config = complete(config)
+    if config.init_from:
+        config.data.vocab_size = initial_tokenizer(config).vocab_size
+    return config
 
 
 def initial_tokenizer(config: ConfigDict) -> Tokenizer:

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import numpy as np
 import safetensors
@@ -19,7 +20,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import write_whole
 from transformer_flax.model.config import ModelConfig
-from transformer_flax.model.registry import make_config, param_shapes
+from transformer_flax.model.registry import make_config, make_model, param_shapes
 from transformer_flax.training.averaging import choose, mean
 from transformer_flax.training.checkpoint_files import load_params
 from transformer_flax.training.config_fields import require_fields, require_run
@@ -31,7 +32,7 @@ class SavedModel(NamedTuple):
 
     config: ConfigDict
     tokenizer: Tokenizer
-    model: ModelConfig
+    model: nn.Module
     params: Any  # on the host
     parameters: str  # which checkpoints `params` are from
     fingerprints: dict[str, str]  # the fingerprints of the run's data, by name
@@ -72,7 +73,8 @@ def load_model(
             load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps
         )
         params, parameters = mean(loaded), str(choice)
-    return SavedModel(config, tokenizer, model, params, parameters, place.load_fingerprints(), place.load_classes())
+    fingerprints, classes = place.load_fingerprints(), place.load_classes()
+    return SavedModel(config, tokenizer, make_model(model), params, parameters, fingerprints, classes)
 
 
 def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]:

@@ -26,8 +26,8 @@ from transformer_flax.model.registry import find_kind, param_shapes
 from transformer_flax.relatives.vector_files import Vectors
 from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
-from transformer_flax.training.config_fields import AUTO, complete, flatten, needs_bfloat16, require_run
-from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings
+from transformer_flax.training.config_fields import AUTO, flatten, needs_bfloat16
+from transformer_flax.training.fine_tuning import are_trained, complete_run, load_embeddings
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import SavedModel, checksum, load_model, parse_name
@@ -63,10 +63,7 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
     Raises:
       UserError: a field has a wrong value, and the message names the field; or a directory's run cannot be read.
     """
-    require_run(config)
-    config = complete(config)
-    if config.init_from:
-        config.data.vocab_size = initial_tokenizer(config).vocab_size
+    config = complete_run(config)
     check(config)
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"

@@ -15,8 +15,8 @@ from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
-from transformer_flax.training.config_fields import complete, require_run
 from transformer_flax.training.evaluation import Evaluation
+from transformer_flax.training.fine_tuning import complete_run
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit, train
 from transformer_flax.training.multihost import share
@@ -38,8 +38,7 @@ def train_seeds(
     Raises:
       UserError: as `train` does. An error in one run ends all runs.
     """
-    require_run(config)
-    config = complete(config)
+    config = complete_run(config)
     check_seeds(config, seeds)
     configs = []
     for seed in seeds:
