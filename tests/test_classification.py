@@ -1,6 +1,7 @@
 """The encoder alone, the whole way: from tab-separated files to labels, in Python and from the shell."""
 
 import json
+import pathlib
 import shutil
 
 import flax.linen as nn
@@ -21,6 +22,7 @@ from transformer_flax.relatives.classifier import Classifier
 from transformer_flax.relatives.vector_files import Vectors
 from transformer_flax.run import restore
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
+from transformer_flax.training.config_checks import check
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import classification_loss
 
@@ -126,6 +128,20 @@ def test_a_run_is_restored_from_its_directory_alone(run, trained, tmp_path):
     assert report.labels == evaluations["test"].outputs
     plot_confusion(report, file=tmp_path / "confusion.png")
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_classifier_is_trained_on_for_the_same_classes_only(trained, run, tmp_path):
+    folder, workdir, _ = trained
+    settings = {"init_from": str(workdir), "steps": 1, "eval__every": 0, "optimizer__factor": 1e-30}
+    train(config_for(folder, model__embedding_deviation=0.5, **settings), tmp_path / "same")
+    jax.tree.map(np.testing.assert_array_equal, restore(tmp_path / "same").params, run.params)
+    other = write_texts(tmp_path)
+    for file in other.glob("*.tsv"):
+        file.write_text(file.read_text().replace("\tanimal\t", "\tbeast\t"))
+    with pytest.raises(UserError, match=r"knows the classes animal, colour, number, and this text has beast, colour"):
+        train(config_for(other, **settings), tmp_path / "other")
+    with pytest.raises(UserError, match=r"kind is 'classifier', but the model of config\.init_from is of another kind"):
+        check(config_for(folder, **settings | {"init_from": str(pathlib.Path("tests/data/run_0.1").absolute())}))
 
 
 def test_word_vectors_start_as_small_as_embeddings_otherwise_do(trained, run, tmp_path):

@@ -142,6 +142,7 @@ def test_a_result_says_all_that_a_report_needs(swept):
     assert "step     200/200" in swept.run.with_suffix(".log").read_text()
 
 
+@pytest.mark.long
 def test_seeds_that_are_trained_together_are_runs_of_their_own(config, tmp_path):
     recipe = recipe_of(config, tmp_path / "together")
     recipe.base.steps = 20

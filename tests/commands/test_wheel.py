@@ -71,8 +71,6 @@ def test_a_wheel_trains_translates_and_counts_in_another_folder(installed, tmp_p
     assert out.count("\n") == 3
     (tmp_path / "mine.py").write_text("from configs.table3 import get_config\n")
     assert '"config": "table3-A-h1"' in succeeds(installed, tmp_path, "cost", "--config=mine.py:A-h1", "--json")
-    listed = succeeds(installed, tmp_path, "sweep", *SMALL.split(), "--rows=base", "--dry_run")
-    assert "python -m transformer_flax.train --config=configs/numbers.py" in listed
     where = "import transformer_flax; print(transformer_flax.__file__)"
     environment = os.environ | {"PYTHONPATH": str(installed)}
     found = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -88,7 +86,6 @@ def test_the_command_lists_its_commands(installed, tmp_path):
     commands = [module.stem for module in modules if "    cli.run(main" in module.read_text()]
     assert "translate" in commands
     assert all(f"\n  {command} " in help_text for command in commands)
-    assert "--workdir" in succeeds(installed, tmp_path, "translate", "--help")
     result = run(installed, tmp_path, "tranlsate")
     assert result.returncode == 2
     assert "there is no command 'tranlsate'; did you mean 'translate'?" in result.stderr

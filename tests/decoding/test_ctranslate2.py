@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.ctranslate2_peer import make_search
-from tests.conftest import VARIANTS
+from tests.conftest import VARIANTS, long
 from tests.model.parameters import random_params
 from transformer_flax.decoding.ctranslate2 import require_supported, save
 from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search
@@ -22,9 +22,15 @@ HYPOTHESES, WORDS = 3, 5
 HEADS = {"num_heads": 4, "d_k": 4, "d_v": 4}
 
 
-@pytest.mark.parametrize("name", ["paper", "learned", "concatenated", "pre_norm", "untied", "attention_bias"])
-def test_it_finds_the_same_hypotheses(name, tmp_path):
-    config = dataclasses.replace(VARIANTS[name], **HEADS)
+SUPPORTED = {name: VARIANTS[name] for name in ("learned", "concatenated", "pre_norm", "untied", "attention_bias")}
+ALL = dataclasses.replace(VARIANTS["learned"], pre_norm=True, tie_embeddings=False, attention_bias=True)
+
+
+@pytest.mark.parametrize(
+    "config", [VARIANTS["paper"], ALL, *(long(config, id=name) for name, config in SUPPORTED.items())]
+)
+def test_it_finds_the_same_hypotheses(config, tmp_path):
+    config = dataclasses.replace(config, **HEADS)
     params = jax.tree.map(jnp.asarray, random_params(config))
     source = jnp.array([[9, 8, 7, 2], [5, 2, 0, 0]])
     save(config, params, [str(token) for token in range(config.vocab_size)], tmp_path)
@@ -56,6 +62,14 @@ def test_it_finds_the_same_hypotheses(name, tmp_path):
 def test_a_model_that_it_cannot_run_is_refused_by_the_field(name, field):
     with pytest.raises(UserError, match=rf"config.model.{field} is .*--format=safetensors"):
         require_supported(VARIANTS[name])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("compatibility", "dot"), ("compatibility", "additive"), ("neighbourhood", 4)]
+)
+def test_a_choice_that_it_does_not_have_is_refused(field, value):
+    with pytest.raises(UserError, match=rf"config.model.{field} is {value!r}, and must be "):
+        require_supported(dataclasses.replace(VARIANTS["paper"], **HEADS, **{field: value}))
 
 
 def test_a_field_that_the_export_does_not_know_is_refused():

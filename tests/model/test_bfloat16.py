@@ -76,8 +76,15 @@ def test_every_gradient_in_bfloat16_is_within_2_percent_of_that_in_float32(confi
     assert {path: error for path, error in errors.items() if error > 0.02} == {}
 
 
-def test_so_is_every_gradient_of_attention_in_one_kernel():
-    config = CONFIGS["learned, biased"]
+FUSED = {
+    "learned, biased": CONFIGS["learned, biased"],
+    "rotary, local": dataclasses.replace(PAPER, positions="rotary", neighbourhood=4),
+    "classifier": CONFIGS["classifier"],
+}
+
+
+@pytest.mark.parametrize("config", FUSED.values(), ids=FUSED)
+def test_so_is_every_gradient_of_attention_in_one_kernel(config):
     fused = dataclasses.replace(config, dtype="bfloat16", attention_implementation="cudnn")
     errors = relative_errors(config, gradients(fused, "bfloat16"))
     assert errors != relative_errors(config, gradients(config, "bfloat16"))  # it is computed otherwise

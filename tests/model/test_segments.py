@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import TINY
+from tests.conftest import TINY, VARIANTS
 from tests.model.parameters import random_params
 from tests.model.sentences import compiled
 from transformer_flax.model.attention import segment_mask
@@ -46,6 +46,13 @@ def test_every_segment_of_the_decoder_s_input_begins_with_the_begin_symbol():
     assert shifted[1, :5].tolist() == [BEGIN_ID, 28, 28, 4, 16]
 
 
+NO_SEGMENTS = ("untied", "attention_bias", "pre_norm")  # what these change, segments do not meet
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [pytest.param(c, id=name, marks=[pytest.mark.long] * (name in NO_SEGMENTS)) for name, c in VARIANTS.items()],
+)
 def test_a_pair_has_the_same_logits_in_a_row_of_its_own(variant):
     apply, params = compiled(variant), {"params": random_params(variant)}
     packed = np.asarray(apply(params, *PACKED))

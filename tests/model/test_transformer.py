@@ -67,6 +67,9 @@ def test_logits_see_the_target_before_them_and_nothing_later(config):
     assert (seen[later if isinstance(config, TransformerConfig) else next_ones] > 1e-3).all()
 
 
+@pytest.mark.parametrize(
+    "variant", [TINY, *(long(config, id=name) for name, config in VARIANTS.items() if config is not TINY)]
+)
 def test_gradients_reach_the_target_before_them_and_nothing_later(variant):
     # Every token stands at one place of one row only, so the gradients of its embedding are those of that place; tied,
     # it would have gradients as a source word and as an output too.

@@ -224,7 +224,7 @@ except Interrupted as interruption:
 
 
 @pytest.mark.parametrize("doing", ["prepare", long("evaluate")])
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [long(0), 1])
 def test_a_process_that_is_killed_ends_the_other_while_one_waits_for_the_first(doing, killed):
     with together("-c", SCRIPT, doing) as processes:
         wait_for_line(processes[0], "working")
@@ -247,6 +247,7 @@ def test_a_defect_in_one_process_is_told_by_it_and_ends_the_other(doing):
     assert "RuntimeError: a defect" in other_err
 
 
+@pytest.mark.long
 def test_all_stop_after_one_step_when_one_is_asked_to():
     with together("-c", SCRIPT, "stop") as processes:
         (status, out, err), (other_status, other_out, other_err) = ended(processes)

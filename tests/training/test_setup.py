@@ -3,6 +3,7 @@
 import gc
 import json
 import re
+import shutil
 import types
 import weakref
 
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tests.conftest import long
 from tests.forked import run
 from tests.training.small import final_state, small_config, write_text
 from transformer_flax.console import Progress
@@ -307,14 +307,23 @@ def test_word_pieces_are_trained_and_kept_for_a_run_as_any_tokenizer(folder, tmp
     assert run.load_tokenizer().decode(ids) == "a b"
 
 
-@pytest.mark.parametrize("size", [260, long(290)])
-def test_a_tokenizer_put_in_place_of_the_run_s_is_refused_with_and_without_checksums(folder, tmp_path, size):
+def test_a_split_that_has_changed_is_not_evaluated(finished, tmp_path):
+    text, run = shutil.copytree(finished.parent / "text", tmp_path / "text"), restore(finished)
+    run.config.data.path = str(text)
+    assert run.split("test")
+    (text / "test.en").write_text((text / "test.en").read_text() + "one\n")
+    (text / "test.de").write_text((text / "test.de").read_text() + "eins\n")
+    with pytest.raises(UserError, match=r"the test split of .* has changed since the run was made"):
+        run.split("test")
+
+
+def test_a_tokenizer_put_in_place_of_the_run_s_is_refused_with_and_without_checksums(folder, tmp_path):
     config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), steps=1)
     run = tmp_path / "run"
     train(config, run)
     theirs = restore(run).tokenizer.vocab_size
-    other = Tokenizer.train(["some other text, with many other words, for a larger vocabulary"] * 9, size)
-    assert other.vocab_size == size != theirs
+    other = Tokenizer.train(["some other text, with many other words, for a larger vocabulary"] * 9, 260)
+    assert other.vocab_size == 260 != theirs
     (run / "tokenizer.json").write_text(other.to_json(), encoding="utf-8")
     config.steps = 2
     for attempt in (lambda: restore(run), lambda: train(config, run)):
