@@ -90,6 +90,18 @@ def test_a_report_counts_the_programs_that_were_compiled_for_it(run):
     assert compiled == [1, 0]  # an alpha that no other test has; one search, and not what scores the references
 
 
+def test_parameters_are_on_the_devices_once_for_all_settings(run):
+    translators = [run.translator(sampling=Sampling(seed=seed), num_devices=2) for seed in (5, 6)]
+    on_first = [jax.tree.leaves(each.params)[0].addressable_shards[0].data for each in translators]
+    assert on_first[0].unsafe_buffer_pointer() == on_first[1].unsafe_buffer_pointer()
+
+
+def test_numbers_of_numpy_choose_checkpoints_too(made):
+    assert restore(made, steps=np.int64(25)).parameters == "the moving average at step 25"
+    assert restore(made, steps=np.array([10, 25])).parameters == "the mean of the moving averages at steps 10, 25"
+    assert restore(made, average=np.int64(2)).parameters == "the mean of the parameters at steps 30, 34"
+
+
 def test_a_run_is_shown_in_a_line(run):
     assert repr(run) == f"<Run numbers: the mean of the parameters at steps {BEFORE}, {LAST}>"
 

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict, config_flags
 
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TYPES
-from transformer_flax.training.config_fields import flatten, require_fields
+from transformer_flax.training.config_fields import added_fields, flatten, make_floats, require_fields
 
 LANGUAGES = ("data.source_language", "data.target_language")
 # Config fields, by the names that other toolkits use for them.
@@ -69,8 +69,12 @@ class _ConfigFile(flags.ArgumentParser):
         self.default = default
 
     def parse(self, argument: str) -> ConfigDict:
-        config = load_config(argument).lock()
-        _require_known(config, sys.argv)
+        config = load_config(argument)
+        flat = flatten(config.to_dict())
+        if any(field not in flat for field in _set_fields(sys.argv)):
+            with config.unlocked():  # fields that the file lacks can be set too
+                config.update_from_flattened_dict(added_fields(flat))
+        _require_known(config.lock(), sys.argv)
         return config
 
 
@@ -118,6 +122,7 @@ def load_config(argument: str) -> ConfigDict:
         require_fields(config)
     except UserError as error:
         raise UserError(f"{file}: {error}") from error
+    make_floats(config)
     return config
 
 
@@ -212,16 +217,21 @@ def _take(name: str, arguments: list[str]) -> tuple[list[str], list[str]]:
     return values, others
 
 
+def _set_fields(argv: list[str]) -> dict[str, str]:
+    """Returns the fields that --config.FIELD=VALUE and --noconfig.FIELD set, each with its argument."""
+    found = {argument: re.match(r"--?(no)?config\.([^=]*)", argument) for argument in argv}
+    return {match[2]: argument for argument, match in found.items() if match}
+
+
 def _require_known(config: ConfigDict, argv: list[str]) -> None:
     """Checks that a config has the fields that --config.FIELD=VALUE sets.
 
     Raises:
       UserError: the config lacks a field. The message suggests another field.
     """
-    for argument in argv:
-        found = re.match(r"--?(no)?config\.([^=]*)", argument)
+    for field, argument in _set_fields(argv).items():
         section = config
-        for name in found[2].split(".") if found else ():
+        for name in field.split("."):
             if not isinstance(section, ConfigDict) or name not in section:
                 hint = _suggest(name, config) or "the config file, and those it imports, list its fields"
                 raise UserError(f"{argument}: this config has no field {name!r}; {hint}")

@@ -97,7 +97,7 @@ def require_writable(file: pathlib.Path) -> None:
     existed = file.exists()
     file.open("ab").close()
     if not existed:
-        file.unlink()
+        file.resolve().unlink()  # behind a link, the file and not the link
 
 
 def require_picture(flag: str, name: str) -> None:
@@ -162,6 +162,9 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             where = f": {error.filename}" if error.filename else ""
             _fail(f"{error.strerror}{where}")
 
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as with `<&-`; a file opened later would take its place
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open until the process ends)
     app.run(guarded, flags_parser=parse_flags)
 
 

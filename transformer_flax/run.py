@@ -20,6 +20,7 @@ from transformer_flax.data.sources import NormalisedPairs, load_pairs
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding import ctranslate2
+from transformer_flax.decoding.devices import on_devices
 from transformer_flax.decoding.inputs import Inputs
 from transformer_flax.decoding.predictor import Predictor
 from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scores, score_labels
@@ -141,8 +142,10 @@ class Run:
         settings = {name: value for name, value in self.config.decode.items() if name in known} | settings
         key = tuple(sorted(settings.items()))
         if key not in self._made:
-            members = (self, *self.partners)
-            models, params = [run.model for run in members], [run.params for run in members]
+            members, num_devices = (self, *self.partners), settings.get("num_devices", 0)
+            models = [run.model for run in members]
+            params = [run.params for run in members]
+            params = self._made.setdefault(num_devices, on_devices(params, num_devices))  # once for all settings
             self._made.setdefault(key, what(models, params, *arguments, **settings))  # of several threads, one wins
         return self._made[key]
 
@@ -257,6 +260,7 @@ class Run:
         self.count_heads()
         if self.partners:
             raise UserError("an ensemble has no attention of its own: use one of its members")
+        sources = _texts("attentions", sources)
         translator = self.translator(**settings)
         decode = {**self.config.decode, **settings}
         longest = decode["max_input_length"]
@@ -267,6 +271,7 @@ class Run:
             found = translator.search(sources)
             outputs = [[*(token for token in best.tokens if token != END_ID), END_ID] for best, *_ in found]
         else:
+            targets = _texts("attentions", targets)
             require_as_many("the source text", sources, "the target text", targets)
             outputs, _ = reader.encode([*map(write, targets)], longest + decode["max_extra_length"])
         pairs = list(zip(inputs, outputs, strict=True))

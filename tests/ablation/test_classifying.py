@@ -62,6 +62,8 @@ def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
     assert "| variant | perplexity | accuracy, % |" in text
     assert "81.0 [" in text
     assert "BLEU" not in text.split("The whole config")[0]
+    few = {"eval.sentences": 10, "eval.final_sentences": 20}  # of which accuracy is not
+    assert "sentences" not in report.as_markdown(compare(results, head["config"] | few), head, ()).split("##")[1]
     assert figures.curves(comparison, ACCURACY)
 
 

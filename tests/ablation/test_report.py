@@ -233,6 +233,22 @@ def test_the_last_evaluation_of_some_sentences_says_so():
     assert said in text_of(small(curve=[]), base)
 
 
+def test_a_sweep_without_a_finished_run_tells_nothing_of_scores():
+    assert "BLEU, which counts" not in text_of([made.failed("base", 0, "out of memory")])
+
+
+def test_the_text_that_bleu_is_of_is_named():
+    assert "BLEU is sacreBLEU's, of detokenised, cased text: " in text_of(small())
+    config = made.CONFIG | {"data.lowercase": True, "data.tokenized": True}
+    assert "BLEU is sacreBLEU's, of tokenised, lower-cased text" in text_of(small(), made.BASE | {"config": config})
+
+
+def test_steps_and_operations_are_of_all_seeds():
+    runs = [made.result("base", seed, steps=steps, flops=1e9 * steps) for seed, steps in enumerate((300, 900, 600))]
+    assert "| 300 to 900 |" in text_of(runs)
+    assert "| 6.00e+11 |" in text_of(runs).replace("e11", "e+11")
+
+
 def test_one_seed_says_that_it_tells_nothing_of_chance(tmp_path):
     text = text_of(made.sweep(["base", "A-h1"], range(1), curve=[]))
     assert "**One seed tells nothing about chance:** there are no intervals and no tests." in text

@@ -6,7 +6,8 @@ import pytest
 from absl import flags
 
 from configs import base
-from transformer_flax.arguments import OTHER_NAMES, arrange, define_config, parse
+from transformer_flax.ablation.variants import make_variants
+from transformer_flax.arguments import OTHER_NAMES, arrange, define_config, load_config, parse
 from transformer_flax.errors import UserError
 from transformer_flax.training.config_fields import flatten
 
@@ -121,6 +122,27 @@ def test_other_names_are_of_fields_that_there_are():
 def test_fields_override_the_config_wherever_it_stands(command, arguments):
     config = command(*arguments)
     assert (config.name, config.steps) == ("base", 3)
+
+
+OLDER = """
+from configs import base
+
+
+def get_config():
+    config = base.get_config()
+    del config.r_drop, config.model.neighbourhood, config.model.dropout
+    config.model.dropout = 0
+    return config
+"""
+
+
+def test_fields_that_a_file_lacks_can_be_set_and_fractions_where_it_has_a_whole_number(command, tmp_path):
+    (tmp_path / "older.py").write_text(OLDER)
+    set_here = "--config.r_drop=5.0", "--config.model.neighbourhood=8", "--config.model.dropout=0.2"
+    config = command(f"--config={tmp_path}/older.py", *set_here)
+    assert (config.r_drop, config.model.neighbourhood, config.model.dropout) == (5.0, 8, 0.2)
+    [variant] = make_variants(load_config(f"{tmp_path}/older.py"), "D-drop0.2")
+    assert variant.config.model.dropout == 0.2
 
 
 def test_without_a_config_there_is_the_default(command):

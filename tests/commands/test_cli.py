@@ -7,6 +7,7 @@ from tests.commands.process import run
 from tests.conftest import ROOT, long
 from transformer_flax.__main__ import COMMANDS
 from transformer_flax.arguments import load_config
+from transformer_flax.cli import require_writable
 from transformer_flax.errors import UserError
 
 INTERRUPTED_WHILE_COLLECTING = """
@@ -100,6 +101,13 @@ def test_a_mistake_in_a_config_file_is_one_line_that_names_it(tmp_path, text, me
     said = str(refusal.value).removeprefix("--config=")
     assert said.startswith(f"{file}{message}")
     assert "\n" not in said
+
+
+def test_what_is_tried_behind_a_link_leaves_the_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    require_writable(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert not (tmp_path / "file").exists()
 
 
 def test_configs_of_the_package_are_found_from_any_directory_and_those_of_the_user_first(tmp_path, monkeypatch):

@@ -51,6 +51,16 @@ def test_vectors_are_of_the_size_that_a_model_s_embeddings_start_with(planted):
     assert np.mean(lengths[~seen]) == pytest.approx(1, abs=0.1)  # which chance has drawn
 
 
+def test_an_unknown_word_has_no_vector_where_the_vocabulary_is_one_of_words():
+    rng = np.random.default_rng(0)
+    tokenizer = Tokenizer.train(["one two"] * 3, 20, "words")
+    counts = np.ones(tokenizer.vocab_size, np.int64)
+    vectors = Vectors.make(tokenizer, rng.normal(size=(tokenizer.vocab_size, 4)), counts, counts, rng)
+    assert vectors.vector("two").shape == (4,)
+    with pytest.raises(UserError, match="there is no vector of 'three'"):
+        vectors.vector("three")
+
+
 def test_the_seed_rules_the_vectors():
     tokenizer, sentences = tokenise(planted_text(60))
     config = dataclasses.replace(CONFIG, epochs=2)

@@ -267,16 +267,18 @@ def agreement(comparison: Comparison, measure: Measure) -> Agreement:
 
 
 def over_training(comparison: Comparison) -> dict[int, Comparison]:
-    """Compares the variants at each evaluation of base; returns the comparisons by step.
+    """Compares the rows of table 3 at each evaluation of base; returns the comparisons by step.
 
     A row with more or fewer steps than base is compared at the same share of its own steps. A row that has ended is
     compared at its last evaluation.
     """
-    runs = [run for entry in comparison.entries for run in entry.runs]
-    if comparison.base is None or not all(run.curve for run in runs):
+    if comparison.base is None or not comparison.rows:
+        return {}
+    runs = [run for entry in comparison.entries if entry.row or entry is comparison.base for run in entry.runs]
+    if not all(run.curve for run in runs):
         return {}
     found = {}
-    for step in [int(point[0]) for point in comparison.base.runs[0].curve]:
+    for step in sorted({int(point[0]) for run in comparison.base.runs for point in run.curve}):
         then = [_at(run, step, comparison.config["steps"]) for run in runs]
         if all(then):
             found[step] = compare([run for run in then if run], comparison.config, comparison.score)

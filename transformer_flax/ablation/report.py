@@ -131,7 +131,7 @@ def as_markdown(comparison: Comparison, base: Mapping[str, Any], pictures: Colle
         blocks += ["## Scores", *shown("scores"), *(levels_table(entries, comparison) for entries in parts)]
         blocks += [ABOUT_SCORES]
     if "curves_score" in pictures:
-        blocks += ["## Curves", _about_curves(base["config"], with_gain="curves_gain" in pictures)]
+        blocks += ["## Curves", _about_curves(comparison, with_gain="curves_gain" in pictures)]
         blocks += shown("curves_score", "curves_perplexity", "curves_gain")
     swept = _swept(base, beside_paper=bool(comparison.rows))
     blocks += ["## How it was measured", _methods(comparison), "## What was swept", *swept]
@@ -151,7 +151,8 @@ def _summary(comparison: Comparison) -> list[str]:
     }
     of = ["base"] if "base" in own else []
     of += [f"{count:,} {text.format('s' * (count != 1))}" for text, count in numbers.items() if count]
-    sentences = comparison.config.get("eval.final_sentences")
+    translates = comparison.score is not ACCURACY  # accuracy is always of the whole split, as perplexity is
+    sentences = translates and comparison.config.get("eval.final_sentences")
     few = f" (its first {sentences:,} sentences; perplexities are of all)" if sentences else ""
     newstest = "; the paper's table 3 is of newstest2013" if comparison.rows else ""
     agreements = [text for measure in comparison.measures if (text := _agreement(comparison, measure))]
@@ -225,30 +226,35 @@ def _legend(comparison: Comparison) -> str:
     return text
 
 
-def _about_curves(config: Mapping[str, Any], *, with_gain: bool) -> str:
+def _about_curves(comparison: Comparison, *, with_gain: bool) -> str:
     text = "On the validation split: the mean over seeds, and each seed as a faint line."
     if with_gain:
         text += (
             " The source gain is the log-perplexity of targets with the source of another sentence, less that with "
             "their own: 0 if the model ignores the source."
         )
-    if sentences := config.get("eval.sentences"):
+    sentences = comparison.config.get("eval.sentences")
+    if sentences and comparison.score is not ACCURACY:
         text += f" Scores before the last step are of the first {sentences:,} sentences, perplexities of all."
     return text
 
 
 def _methods(comparison: Comparison) -> str:
     """Explains the numbers of the report."""
+    unit = "text" if comparison.score is ACCURACY else "piece"
     lines = [
         "An effect is a variant's mean over seeds less that of base.",
-        "Perplexities are compared by their logarithm, the loss in nats a piece: 0.01 is about 1 % of any perplexity.",
+        f"Perplexities are compared by their logarithm, the loss in nats a {unit}: 0.01 is about 1 % of any "
+        "perplexity.",
     ]
     if comparison.score is BLEU:
         signatures = sorted({run.signature for entry in comparison.entries for run in entry.runs})
-        lines.append(f"BLEU is sacreBLEU's, of detokenised, cased text: {', '.join(map(as_text, signatures))}.")
+        tokens = "tokenised" if comparison.config.get("data.tokenized") else "detokenised"
+        case = "lower-cased" if comparison.config.get("data.lowercase") else "cased"
+        lines.append(f"BLEU is sacreBLEU's, of {tokens}, {case} text: {', '.join(map(as_text, signatures))}.")
     elif comparison.score is ACCURACY:
         lines.append("Accuracy is the share of texts whose class is predicted correctly.")
-    else:
+    elif comparison.entries:
         lines.append("Exact match is the share of correct sentences; BLEU, which counts four words, is 0 in all runs.")
         if comparison.is_of_table3:
             lines.append("Beside the paper's BLEU it compares in signs and ranks, not in sizes.")
@@ -257,7 +263,7 @@ def _methods(comparison: Comparison) -> str:
         "differences, and p, are Welch's. Seeds are not paired: the same seed gives all rows the same order of data, "
         "but most of them other initial parameters.",
         f"The corrected p is Holm's for all variants of a measure: without any effect, at most one sweep in twenty has "
-        f"one below {SIGNIFICANT:.2g}.",
+        f"one below {SIGNIFICANT:.2g} in that measure.",
     ]
     if comparison.is_of_table3:
         lines.append(
@@ -326,11 +332,16 @@ def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
         ours = [column for pair in zip(ours, papers, strict=True) for column in pair]
     costs: list[Column] = [
         ("seeds", lambda entry: str(len(entry.runs))),
-        ("steps", lambda entry: f"{entry.runs[0].steps:,}"),
+        ("steps", lambda entry: " to ".join(f"{steps:,}" for steps in _ends([run.steps for run in entry.runs]))),
         ("minutes", lambda entry: f"{np.mean([run.seconds for run in entry.runs]) / 60:.1f}"),
-        ("FLOPs", lambda entry: _flops(entry.runs[0].flops)),
+        ("FLOPs", lambda entry: _flops(float(np.mean([run.flops for run in entry.runs])))),
     ]
     return _table([_name_column(entries), *ours, *costs], entries)
+
+
+def _ends(numbers: Sequence[int]) -> list[int]:
+    """Returns the smallest and the largest number; one if they are equal."""
+    return sorted({min(numbers), max(numbers)})
 
 
 def _name_column(entries: Sequence[Entry]) -> Column:

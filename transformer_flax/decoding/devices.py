@@ -28,12 +28,10 @@ class OnDevices:
     """
 
     def __init__(self, params: Sequence[Any], num_devices: int):
-        require_at_least(0, num_devices=num_devices)
-        devices = jax.local_devices()[: num_devices or None]
-        self.num_devices, self._mesh = len(devices), Mesh(np.array(devices), (ROWS,))
+        self._mesh = _mesh(num_devices)
+        self.num_devices = self._mesh.size
         self._traced: list[tuple[list[None], int]] = []  # (a program's compilations, number of them before)
-        on_all = NamedSharding(self._mesh, PartitionSpec())
-        self.params = jax.device_put(params, on_all) if self.num_devices > 1 else params
+        self.params = on_devices(params, num_devices)
 
     @property
     def compilations(self) -> int:
@@ -45,6 +43,21 @@ class OnDevices:
         program, traced = _program(function, self._mesh)
         self._traced.append((traced, len(traced)))
         return program
+
+
+def on_devices(params: Any, num_devices: int) -> Any:
+    """Returns parameters on every device. Those that are there already are not copied.
+
+    Raises:
+      UserError: `num_devices` is negative.
+    """
+    mesh = _mesh(num_devices)
+    return jax.device_put(params, NamedSharding(mesh, PartitionSpec())) if mesh.size > 1 else params
+
+
+def _mesh(num_devices: int) -> Mesh:
+    require_at_least(0, num_devices=num_devices)
+    return Mesh(np.array(jax.local_devices()[: num_devices or None]), (ROWS,))
 
 
 @functools.lru_cache(maxsize=16)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from transformer_flax.data.corpus import Sentences, blocks
-from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.data.tokenizer import UNKNOWN, Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import checked, read_json, require_free, signed, whole_folder
 from transformer_flax.special_tokens import END_ID
@@ -50,6 +50,10 @@ class Vectors:
         return cls(tokenizer, scaled.astype(np.float32), np.stack([counts, whole]))
 
     @functools.cached_property
+    def _pieces(self) -> list[str]:
+        return self.tokenizer.vocabulary()
+
+    @functools.cached_property
     def _spellings(self) -> list[str]:
         return spell(self.tokenizer)
 
@@ -65,7 +69,7 @@ class Vectors:
           UserError: the word is empty, or none of its pieces occurs in the text.
         """
         [pieces] = self.tokenizer.encode([word.strip()])
-        known = [piece for piece in pieces if self.counts[0, piece]]
+        known = [piece for piece in pieces if self.counts[0, piece] and self._pieces[piece] != UNKNOWN]
         if not known:
             raise UserError(f"there is no vector of {word!r}: the training text had no piece of it")
         return self.vectors[known].mean(axis=0)

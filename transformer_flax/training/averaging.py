@@ -1,6 +1,7 @@
 """Chooses the parameters of a run: one checkpoint's, the mean of several checkpoints, or the moving average."""
 
 import logging
+import numbers
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -74,7 +75,7 @@ def choose(
         raise UserError(f"{directory.parent} has kept no moving average: its config.ema_decay is 0")
     kind = EMA if average == EMA else "params"
     if steps is not None:
-        steps = [steps] if isinstance(steps, int) else steps
+        steps = np.ravel(steps).tolist()
         if not steps:
             raise UserError("steps is empty: name the steps of the checkpoints to average")
         if missing := sorted(set(steps) - set(saved)):
@@ -83,8 +84,9 @@ def choose(
         return Choice(sorted(set(steps)), kind)
     if average == EMA:
         return Choice(saved[-1:], kind)
-    if not (isinstance(average, int) and average >= 1):
+    if not (isinstance(average, numbers.Integral) and int(average) >= 1):
         raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
+    average = int(average)
     choice = to_average(saved, saved[-1], config.checkpoint.every, average)
     if choice.missing:
         logger.warning("%s", choice.warning(directory.parent))

@@ -12,7 +12,7 @@ from typing import Any, cast
 from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.model.config import TYPES, checked, one_of, positive, rate, requirement, size
+from transformer_flax.model.config import TYPES, TransformerConfig, checked, one_of, positive, rate, requirement, size
 
 # Names, paths, and settings of the machine. None of them changes what is learned or measured, beyond random variation.
 CHANGES_NOTHING = (
@@ -181,6 +181,17 @@ def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
     """
     dataclass = vector_run_config() if "vectors" in config else RunConfig
     _require_fields(config, dataclass, "config", saved=saved)
+
+
+def make_floats(config: ConfigDict, dataclass: Any = RunConfig) -> None:
+    """Converts whole numbers in fields of floats, such as a dropout of 0, so that 0.1 can be set there later."""
+    for field in dataclasses.fields(dataclass):
+        value = config.get(field.name)
+        if isinstance(value, ConfigDict):
+            make_floats(value, TransformerConfig if field.name == "model" else field.type)
+        elif field.type is float and type(value) is int:
+            with config.ignore_type():
+                config[field.name] = float(value)
 
 
 def complete(config: ConfigDict) -> ConfigDict:
