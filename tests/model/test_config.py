@@ -1,12 +1,17 @@
+"""The fields of models, and the registry of their kinds."""
+
 import dataclasses
 import math
 import re
 
 import pytest
 
+from configs import base
 from tests.conftest import TINY
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.registry import kind_of, make_config, make_model
+from transformer_flax.model.transformer import Transformer
 
 FIELDS = dataclasses.fields(TransformerConfig)
 SIZES = ("vocab_size", "num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "max_length", "clip_distance")
@@ -85,3 +90,25 @@ def test_cudnns_attention_refuses_what_its_kernel_cannot_compute(name, value):
 def test_smallest_values_are_allowed():
     smallest = dataclasses.replace(TINY, **dict.fromkeys(SIZES, 1), **dict.fromkeys(RATES, 0), positions="learned")
     assert smallest.num_layers == 1
+
+
+def test_the_fields_of_a_config_make_the_model_that_they_name():
+    config = make_config(100, base.get_config().model.to_dict() | {"dtype": "float32"})
+    assert isinstance(config, TransformerConfig)
+    assert (config.vocab_size, config.d_model) == (100, 512)
+    assert isinstance(make_model(config), Transformer)
+    assert kind_of(TINY).config is TransformerConfig
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "transfomer"}, "config.model.kind is 'transfomer'; it must be one of transformer"),
+        ({"cell": "gru"}, "config.model.cell is not a field of kind 'transformer'; start from the file"),
+        ({"d_ff": None}, "config.model.d_ff is missing for kind 'transformer'"),
+    ],
+)
+def test_fields_of_another_kind_are_refused(change, message):
+    fields = {**base.get_config().model, **change}
+    with pytest.raises(UserError, match=message):
+        make_config(100, {name: value for name, value in fields.items() if value is not None})

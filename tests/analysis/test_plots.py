@@ -1,12 +1,18 @@
+"""Pictures of runs, schedules and positions show what they say."""
+
 import shutil
 
+import numpy as np
 import pytest
 
+from configs import base, numbers
+from tests import forked
 from tests.training.small import small_config
-from transformer_flax.analysis.plots import plot_curves
+from transformer_flax.analysis.plots import plot_curves, plot_positions, plot_schedule, similarity
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
+from transformer_flax.model.positions import sinusoids
 from transformer_flax.training.metrics import MetricsWriter
 from transformer_flax.training.run_directory import RunDirectory
 
@@ -67,3 +73,42 @@ def test_what_was_not_measured_is_told_with_what_was(workdir, tmp_path):
 def test_a_picture_that_cannot_be_written_is_named(workdir, tmp_path, name, why):
     with pytest.raises(UserError, match=rf"file is '\S+{name}', where no picture can be written: .*{why}"):
         plot_curves([workdir], file=tmp_path / name)
+
+
+def test_the_learning_rate_of_every_step_and_its_peak(tmp_path):
+    figure = plot_schedule([base.get_config(), numbers.get_config()], file=tmp_path / "schedule.png")
+    [paper, ours] = figure.axes[0].lines
+    # 512^-0.5 * 4000^-0.5 = 6.99e-4, and then as the inverse root of the step.
+    assert paper.get_label() == "base: at most 0.000699, at step 4,000"
+    steps, rates = paper.get_data()
+    np.testing.assert_allclose(rates, 512**-0.5 * np.minimum(steps**-0.5, steps * 4000**-1.5), rtol=1e-5)
+    assert (steps[0], steps[-1]) == (1, 100_000)
+    assert ours.get_xdata()[-1] == 1_000
+    assert max(ours.get_ydata()) == pytest.approx(0.6 * (128 * 300) ** -0.5, rel=1e-5)
+    free = base.get_config()
+    free.optimizer.name = "schedule_free"
+    [line] = plot_schedule([free]).axes[0].lines
+    assert line.get_ydata()[-1] == pytest.approx((512 * 4000) ** -0.5, rel=1e-5)  # it stays at its peak
+    assert (tmp_path / "schedule.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_pictures_of_the_docs_that_need_no_run_are_made_without_one(tmp_path):
+    forked.run("docs/pictures.py", f"--output={tmp_path}")
+    assert {file.name for file in tmp_path.iterdir()} == {"positions.png", "schedule.png"}
+
+
+def test_positions_are_drawn_with_how_alike_they_are(tmp_path):
+    encoding = sinusoids(20, 16)
+    figure = plot_positions(encoding, file=tmp_path / "positions.png")
+    shown = [axes.images[0].get_array() for axes in figure.axes if axes.images and axes.get_xlabel()]
+    np.testing.assert_array_equal(shown[0], encoding)
+    np.testing.assert_array_equal(shown[1], similarity(encoding))
+    assert (tmp_path / "positions.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_how_alike_two_sinusoids_are_depends_on_their_distance():
+    cosines = similarity(sinusoids(50, 64))
+    np.testing.assert_allclose(np.diag(cosines), 1, rtol=1e-5)
+    angles = 1 / 10000 ** (np.arange(32) * 2 / 64)
+    for distance in (1, 7, 40):
+        np.testing.assert_allclose(np.diag(cosines, distance), np.cos(distance * angles).mean(), atol=1e-5)
