@@ -35,6 +35,11 @@ PAGE = flags.DEFINE_string("page", None, "write an interactive page of all sente
 def main() -> None:
     if SOURCE.value is None:
         raise UserError("name a text to align: --source=FILE")
+    for name in cli.SEARCH:
+        if TARGET.value is not None and flags.FLAGS[name].present:
+            raise UserError(f"--{name} has no effect with --target: leave one of them out")
+    if flags.FLAGS["first"].present and GOLD.value is None:
+        raise UserError("--first has no effect without --gold")
     layers, heads = (_numbers(flag) for flag in (LAYERS, HEADS))
     if TARGET.value is not None:
         sources, targets = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))

@@ -39,6 +39,7 @@ SETTINGS = {  # fields of config.decode that flags override
     "batch_size": (flags.DEFINE_integer, "sentences in a batch"),
     "window": (flags.DEFINE_integer, "lines that are read and sorted by length before the first output"),
 }
+SEARCH = ("beam_size", "length_penalty", "alpha", "min_length")  # of SETTINGS, those without effect on given outputs
 
 
 def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict[str, Any]]"]:

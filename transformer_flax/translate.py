@@ -70,9 +70,8 @@ def _own_settings() -> dict[str, Any]:
     for name in ("temperature", "top_k", "top_p", "seed"):
         if flags.FLAGS[name].present and not SAMPLE.value:
             raise UserError(f"--{name} has no effect without --sample")
-    search = ("beam_size", "length_penalty", "alpha", "min_length")
     for chosen, idle in {
-        "target": ("nbest", "scores", "sample", "prefix", "prefix_file", *search),
+        "target": ("nbest", "scores", "sample", "prefix", "prefix_file", *cli.SEARCH),
         "sample": ("beam_size",),
         "nbest": ("scores",),
         "prefix": ("prefix_file",),

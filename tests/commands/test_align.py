@@ -39,6 +39,8 @@ def test_each_pair_of_lines_has_a_line_of_links_and_gold_ones_an_error_rate(fini
 
 def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
     assert "--source=FILE" in refused("align", f"--workdir={finished}")
+    assert "--beam_size has no effect with --target" in refused("align", *files, "--beam_size=2")
+    assert "--first has no effect without --gold" in refused("align", *files, "--first=1")
     assert "--layers is last; it must be whole numbers" in refused("align", files[0], "--layers=last")
     assert "--heads is empty; it must be whole numbers" in refused("align", files[0], "--heads=")
     (tmp_path / "gold").write_text("0-0\n")
