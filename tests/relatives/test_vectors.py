@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from configs import vectors as configured
+from tests.conftest import ROOT
 from tests.relatives.planted import TOPICS, planted_text, tokenise
 from transformer_flax.analysis.plots import plot_plane, principal_plane
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.relatives.vector_files import Vectors, count_whole_words
 from transformer_flax.relatives.word_vectors import OBJECTIVES, VectorConfig, train_vectors
+from transformer_flax.run import restore
 
 SMALL = {"d_model": 8, "rows_per_batch": 4, "epochs": 12, "subsample": 0.0, "learning_rate": 0.2}
 CONFIG = VectorConfig(**{**configured.get_config().vectors, **SMALL})
@@ -166,7 +168,11 @@ def test_nothing_is_unpickled(saved, tmp_path):
         Vectors.load(folder)
 
 
-def test_a_folder_without_vectors_is_told(tmp_path):
+def test_a_folder_without_vectors_is_told(saved, tmp_path):
+    with pytest.raises(UserError, match="holds a run and no word vectors; translate or classify opens it"):
+        Vectors.load(ROOT / "tests/data/run_0.1")
+    with pytest.raises(UserError, match=r"holds word vectors, which python -m transformer_flax\.vectors opens"):
+        restore(saved)
     with pytest.raises(UserError, match=r"holds no word vectors: it has no config\.json$"):
         Vectors.load(tmp_path)
 

@@ -136,13 +136,18 @@ class Vectors:
         if not (folder / DESCRIPTION).exists():
             raise UserError(f"{folder} holds no word vectors: it has no {DESCRIPTION}")
         try:
-            checksums = checked(read_json(folder / DESCRIPTION))["checksums"]
+            description = checked(read_json(folder / DESCRIPTION))
+            if "data_fingerprints" in description:
+                raise UserError(f"{folder} holds a run and no word vectors; translate or classify opens it")
+            checksums = description["checksums"]
             contents = {name: (folder / name).read_bytes() for name in (TOKENIZER, *(f"{name}.npy" for name in ARRAYS))}
             for name, content in contents.items():
                 if zlib.crc32(content) != checksums[name]:
                     raise ValueError(f"{name} has changed")
             tokenizer = Tokenizer.load(folder / TOKENIZER)
             arrays = {name: np.load(io.BytesIO(contents[f"{name}.npy"]), allow_pickle=False) for name in ARRAYS}
+        except UserError:
+            raise
         except Exception as error:  # damaged headers make NumPy raise errors of many types
             raise UserError(f"{folder} cannot be read as word vectors ({error}); train them again") from error
         return cls(tokenizer, **arrays)

@@ -216,6 +216,8 @@ class RunDirectory:
             raise UserError(f"{self.path} is a model for CTranslate2, whose library opens it (docs/translating.md)")
         try:
             run = checked(read_json(self.config_file))
+            if "checksums" in run:
+                raise UserError(f"{self.path} holds word vectors, which python -m transformer_flax.vectors opens")
             if unknown := sorted(run.keys() - RUN):
                 raise ValueError(f"it has an entry {unknown[0]!r}")
             if not (isinstance(run["config"], dict) and isinstance(run["data_fingerprints"], dict)):
