@@ -25,6 +25,8 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.model.registry import init_params
 from transformer_flax.run import Run, restore
+from transformer_flax.training import saved_model
+from transformer_flax.training.checkpoint_files import load_params
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.run_directory import RunDirectory
@@ -282,6 +284,19 @@ def test_a_restored_mean_is_to_the_bit_that_of_the_run_s_own_evaluation(finished
     checkpoints.close()
     assert choice.steps == [BEFORE, LAST]
     assert_same(run.params, average)
+
+
+def test_a_checkpoint_that_training_deletes_meanwhile_is_no_longer_chosen(made, tmp_path, monkeypatch):
+    training = shutil.copytree(made, tmp_path / "training")
+
+    def delete_oldest_first(checkpoints, step, *arguments, **settings):
+        shutil.rmtree(checkpoints / "10", ignore_errors=True)
+        return load_params(checkpoints, step, *arguments, **settings)
+
+    monkeypatch.setattr(saved_model, "load_params", delete_oldest_first)
+    assert restore(training, average=4).parameters == "the mean of the parameters at steps 20, 30, 34"
+    with pytest.raises(UserError, match="has no checkpoint of step 10"):
+        restore(training, steps=[10, 20])
 
 
 def test_by_default_they_are_those_of_the_last_evaluation(made, tmp_path):

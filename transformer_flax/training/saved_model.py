@@ -22,7 +22,7 @@ from transformer_flax.files import write_whole
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import make_config, make_model, param_shapes
 from transformer_flax.training.averaging import choose, mean
-from transformer_flax.training.checkpoint_files import load_params
+from transformer_flax.training.checkpoint_files import UnreadableError, load_params, saved_steps
 from transformer_flax.training.config_fields import require_fields, require_run
 from transformer_flax.training.run_directory import RunDirectory
 
@@ -68,13 +68,21 @@ def load_model(
             raise UserError(f"{workdir} is an exported model with one set of parameters: name no average and no steps")
         params, parameters = load_params_file(place.params_file, like)
     else:
-        choice = choose(place.checkpoints, config, average=average, steps=steps)
-        loaded = (
-            load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps
-        )
-        params, parameters = mean(loaded), str(choice)
+        params, parameters = _load_chosen(place, config, like, average=average, steps=steps)
     fingerprints, classes = place.load_fingerprints(), place.load_classes()
     return SavedModel(config, tokenizer, make_model(model), params, parameters, fingerprints, classes)
+
+
+def _load_chosen(place: RunDirectory, config: ConfigDict, like: Any, **which: Any) -> tuple[Any, str]:
+    """Returns the parameters that `choose` chooses, and what they are."""
+    while True:
+        choice = choose(place.checkpoints, config, **which)
+        read = (load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps)
+        try:
+            return mean(read), str(choice)
+        except UnreadableError as error:
+            if error.step in saved_steps(place.checkpoints):
+                raise  # else a run that is still training has deleted it since
 
 
 def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
