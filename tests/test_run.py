@@ -94,8 +94,14 @@ def test_a_report_counts_the_programs_that_were_compiled_for_it(run):
 
 def test_parameters_are_on_the_devices_once_for_all_settings(run):
     translators = [run.translator(sampling=Sampling(seed=seed), num_devices=2) for seed in (5, 6)]
-    on_first = [jax.tree.leaves(each.params)[0].addressable_shards[0].data for each in translators]
-    assert on_first[0].unsafe_buffer_pointer() == on_first[1].unsafe_buffer_pointer()
+    on_second = [jax.tree.leaves(each.params)[0].addressable_shards[1].data for each in translators]
+    assert on_second[0].unsafe_buffer_pointer() == on_second[1].unsafe_buffer_pointer()
+
+
+def test_a_string_is_not_taken_for_several_lines_of_attention(run):
+    with pytest.raises(UserError, match="attentions takes a list of lines, not a string"):
+        run.attentions("zwei")
+    assert next(run.attentions(iter(["zwei"]), iter(["two"]))).source.words == ("zwei",)
 
 
 def test_numbers_of_numpy_choose_checkpoints_too(made):

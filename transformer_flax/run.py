@@ -144,8 +144,10 @@ class Run:
         if key not in self._made:
             members, num_devices = (self, *self.partners), settings.get("num_devices", 0)
             models = [run.model for run in members]
-            params = [run.params for run in members]
-            params = self._made.setdefault(num_devices, on_devices(params, num_devices))  # once for all settings
+            if num_devices not in self._made:
+                params = [run.params for run in members]
+                self._made.setdefault(num_devices, on_devices(params, num_devices))
+            params = self._made[num_devices]  # on the devices once for all settings
             self._made.setdefault(key, what(models, params, *arguments, **settings))  # of several threads, one wins
         return self._made[key]
 

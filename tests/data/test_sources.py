@@ -202,6 +202,11 @@ def test_a_file_with_damage_behind_its_header_is_refused(tmp_path, suffix):
         read(tmp_path)
 
 
+def test_an_unknown_source_is_refused_with_those_there_are():
+    with pytest.raises(UserError, match=r"config\.data\.source is 'web'.*numbers, copy, reverse, folder, tsv, tfds"):
+        load_pairs(data_config(source="web"), "train")
+
+
 def test_the_first_pairs_of_train_alone_may_be_taken(tmp_path):
     every = list(zip(ENGLISH, GERMAN, strict=True))
     for split in ("train", "valid"):

@@ -61,6 +61,7 @@ def test_an_unknown_word_has_no_vector_where_the_vocabulary_is_one_of_words():
     assert vectors.vector("two").shape == (4,)
     with pytest.raises(UserError, match="there is no vector of 'three'"):
         vectors.vector("three")
+    assert "<unknown>" not in {word for word, _ in vectors.words()}
 
 
 def test_the_seed_rules_the_vectors():
@@ -171,7 +172,7 @@ def test_nothing_is_unpickled(saved, tmp_path):
 def test_a_folder_without_vectors_is_told(saved, tmp_path):
     with pytest.raises(UserError, match="holds a run and no word vectors; translate or classify opens it"):
         Vectors.load(ROOT / "tests/data/run_0.1")
-    with pytest.raises(UserError, match=r"holds word vectors, which python -m transformer_flax\.vectors opens"):
+    with pytest.raises(UserError, match=r"^\S+ holds word vectors, which python -m transformer_flax\.vectors opens$"):
         restore(saved)
     with pytest.raises(UserError, match=r"holds no word vectors: it has no config\.json$"):
         Vectors.load(tmp_path)

@@ -102,6 +102,13 @@ def test_what_is_not_trained_stays_the_same_in_an_average_too(finished, text, tm
         assert not any(same) if part.startswith("decoder") else all(same), part
 
 
+def test_a_named_checkpoint_gives_its_parameters_and_not_their_average(finished, text, tmp_path):
+    train(fine_tuned(finished, text, ema_decay=0.9), tmp_path / "averaged")
+    start = {"init_from": f"{tmp_path / 'averaged'}@{STEPS}", "steps": 1, "optimizer__factor": 1e-30}
+    train(fine_tuned(finished, text, **start), tmp_path / "run")
+    jax.tree.map(np.testing.assert_array_equal, params(tmp_path / "run", 1), params(tmp_path / "averaged"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

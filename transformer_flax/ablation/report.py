@@ -332,14 +332,14 @@ def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
         ours = [column for pair in zip(ours, papers, strict=True) for column in pair]
     costs: list[Column] = [
         ("seeds", lambda entry: str(len(entry.runs))),
-        ("steps", lambda entry: " to ".join(f"{steps:,}" for steps in _ends([run.steps for run in entry.runs]))),
+        ("steps", lambda entry: " to ".join(f"{steps:,}" for steps in _extremes([run.steps for run in entry.runs]))),
         ("minutes", lambda entry: f"{np.mean([run.seconds for run in entry.runs]) / 60:.1f}"),
         ("FLOPs", lambda entry: _flops(float(np.mean([run.flops for run in entry.runs])))),
     ]
     return _table([_name_column(entries), *ours, *costs], entries)
 
 
-def _ends(numbers: Sequence[int]) -> list[int]:
+def _extremes(numbers: Sequence[int]) -> list[int]:
     """Returns the smallest and the largest number; one if they are equal."""
     return sorted({min(numbers), max(numbers)})
 

@@ -224,7 +224,7 @@ class Recipe:
 def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:
     """Measures a trial's progress from the lines of its metrics.
 
-    The trial ends at step `steps`, or at an evaluation that is marked as final because patience ran out.
+    The trial ends at step `steps`, or at a final evaluation before it, if patience ended the run.
     """
     lines = _share_seconds(lines)
     trained = [line for line in lines if "train/learning_rate" in line]

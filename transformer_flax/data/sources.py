@@ -43,10 +43,12 @@ def load_pairs(config, split: str) -> Pairs:
       split: one of SPLITS.
 
     Raises:
-      UserError: the split, folder, data set, file or language does not exist, or a file is malformed.
+      UserError: the source, split, folder, data set, file or language does not exist, or a file is malformed.
     """
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
+    if config.source not in SOURCES:
+        raise UserError(f"config.data.source is {config.source!r}; it must be one of {', '.join(SOURCES)}")
     pairs = SOURCES[config.source](config, split)
     if config.source in READ and split == "train" and config.num_pairs:
         pairs = FirstPairs(pairs, config.num_pairs)
@@ -81,7 +83,7 @@ class NormalisedPairs:
 
     def __init__(self, pairs: Pairs, config):
         self.raw, self._normalisers = pairs, normalisers(config)
-        # Runs remember it, so a normaliser must go on being written as it is.
+        # Saved runs compare this fingerprint, so the repr of `Normaliser` must not change.
         self.fingerprint = hashlib.sha256(f"{self._normalisers} of {pairs.fingerprint}".encode()).hexdigest()
 
     def __len__(self) -> int:

@@ -80,7 +80,7 @@ class AddAndNorm(nn.Module):
     """
 
     config: EncoderConfig
-    alpha: float = 1.0  # DeepNorm's factor of the residual x (`started`)
+    alpha: float = 1.0  # DeepNorm's factor of the residual x (`with_deepnorm`)
 
     @nn.compact
     def __call__(self, x: jax.Array, sublayer) -> jax.Array:

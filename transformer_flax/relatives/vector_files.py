@@ -79,6 +79,7 @@ class Vectors:
         pieces, whole = self.counts
         chosen = np.flatnonzero((whole >= least) & (whole > MOSTLY * pieces))
         chosen = chosen[np.argsort(-whole[chosen], kind="stable")]
+        chosen = [piece for piece in chosen if self._pieces[piece] != UNKNOWN]
         return [(self._spellings[piece].strip(), int(piece)) for piece in chosen]
 
     def nearest(self, word: str, count: int = 10, *, least: int = 5) -> list[tuple[str, float]]:

@@ -73,6 +73,8 @@ def choose(
         average = EMA if keeps_average(config) else config.eval.final_average
     if average == EMA and not keeps_average(config):
         raise UserError(f"{directory.parent} has kept no moving average: its config.ema_decay is 0")
+    if average != EMA and not (isinstance(average, numbers.Integral) and int(average) >= 1):
+        raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
     kind = EMA if average == EMA else "params"
     if steps is not None:
         steps = np.ravel(steps).tolist()
@@ -84,8 +86,6 @@ def choose(
         return Choice(sorted(set(steps)), kind)
     if average == EMA:
         return Choice(saved[-1:], kind)
-    if not (isinstance(average, numbers.Integral) and int(average) >= 1):
-        raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
     average = int(average)
     choice = to_average(saved, saved[-1], config.checkpoint.every, average)
     if choice.missing:

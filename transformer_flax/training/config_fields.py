@@ -184,7 +184,7 @@ def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
 
 
 def make_floats(config: ConfigDict, dataclass: Any = RunConfig) -> None:
-    """Converts whole numbers in fields of floats, such as a dropout of 0, so that 0.1 can be set there later."""
+    """Converts whole numbers in the float fields of a Transformer's run, so that a dropout of 0 can be set to 0.1."""
     for field in dataclasses.fields(dataclass):
         value = config.get(field.name)
         if isinstance(value, ConfigDict):

@@ -34,7 +34,7 @@ EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")  # names of w
 
 
 def complete_run(config: ConfigDict) -> ConfigDict:
-    """Returns a run's config with the defaults of missing fields, and the vocabulary of the model that it starts from.
+    """Returns a run's config with the defaults of missing fields, and the vocabulary size of its `init_from`.
 
     Raises:
       UserError: the config is not a run's, or there is no such model.

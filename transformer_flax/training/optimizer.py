@@ -43,7 +43,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer of a run, with its learning rate and with clipping of the gradient's norm.
 
     With `update(..., finite=False)` the state does not change, and the caller must ignore the updates. An optimizer
-    of optax needs `standing_still` for that.
+    of optax needs `skip_if_not_finite` for that.
     """
     c = config.optimizer
     b1 = 0.0 if c.name == SCHEDULE_FREE else c.b1  # its momentum comes from where gradients are taken
@@ -52,7 +52,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
     return optax.chain(optax.clip_by_global_norm(c.clip_norm), optimizer) if c.clip_norm else optimizer
 
 
-def standing_still(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+def skip_if_not_finite(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer of optax, so that `update(..., finite=False)` leaves its state unchanged."""
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -67,7 +67,7 @@ def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
     """Returns Adam (Kingma and Ba, 2015, algorithm 1) as in optax, but each moment is read and written only once.
 
     Two choices avoid a copy of all moments at every step. First, `finite` is applied while the moments are computed,
-    not afterwards, as `standing_still` does. Second, the parameters' update is computed from the new moments. Without
+    not afterwards, as by `skip_if_not_finite`. Second, the parameters' update is computed from the new moments. Without
     the barrier, XLA would compute it from the old moments, once more for each result.
     """
 
@@ -95,7 +95,7 @@ def muon(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
     The update of a matrix is its momentum with all singular values near 1, computed by Newton-Schulz iteration. Adam
     with Nesterov momentum trains all parameters that are not matrices of a layer: embeddings, biases, LayerNorm.
     """
-    return standing_still(
+    return skip_if_not_finite(
         optax.contrib.muon(
             learning_rate,
             beta=b1,
@@ -133,13 +133,13 @@ class Average(NamedTuple):
 
     def update(self, average: Any, params: Any, updates: jax.Array) -> Any:
         """Returns the average after update number `updates`, which produced `params`."""
-        return between(average, params, self.weight(updates))
+        return interpolate(average, params, self.weight(updates))
 
     def where_gradients_are_taken(self, average: Any, params: Any) -> Any:
-        return between(params, average, self.pull) if self.pull else params
+        return interpolate(params, average, self.pull) if self.pull else params
 
 
-def between(old: Any, new: Any, weight: jax.typing.ArrayLike) -> Any:
+def interpolate(old: Any, new: Any, weight: jax.typing.ArrayLike) -> Any:
     """Returns old + weight (new - old): exactly `old` where both are equal, as for parameters that are not trained."""
     return jax.tree.map(lambda old, new: old + weight * (new - old), old, new)
 
@@ -160,7 +160,7 @@ def schedule_free(warmup_steps: int, pull: float) -> Average:
         step = updates.astype(jnp.float32)
         warm = jnp.minimum(step, warmup_steps)
         # The divisor sums the squares of 1 to `warm` and the squares of the constant rate. No square is divided, so the
-        # first weight is exactly 1, and nothing of the initial parameters is left.
+        # first weight is exactly 1: of the initial parameters, nothing but rounding is left.
         return warm**2 / (warm * (warm + 1) * (2 * warm + 1) / 6 + (step - warm) * float(warmup_steps) ** 2)
 
     return Average(weight, pull)

@@ -223,6 +223,8 @@ class RunDirectory:
             if not (isinstance(run["config"], dict) and isinstance(run["data_fingerprints"], dict)):
                 raise ValueError("not the config of a run")
             return run
+        except UserError:
+            raise
         except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: also if not JSON or not UTF-8
             raise self._unreadable(error) from error
 

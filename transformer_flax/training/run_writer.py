@@ -178,9 +178,12 @@ class RunWriter:
         Each line of a final evaluation has "<split>/final": 1. It may be of other sentences and of the mean of more
         checkpoints than the evaluations during training, so it is not compared with them when the run is trained on.
         """
-        if not self._metrics.has(step, split, final=final):
+        # Versions before `final` did not mark the final evaluation of step config.steps.
+        old = final and step == self._config.steps and self._metrics.has(step, split)
+        if not (old or self._metrics.has(step, split, final=final)):
             with self.writing():
-                self._directory.save_outputs(self._task.outputs, split, step, evaluation.outputs)
+                if final or not self._metrics.has(step, split, final=True):
+                    self._directory.save_outputs(self._task.outputs, split, step, evaluation.outputs)
                 values = {**evaluation.scalars, "averaged": averaged}
                 self._metrics.write(step, split, values | {"final": 1} if final else values)
         first, *scalars = [f"{name} {value:.4g}" for name, value in evaluation.scalars.items()]

@@ -55,7 +55,7 @@ def load_model(
     Args:
       workdir: the run's working directory, or the exported folder.
       average: the number of checkpoints to average, or "ema". None: what the run's final evaluation uses.
-      steps: the step or steps of the checkpoints to use instead; several checkpoints are averaged.
+      steps: the step or steps of the checkpoints to average instead; `choose` says what is read from them.
 
     Raises:
       UserError: the run or a checkpoint does not exist or cannot be read.

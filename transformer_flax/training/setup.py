@@ -171,7 +171,8 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
     if embeddings:
         fingerprints["embedding_init"] = embeddings.fingerprint
     origin, steps = parse_name(config.init_from)
-    start = load_model(origin, steps=steps) if config.init_from else None
+    # The parameters of named checkpoints, also where the run keeps their average: older runs started from these.
+    start = load_model(origin, steps=steps, average=1 if steps else None) if config.init_from else None
     if start:
         fingerprints["init_from"] = f"{checksum(start.params):08x}"
         progress.say(f"starting from {start.parameters} of {origin}")
