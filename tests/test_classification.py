@@ -130,6 +130,12 @@ def test_a_run_is_restored_from_its_directory_alone(run, trained, tmp_path):
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_references_are_normalised_as_the_classes_were(trained):
+    run = restore(trained[1])
+    run.config.data.update(source="folder", lowercase=True)
+    assert run.evaluate(["the cat"], ["ANIMAL"]).labels == run.classify(["the cat"])
+
+
 def test_a_classifier_is_trained_on_for_the_same_classes_only(trained, run, tmp_path):
     folder, workdir, _ = trained
     settings = {"init_from": str(workdir), "steps": 1, "eval__every": 0, "optimizer__factor": 1e-30}

@@ -478,6 +478,13 @@ def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of
     assert figures.agreement_over_training(compare(made.sweep(["base", "A-h1"], curve=[]))) is None
 
 
+def test_variants_beyond_table_3_do_not_change_the_agreement_over_training():
+    rows = made.sweep(["base", "A-h1"])
+    late = made.result("batch-x4", steps=750, changes={"steps": 750}, curve=[[750, 1.0, 6.0, 34.0, 0.05, 3.0]])
+    alone, among_others = (over_training(compare(results)) for results in (rows, [*rows, late]))
+    assert [*among_others] == [*alone] == [*range(300, 3_001, 300)]
+
+
 def test_the_same_results_give_the_same_files_whatever_their_order_and_what_lies_there(tmp_path):
     first = report.write(small(), made.BASE, tmp_path / "first").parent
     outside, second = tmp_path / "outside", tmp_path / "sweep/report"

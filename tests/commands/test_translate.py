@@ -7,6 +7,8 @@ import pty
 import re
 import shutil
 import signal
+import subprocess
+import sys
 from subprocess import PIPE
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 import transformer_flax
 from tests import forked
 from tests.commands.process import PATIENCE, refused, run, started, succeeds, wait_for_output
+from tests.conftest import ROOT
 from transformer_flax.decoding.search import Sampling
 
 LINES = ["zwanzig", "", "einhundert", "fünfhundertdreizehn", "neunzehn"]
@@ -300,3 +303,10 @@ def test_compressed_text_and_the_mark_of_an_editor_are_read_as_the_plain_text(fi
 
 def test_a_run_in_place_of_a_text_is_told_how_to_be_named(tmp_path):
     assert f"--workdir={tmp_path}" in refused("translate", NOWHERE, str(tmp_path))
+
+
+@pytest.mark.parametrize("closed", ["<&-", "<&- >&-"])
+def test_closed_streams_are_no_defect(closed):
+    line = f"exec {sys.executable} -m transformer_flax.translate --workdir=nowhere {closed}"
+    done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "error: there is no directory nowhere\n")
