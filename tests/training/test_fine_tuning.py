@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from tests.conftest import long
 from tests.training.small import final_state
 from transformer_flax.errors import UserError
 from transformer_flax.run import restore
@@ -91,7 +92,7 @@ def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path, cap
         assert not any(same) if part.startswith("decoder") else all(same), part
 
 
-@pytest.mark.parametrize("average", [{"ema_decay": 0.9}, {"optimizer.name": "schedule_free"}], ids=str)
+@pytest.mark.parametrize("average", [long({"ema_decay": 0.9}), {"optimizer.name": "schedule_free"}], ids=str)
 def test_what_is_not_trained_stays_the_same_in_an_average_too(finished, text, tmp_path, average):
     before = jax.device_get(restore(finished).params)
     train(fine_tuned(finished, text, train_only="decoder", **average), tmp_path / "run")
