@@ -155,3 +155,10 @@ def test_activations_are_about_the_room_that_xla_takes():
     compiled = jax.jit(jax.grad(training_loss(config, dropout=True))).lower(*arguments).compile()
     room = compiled.memory_analysis().temp_size_in_bytes
     assert room == pytest.approx(activation_bytes(config, rows, 16, 16), rel=0.25)
+
+
+def test_a_product_that_is_not_counted_is_refused():
+    groups = jax.numpy.array([2, 1])
+    program = jax.make_jaxpr(lambda x, w: jax.lax.ragged_dot(x, w, groups))(np.ones((3, 4)), np.ones((2, 4, 5)))
+    with pytest.raises(NotImplementedError, match="the operations of ragged_dot_general are not counted"):
+        product_flops(program.jaxpr)
