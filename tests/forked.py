@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import tempfile
+import time
 
 from tests.conftest import ROOT
 
@@ -57,8 +58,26 @@ class Forked:
         """Its exit status; None while it runs."""
         return self._process.exitcode
 
+    @property
+    def said(self) -> str:
+        """All that it has put out so far."""
+        return self.out + self.err
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def send_signal(self, number: int) -> None:
-        os.kill(self._process.pid, number)
+        os.kill(self.pid, number)
+
+    def wait_for(self, text: str) -> str:
+        """Waits until it has put out a text; returns all that it has put out."""
+        deadline = time.monotonic() + PATIENCE
+        while text not in self.said:
+            over = self.status is not None or time.monotonic() > deadline
+            assert not over or text in self.said, f"{self._line} has not said {text!r}:\n{self.said}"
+            time.sleep(0.01)
+        return self.said
 
     def wait(self, seconds: float = PATIENCE) -> None:
         """Waits until it has ended."""

@@ -5,12 +5,9 @@ import dataclasses
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import time
 
-from tests import forked
-from tests.commands.process import ENVIRONMENT, PATIENCE, ROOT
+from tests.forked import PATIENCE, Forked
 from transformer_flax.ablation.results import Result
 from transformer_flax.training.loop import train
 from transformer_flax.training.vectorized_seeds import train_seeds
@@ -24,36 +21,19 @@ def get_config():
     config.model.d_ff = 1 * config.model.get_ref("d_model")
     return config
 """
-LITTLE_MEMORY = ["sh", "-c", f'ulimit -v {8 << 20}; exec "$@"', "sh"]  # KiB; before a command
 
 
-@contextlib.contextmanager
-def sweeping(config, workdir, *arguments):
-    """python -m transformer_flax.sweep as it runs, with little memory; it does not outlive the context."""
-    command = [sys.executable, "-m", "transformer_flax.sweep", f"--config={config}", f"--workdir={workdir}", *arguments]
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(
-        [*LITTLE_MEMORY, *command],
-        cwd=ROOT,
-        env=ENVIRONMENT | {"PYTHONUNBUFFERED": "1"},
-        **pipe,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def sweeping(config, workdir, *arguments) -> Forked:
+    """python -m transformer_flax.sweep as it runs; a context."""
+    line = [f"--config={config}", f"--workdir={workdir}", *arguments]
+    return Forked("transformer_flax.sweep", *line, PYTHONUNBUFFERED="1", TERM="dumb")
 
 
-def run(config, workdir, *arguments) -> tuple[int, str]:
+def run(config, workdir, *arguments) -> tuple[int | None, str]:
+    """Its exit status and what it has put out."""
     with sweeping(config, workdir, *arguments) as process:
-        said, _ = process.communicate(timeout=PATIENCE)
-    return process.returncode, said
-
-
-def told(config, workdir, *arguments) -> tuple[int, str]:
-    """The same where nothing is trained, by a process that is forked."""
-    ended = forked.run("transformer_flax.sweep", f"--config={config}", f"--workdir={workdir}", *arguments)
-    return ended.returncode, ended.stdout + ended.stderr
+        process.wait()
+        return process.status, process.said
 
 
 def wait_for(log: pathlib.Path, text: str) -> None:
@@ -64,7 +44,7 @@ def wait_for(log: pathlib.Path, text: str) -> None:
         time.sleep(0.02)
 
 
-def stop_all(process: subprocess.Popen) -> None:
+def stop_all(process: Forked) -> None:
     """SIGTERM to a sweep and to all runs that it trains, as a container's stop sends it."""
     children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in (process.pid, *map(int, children)):

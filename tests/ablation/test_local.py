@@ -12,7 +12,6 @@ import pytest
 
 from configs import numbers
 from tests.ablation.sweeping import run, sweeping, timeless, wait_for
-from tests.commands.process import PATIENCE
 from tests.conftest import ROOT
 from transformer_flax.ablation.local import Local, explain, last_of, slots
 from transformer_flax.ablation.results import read
@@ -192,12 +191,11 @@ def test_slurm_trains_what_is_trained_without_it_though_the_sweep_is_left_alone(
         pytest.skip(f"there is no Slurm, as docs/slurm.md starts one ({error})")
     flags = ("--rows=base,D-drop0.0", "--launcher=slurm", "--time_limit=5", "--sbatch=cpus-per-task=1")
     with sweeping(config, tmp_path / "slurm", *flags) as process:
-        for line in process.stdout:
-            if "begins" in line:
-                process.send_signal(signal.SIGINT)
-                break
-        said, _ = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 128 + signal.SIGINT, said
+        process.wait_for("begins")
+        process.send_signal(signal.SIGINT)
+        process.wait()
+        said = process.said
+        assert process.status == 128 + signal.SIGINT, said
     assert re.search(r"they go on in Slurm, and the same command waits for them; scancel --name=\S+ ends them", said)
     status, said = run(config, tmp_path / "slurm", *flags)
     assert status == 0, said

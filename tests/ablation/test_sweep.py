@@ -12,8 +12,8 @@ import signal
 
 import pytest
 
-from tests.ablation.sweeping import LITTLE_MEMORY, InProcess, stop_all, sweeping, timeless, told, wait_for
-from tests.commands.process import ENVIRONMENT, PATIENCE
+from tests.ablation.sweeping import InProcess, run, stop_all, sweeping, timeless, wait_for
+from tests.commands.process import ENVIRONMENT
 from transformer_flax.ablation.local import Local, Slot
 from transformer_flax.ablation.plan import show_plan
 from transformer_flax.ablation.results import Result, make_head, read
@@ -29,6 +29,7 @@ from transformer_flax.training.loop import train
 # Of the logits of the larger there are 2^21 x 300, in more than one array: what is asked for counts, not what is used.
 TOKENS = "data.tokens_per_batch"
 BOTH, SMALL = f"{TOKENS}=2097152,512", f"--grid={TOKENS}=512"
+LITTLE_MEMORY = ["sh", "-c", f'ulimit -v {8 << 20}; exec "$@"', "sh"]  # KiB; before a command
 
 
 def load(config):
@@ -81,14 +82,15 @@ def swept(config, tmp_path_factory) -> Swept:
     with sweeping(config, workdir, SMALL) as process:
         wait_for(log, "step      10/200")
         stop_all(process)
-        said, _ = process.communicate(timeout=PATIENCE)
+        process.wait()
+        stopped = process.status, process.said
     with sweeping(config, workdir, SMALL) as killed:
         wait_for(log, "resuming from step")
-        killed.kill()
+        killed.send_signal(signal.SIGKILL)
     ended = finish(config, workdir)  # at once, while the run that is left behind saves its step
     head, results = read(workdir / "results.jsonl")
     large, small = sorted(results, key=lambda result: result.status)
-    return Swept(workdir, (process.returncode, said), ended, head, large, small)
+    return Swept(workdir, stopped, ended, head, large, small)
 
 
 def test_a_sweep_that_is_stopped_lets_its_runs_save_their_step(swept):
@@ -153,7 +155,7 @@ def test_seeds_that_are_trained_together_are_runs_of_their_own(config, tmp_path)
 
 
 def test_a_plan_has_a_command_for_all_seeds_together(config, tmp_path):
-    status, said = told(config, tmp_path / "sweep", "--rows=C-d256", "--seeds=2", "--vectorize_seeds", "--dry_run")
+    status, said = run(config, tmp_path / "sweep", "--rows=C-d256", "--seeds=2", "--vectorize_seeds", "--dry_run")
     assert status == 0, said
     assert said.count("python -m transformer_flax.train") == 1
     assert "--seeds=0,1" in said
@@ -165,7 +167,7 @@ def test_a_plan_has_a_command_for_all_seeds_together(config, tmp_path):
 
 def test_a_sweep_from_a_trained_model_has_its_vocabulary(config, finished, tmp_path):
     start = [f"--config.init_from={finished}", "--config.data.vocab_size=290"]
-    status, said = told(config, tmp_path / "sweep", *start, "--rows=D-drop0.0", "--dry_run")
+    status, said = run(config, tmp_path / "sweep", *start, "--rows=D-drop0.0", "--dry_run")
     assert status == 0, said
     assert "--config.data.vocab_size=300" in said
 
@@ -202,7 +204,7 @@ def test_of_a_run_that_has_begun_only_the_rest_is_to_be_made(swept, config, caps
 
 def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
     (tmp_path / "results.jsonl").write_bytes((swept.workdir / "results.jsonl").read_bytes())
-    status, said = told(config, tmp_path, "--report_only")
+    status, said = run(config, tmp_path, "--report_only")
     assert (status, said.strip()) == (0, f"report: {tmp_path}/report/report.md")
     for name in ("report.md", "index.html"):
         assert (tmp_path / "report" / name).read_bytes() == (swept.workdir / "report" / name).read_bytes()
@@ -216,7 +218,7 @@ def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(config, tmp_path, flag, message):
-    status, said = told(config, tmp_path / "sweep", "--rows=base", flag)
+    status, said = run(config, tmp_path / "sweep", "--rows=base", flag)
     assert status == 2
     assert message in said
     assert not (tmp_path / "sweep").exists()

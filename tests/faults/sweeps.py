@@ -72,15 +72,16 @@ def kill_and_go_on(
     while True:
         with sweeping(config, workdir, *ARGUMENTS) as process:
             until = time.monotonic() + rng.uniform(0, seconds)
-            while process.poll() is None and time.monotonic() < until:
+            while process.status is None and time.monotonic() < until:
                 time.sleep(0.05)
-            if process.returncode is not None:
-                assert process.returncode == 0, process.stdout.read()
+            if process.status is not None:
+                assert process.status == 0, process.said
                 if number != signal.SIGKILL:
                     counts["steps resumed from"] = require_nothing_lost(workdir)
                 return dict(counts)
-            process.kill() if number == signal.SIGKILL else stop_all(process)
-            said, _ = process.communicate()
+            process.send_signal(number) if number == signal.SIGKILL else stop_all(process)
+            process.wait()
+            said = process.said
         counts["kills"] += 1
         counts["waited for runs left behind"] += "waiting for the runs of an earlier sweep" in said
         file = workdir / "results.jsonl"

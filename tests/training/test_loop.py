@@ -185,6 +185,7 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
     assert (workdir / "tokenizer.json").is_file()
     assert {"3", "6"} <= {path.name for path in (workdir / "checkpoints").iterdir()}
     assert list(workdir.glob("events.*"))
+    assert not (workdir / "profile").exists()  # it was not asked for
     assert len((workdir / "translations/3.txt").read_text().splitlines()) == 4
     assert len((workdir / "translations/6.test.txt").read_text().splitlines()) == 7
     lines = read_json_lines(workdir / "metrics.jsonl")

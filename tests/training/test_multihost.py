@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from tests.commands.test_train import refused
 from tests.conftest import long
 from tests.training.small import final_state, small_config, timeless, write_text
-from tests.training.together import ended, kill, together, wait_for_line
+from tests.training.together import ended, kill, together
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.loop import train
@@ -122,13 +122,13 @@ def assert_told(killed, status, err):
 @pytest.mark.parametrize("killed", [0, long(1)])
 def test_a_process_that_is_killed_ends_the_other_while_they_train(start, killed):
     with start("killed", steps=1_000_000, eval__every=0) as processes:
-        wait_for_line(processes[0], "steps/s")
+        processes[0].wait_for("steps/s")
         assert_told(killed, *kill(processes, killed))
 
 
 def test_a_signal_to_one_ends_both_after_the_same_step_which_is_saved(start, tmp_path):
     with start("stopped", steps=1_000_000, eval__every=0, checkpoint__every=1_000_000) as processes:
-        wait_for_line(processes[0], "steps/s")
+        processes[0].wait_for("steps/s")
         processes[1].send_signal(signal.SIGTERM)
         (status, _, err), (other_status, *_) = ended(processes)
     assert (status, other_status) == (143, 143)
@@ -141,7 +141,7 @@ def test_a_signal_to_one_ends_both_after_the_same_step_which_is_saved(start, tmp
 def test_a_signal_to_one_ends_both_while_the_first_translates(start):
     slow = {"decode__batch_size": 1, "decode__beam_size": 8, "decode__max_extra_length": 1_000}
     with start("evaluated", steps=1, eval__every=0, **slow) as processes:
-        wait_for_line(processes[0], "evaluating the parameters of step 1")
+        processes[0].wait_for("evaluating the parameters of step 1")
         processes[1].send_signal(signal.SIGTERM)
         (status, out, err), (other_status, _, other_err) = ended(processes)
     assert (status, other_status) == (143, 143)
@@ -227,7 +227,7 @@ except Interrupted as interruption:
 @pytest.mark.parametrize("killed", [long(0), 1])
 def test_a_process_that_is_killed_ends_the_other_while_one_waits_for_the_first(doing, killed):
     with together("-c", SCRIPT, doing) as processes:
-        wait_for_line(processes[0], "working")
+        processes[0].wait_for("working")
         assert_told(killed, *kill(processes, killed))
 
 

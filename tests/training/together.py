@@ -41,15 +41,6 @@ def ended(processes: list[Forked]) -> list[tuple[int | None, str, str]]:
     return results
 
 
-def wait_for_line(process: Forked, text: str) -> None:
-    """Waits until what the process puts out has that text."""
-    deadline = time.monotonic() + PATIENCE
-    while text not in process.out:
-        ended = process.status is not None or time.monotonic() > deadline
-        assert not ended or text in process.out, f"it has not said {text!r}: {process.err}"
-        time.sleep(0.02)
-
-
 def kill(processes: list[Forked], index: int) -> tuple[int | None, str]:
     """Kills one and waits until the other has ended, for as long as it may take; its exit status and standard error."""
     processes[index].send_signal(signal.SIGKILL)

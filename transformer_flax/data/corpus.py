@@ -121,8 +121,6 @@ def load_corpus(
             return _open(folder)
         except Exception as error:  # a damaged header makes NumPy raise errors of many types
             logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
-            if folder.is_symlink():  # remove the link only, not the folder that the link points to
-                folder.unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
     done = written = 0
     try:

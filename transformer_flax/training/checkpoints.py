@@ -56,8 +56,7 @@ class Checkpoints:
         """Creates the directory and removes the incomplete checkpoints of failed or killed writes."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for half in self._directory.glob(f"*{HALF}*"):
-            # Files that cannot be removed only take disk space.
-            half.unlink() if half.is_symlink() else shutil.rmtree(half, ignore_errors=True)
+            shutil.rmtree(half, ignore_errors=True)  # files that cannot be removed only take disk space
 
     def prune(self, newest: int, scores: Mapping[int, float]) -> None:
         """Deletes the checkpoints that are not kept, if the latest checkpoint up to `newest` is a regular one.

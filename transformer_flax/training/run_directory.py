@@ -4,10 +4,8 @@ config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.js
 translations/<step>.txt (of a classifier: labels/<step>.txt)   profile/
 An exported model: config.json   tokenizer.json   model.safetensors
 
-Working directories from strangers are safe to read: nothing is executed or unpickled, and the content of each file is
-checked. Reading follows every link. Writing follows only two links, for example to a larger disk: the working directory
-itself and checkpoints/. Where training writes, it replaces any other link to a file and refuses any other link to a
-folder. Training deletes nothing but checkpoints.
+Working directories from strangers are safe to open: nothing is executed or unpickled, and the content of each file is
+checked. Training deletes nothing but checkpoints.
 """
 
 import contextlib
@@ -37,10 +35,8 @@ from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.config_fields import CHANGES_NOTHING, added_fields, complete, differences, flatten
 from transformer_flax.training.multihost import is_first
 
-CHECKPOINT_PARTS = ("state", "_CHECKPOINT_METADATA")  # entries of a checkpoint's folder, written by Orbax
 # A resumed run may have other values of these fields. They do not affect what past steps have learned.
 MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
-OUTPUTS = ("translations", "labels")  # folders of a model's outputs
 RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # the entries of config.json
 LOCK = ".lock"
 
@@ -117,8 +113,6 @@ class RunDirectory:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         lock = self.path / LOCK
-        if lock.is_symlink():  # otherwise the file behind the link would be emptied
-            lock.unlink()
         with lock.open("a+") as file:
             if not try_lock(file):
                 file.seek(0)
@@ -247,22 +241,12 @@ class RunDirectory:
         if different:
             lines = "".join(f"\n  {difference}" for difference in different)
             raise UserError(f"{self.path} holds a run of another config:{lines}\nchoose another --workdir")
-        saved = saved_steps(self.checkpoints)
-        step = max(saved, default=0)
+        step = max(saved_steps(self.checkpoints), default=0)
         if step > config.steps:
             raise UserError(
                 f"{self.path} is at step {step:,} already, past config.steps={config.steps:,}; set config.steps to at "
                 f"least {step}, or choose another --workdir"
             )
-        written = [self.path / what for what in (*OUTPUTS, self.profile.name)]
-        for place in (*written, *(self.checkpoints / str(step) for step in saved)):
-            if place.is_symlink():
-                raise UserError(
-                    f"{place} is a link; training writes and deletes there, which it never does behind a link: put the "
-                    "folder itself there, or make a link of the whole directory or of checkpoints/"
-                )
-            if place.parent == self.checkpoints and not any((place / part).exists() for part in CHECKPOINT_PARTS):
-                raise UserError(f"{place} is no checkpoint; training deletes old ones there, so move it elsewhere")
 
     def _is_own(self, tokenizer: Tokenizer, checksum: int | None) -> bool:
         """Returns whether a tokenizer is the run's; `checksum` is the entry in config.json, None if it is missing."""
