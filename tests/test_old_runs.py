@@ -15,6 +15,7 @@ import transformer_flax
 from tests.conftest import long
 from tests.training.small import final_state
 from transformer_flax.ablation import report
+from transformer_flax.ablation.comparison import compare
 from transformer_flax.ablation.results import RESULTS, Journal, make_head, read
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
@@ -92,5 +93,5 @@ def test_a_sweep_from_before_some_fields_is_resumed_and_reported_on(tmp_path):
     assert results == [*known, more]
     assert head["sessions"][:-1] == before["sessions"]
     assert head["sessions"][-1]["hardware"] == "another machine"
-    text = report.write(results, head, tmp_path / "report").read_text()
+    text = report.as_markdown(compare(results, head["config"]), head, pictures=())
     assert f"{len(results)} finished runs: 20 rows of the paper's table 3" in text

@@ -38,19 +38,18 @@ def installed(tmp_path_factory):
     return place / "site"
 
 
-def run(installed, folder, *arguments, given: str = "") -> subprocess.CompletedProcess:
+def run(installed, folder, *arguments) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, str(installed / "bin/transformer-flax"), *arguments],
         cwd=folder,
         env=ENVIRONMENT | {"PYTHONPATH": str(installed)},
-        input=given,
         capture_output=True,
         text=True,
     )
 
 
-def succeeds(*arguments, given: str = "") -> str:
-    result = run(*arguments, given=given)
+def succeeds(*arguments) -> str:
+    result = run(*arguments)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -64,11 +63,9 @@ def test_a_wheel_has_the_configs_the_page_and_the_mark_of_types(installed):
     assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"transformer_flax", "bin"}
 
 
-def test_a_wheel_trains_translates_and_counts_in_another_folder(installed, tmp_path):
+def test_a_wheel_trains_and_counts_in_another_folder(installed, tmp_path):
     assert "resuming" not in succeeds(installed, tmp_path, "train", *SMALL.split(), "--workdir=run")
     assert (tmp_path / "run/config.json").exists()
-    out = succeeds(installed, tmp_path, "translate", "--workdir=run", "--max_extra_length=5", given="one\n\ntwo\n")
-    assert out.count("\n") == 3
     (tmp_path / "mine.py").write_text("from configs.table3 import get_config\n")
     assert '"config": "table3-A-h1"' in succeeds(installed, tmp_path, "cost", "--config=mine.py:A-h1", "--json")
     where = "import transformer_flax; print(transformer_flax.__file__)"

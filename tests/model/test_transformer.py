@@ -267,8 +267,9 @@ def loss_and_gradient(config, key):
 
 @pytest.mark.parametrize("name", [long(name) if name == "layers again" else name for name in OTHERWISE])
 def test_a_model_computed_otherwise_is_the_same(name):
-    # Parameters behind each stack, and of attention more than its projections.
-    plain = dataclasses.replace(TINY, pre_norm=True, positions="relative", compatibility="additive")
+    # Parameters behind each stack, and of attention more than its projections; several layers where they are scanned.
+    layers = {"num_layers": 2 if "scan_layers" in OTHERWISE[name] else 1}
+    plain = dataclasses.replace(TINY, pre_norm=True, positions="relative", compatibility="additive", **layers)
     config = dataclasses.replace(plain, **OTHERWISE[name])
     initial = [jax.eval_shape(lambda c=c: init_params(c, jax.random.key(0))) for c in (plain, config)]
     assert jax.tree.structure(initial[0]) == jax.tree.structure(initial[1])
@@ -371,7 +372,8 @@ DEEPNORM = {"encoder": (0.81 * 2 ** (5 / 16), 0.87 / 2 ** (5 / 16)), "decoder": 
 
 @functools.cache
 def initial(config):
-    return jax.tree_util.tree_leaves_with_path(jax.device_get(init_params(config, jax.random.key(0))))
+    params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
+    return jax.tree_util.tree_leaves_with_path(jax.device_get(params))
 
 
 @pytest.mark.parametrize("start", ["xavier", "fairseq", "deepnorm"])

@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from tests import forked
+from tests.conftest import long
 from tests.training.small import small_config, write_text
 from transformer_flax.training import loop
 
@@ -50,14 +51,12 @@ def test_compiled_programs_are_kept_in_the_cache_and_those_that_were_cut_short_m
     assert {file: file.stat().st_mtime_ns for file in sizes} == written
 
 
-def test_a_profile_is_recorded_where_it_is_told(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loop, "PROFILED", slice(2, 3))
+@pytest.mark.parametrize(("steps", "profiled"), [(4, "3 to 3"), long(2, "1 to 2")])
+def test_a_profile_is_recorded_where_it_is_told(tmp_path, monkeypatch, capsys, steps, profiled):
+    monkeypatch.setattr(loop, "PROFILED", slice(2, 3))  # of two steps there are none, so the last ones are profiled
     (tmp_path / "text").mkdir()
     text = str(write_text(tmp_path / "text"))
-    config = small_config(data__path=text, data__cache_dir=str(tmp_path / "cache"), steps=4, eval__every=0)
+    config = small_config(data__path=text, data__cache_dir=str(tmp_path / "cache"), steps=steps, eval__every=0)
     loop.train(config, tmp_path / "run", profile=True)
-    assert f"profile of steps 3 to 3: {tmp_path / 'run/profile'}" in capsys.readouterr().out
+    assert f"profile of steps {profiled}: {tmp_path / 'run/profile'}" in capsys.readouterr().out
     assert list((tmp_path / "run/profile").rglob("*.trace.json.gz"))
-    config.steps = 5  # a session of one step has none from the third on, so its last is profiled
-    loop.train(config, tmp_path / "run", profile=True)
-    assert f"profile of steps 5 to 5: {tmp_path / 'run/profile'}" in capsys.readouterr().out

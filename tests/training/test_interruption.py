@@ -164,9 +164,18 @@ def fill(disk) -> None:
 OFTEN = ("--config.checkpoint.every=20", "--config.log.every=20")
 
 
-def test_a_run_goes_on_without_a_disk_if_it_may(tmp_path, small_disk):
-    with training(tmp_path, *OFTEN, "--config.on_write_failure=go on") as process:
+def test_a_run_ends_on_a_full_disk_goes_on_when_there_is_room_and_without_a_disk_if_it_may(tmp_path, small_disk):
+    with training(tmp_path, *OFTEN) as process:
         process.wait_for("step      40")
+        fill(small_disk)
+        status, told = ended(process)
+    assert status == 2
+    assert "error: " in told
+    assert "Traceback" not in told
+    os.remove(small_disk / "other")
+    last = saved_steps(small_disk / "checkpoints")[-1]
+    with training(tmp_path, *OFTEN, "--config.on_write_failure=go on") as process:
+        assert f"resuming from step {last:,}" in process.wait_for("loss")
         fill(small_disk)
         told = process.wait_for("the run continues without it")
         assert "a checkpoint" in told or "metrics.jsonl" in told
@@ -179,17 +188,3 @@ def test_a_run_goes_on_without_a_disk_if_it_may(tmp_path, small_disk):
         status, _ = ended(process)
     assert status == 128 + signal.SIGTERM
     assert all("step" in line for line in read_json_lines(small_disk / "metrics.jsonl"))
-
-
-def test_a_run_ends_on_a_full_disk_and_goes_on_when_there_is_room(tmp_path, small_disk):
-    with training(tmp_path, *OFTEN) as process:
-        process.wait_for("step      40")
-        fill(small_disk)
-        status, told = ended(process)
-    assert status == 2
-    assert "error: " in told
-    assert "Traceback" not in told
-    os.remove(small_disk / "other")
-    last = saved_steps(small_disk / "checkpoints")[-1]
-    with training(tmp_path, *OFTEN) as process:
-        assert f"resuming from step {last:,}" in process.wait_for("loss")

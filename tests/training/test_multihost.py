@@ -41,12 +41,11 @@ def settings(tmp_path_factory):
 def start(settings, tmp_path):
     """Starts train.py in two processes in a directory of that name."""
 
-    def start(name, *of_the_second, **overrides):
+    def start(name, *of_the_second, program=("train.py",), **overrides):
         file = tmp_path / f"{name}.py"
         file.write_text(CONFIG.format(settings | {"parallel__num_devices": 0} | overrides))
-        return together(
-            "train.py", "--distributed", f"--config={file}", f"--workdir={tmp_path / name}", second=of_the_second
-        )
+        line = [*program, "--distributed", f"--config={file}", f"--workdir={tmp_path / name}"]
+        return together(*line, second=of_the_second)
 
     return start
 
@@ -158,6 +157,15 @@ def test_what_the_first_refuses_ends_all_with_one_message(start):
     assert other_err == ""
 
 
+HASTY = """
+import runpy
+from transformer_flax.training import multihost
+
+multihost.GOODBYE_SECONDS = 1  # that the other, which prepares its text, does not answer
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
@@ -166,7 +174,7 @@ def test_what_the_first_refuses_ends_all_with_one_message(start):
     ],
 )
 def test_what_the_processes_do_not_share_is_told(start, flag, message):
-    with start("here", flag) as processes:
+    with start("here", flag, program=("-c", HASTY)) as processes:
         (status, _, err), (other_status, _, other_err) = ended(processes)
     assert (status, other_status) == (1, 2)
     assert message in other_err
@@ -201,6 +209,7 @@ def main():
         multihost._POLL_SECONDS = 0.02  # too short for the value, as a second is for others on a busy machine
         print(len(multihost.from_first(lambda: "x" * 50_000_000)))
     elif args.doing == "fail":
+        multihost.GOODBYE_SECONDS = 1  # that the other, which works, does not answer
         if args.process_id == 1:
             raise RuntimeError("a defect")
         work()

@@ -21,9 +21,9 @@ SETTINGS = {"log__every": 3, "data__tokens_per_batch": 4096, "parallel__num_devi
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
+    folder = write_text(tmp_path_factory.mktemp("text"))
     return lambda **overrides: small_config(
-        data__path=str(write_text(folder)), data__cache_dir=str(folder / "cache"), **SETTINGS | overrides
+        data__path=str(folder), data__cache_dir=str(folder / "cache"), **SETTINGS | overrides
     )
 
 
