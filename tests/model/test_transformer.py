@@ -372,8 +372,7 @@ DEEPNORM = {"encoder": (0.81 * 2 ** (5 / 16), 0.87 / 2 ** (5 / 16)), "decoder": 
 
 @functools.cache
 def initial(config):
-    params = jax.jit(init_params, static_argnums=0)(config, jax.random.key(0))
-    return jax.tree_util.tree_leaves_with_path(jax.device_get(params))
+    return jax.tree_util.tree_leaves_with_path(jax.device_get(init_params(config, jax.random.key(0))))
 
 
 @pytest.mark.parametrize("start", ["xavier", "fairseq", "deepnorm"])
