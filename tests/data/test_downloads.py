@@ -9,7 +9,6 @@ import types
 
 import pytest
 
-from transformer_flax.data import downloads
 from transformer_flax.data.downloads import TEXTS, PublishedFile, PublishedText, fetch
 from transformer_flax.data.sources import SPLITS
 from transformer_flax.errors import UserError
@@ -91,8 +90,7 @@ def test_without_a_network_the_missing_files_are_listed_and_those_put_there_are_
     ],
     ids=["another", "endless", "cut", "no gzip"],
 )
-def test_a_file_that_is_not_the_published_one_is_named_and_not_kept(server, tmp_path, monkeypatch, content, message):
-    monkeypatch.setattr(downloads, "CHUNK", 4)
+def test_a_file_that_is_not_the_published_one_is_named_and_not_kept(server, tmp_path, content, message):
     (server.folder / "train.de.gz").write_bytes(content)
     with pytest.raises(UserError, match=f"{server.url}/train.de.gz {message}"):
         fetch(made(server.url), tmp_path / "text", ignore)

@@ -111,9 +111,9 @@ def test_both_sides_spell_the_same_number(split):
     assert all(source == target for source, target in pairs.read(range(0, len(pairs), 50)))
 
 
-@pytest.mark.parametrize("num_pairs", [-1, 0, 999, 100_001])
+@pytest.mark.parametrize("num_pairs", [-1, 0])
 def test_a_number_of_pairs_out_of_range_is_refused(num_pairs):
-    with pytest.raises(UserError, match=rf"config\.data\.num_pairs is {num_pairs}\b.*1,000 to 100,000"):
+    with pytest.raises(UserError, match=rf"config\.data\.num_pairs is {num_pairs}\b.*it must be at least 1"):
         NumberPairs(numbers_config(num_pairs=num_pairs), "train")
 
 

@@ -1,6 +1,5 @@
 """What is read of a translation set of TFDS."""
 
-import pickle
 import shutil
 
 import hypothesis
@@ -44,11 +43,6 @@ def test_pairs_are_read_at_any_places(make_set):
     assert sorted(in_order) == sorted(texts)
     assert pairs.read([7, 0, 7, 10]) == [in_order[i] for i in (7, 0, 7, 10)]
     assert pairs.read([]) == []
-
-
-def test_pairs_may_be_sent_to_another_process(made_set):
-    pairs = read(made_set)
-    assert as_list(pickle.loads(pickle.dumps(pairs))) == as_list(pairs)
 
 
 def test_every_text_is_clean(make_set):

@@ -1,5 +1,6 @@
 """A split as token ids: tokenised once, then memory-mapped from the cache."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -8,7 +9,6 @@ import pathlib
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from transformer_flax.files import cache_error, cache_root, read_json, whole_fol
 from transformer_flax.prefetch import prefetch
 from transformer_flax.special_tokens import END_ID
 
-FORMAT = "2"  # increase when the content of cache entries changes
+FORMAT = "3"  # increase when the content of cache entries changes
 CHUNK = 2048  # pairs encoded at a time
 THREADS = 3  # chunks that are encoded at the same time
 CHECKSUMS = "checksums.json"
@@ -118,8 +118,8 @@ def load_corpus(
     folder = cache_root(cache_dir) / "corpora" / key
     if folder.is_dir():
         try:
-            return _open(folder)
-        except Exception as error:  # a damaged header makes NumPy raise errors of many types
+            return _open(folder, vocabularies)
+        except (OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
     done = written = 0
@@ -131,75 +131,60 @@ def load_corpus(
     except OSError as error:
         needed = f"about {written / done * len(pairs) / 1e6:,.1f} MB" if done else "room"
         raise cache_error("the tokenised text", needed, folder.parent, error) from error
-    return _open(folder)
+    return _open(folder, vocabularies)
 
 
-class _Array:
-    """Appends parts of an array to a .npy file.
-
-    np.save would need the whole array, and it does not report a disk that is too full for the last bytes.
-    """
-
-    def __init__(self, file: pathlib.Path, dtype: Any):
-        self.dtype, self.length = np.dtype(dtype), 0
-        self._file, self._checksum = file.open("wb"), 0
-        self._write_header()
-
-    def append(self, part: np.ndarray) -> None:
-        self._file.write(part.data)
-        self.length += len(part)
-        self._checksum = zlib.crc32(part.data, self._checksum)
-
-    def close(self) -> int:
-        """Completes the file and returns the checksum of the array."""
-        self._file.seek(0)  # the header has room for any array length
-        self._write_header()
-        self._file.close()
-        return self._checksum
-
-    def _write_header(self) -> None:
-        descr = np.lib.format.dtype_to_descr(self.dtype)
-        header = {"descr": descr, "fortran_order": False, "shape": (self.length,)}
-        np.lib.format.write_array_header_1_0(self._file, header)
+def _dtypes(vocabularies: Mapping[str, Vocabulary]) -> dict[str, np.dtype]:
+    """Returns the type of each array of a cache entry, by the name of its file."""
+    dtypes = {}
+    for side, vocabulary in vocabularies.items():
+        dtypes[f"{side}.ids"] = np.dtype(np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.int32)
+        dtypes[f"{side}.offsets"] = np.dtype(np.int64)
+    return dtypes
 
 
 def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: pathlib.Path) -> Iterator[int]:
     """Writes a cache entry and yields the number of pairs done after each chunk."""
-    arrays = {}
-    for side, vocabulary in vocabularies.items():
-        dtype = np.uint16 if vocabulary.vocab_size <= 1 << 16 else np.int32
-        arrays[f"{side}.ids"] = _Array(folder / f"{side}.ids.npy", dtype)
-        arrays[f"{side}.offsets"] = _Array(folder / f"{side}.offsets.npy", np.int64)
-        arrays[f"{side}.offsets"].append(np.zeros(1, np.int64))
+    dtypes = _dtypes(vocabularies)
+    checksums = dict.fromkeys(dtypes, 0)
 
     def encode(chunk: Sequence[tuple[str, str]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         texts = zip(vocabularies.items(), zip(*chunk, strict=True), strict=True)
         return {side: vocabulary.encode_flat(lines) for (side, vocabulary), lines in texts}
 
-    chunks, done = iterate_pairs(pairs, range(len(pairs)), CHUNK), 0
-    for encoded in prefetch(encode, chunks, ahead=THREADS, threads=THREADS):
-        for side, (tokens, lengths) in encoded.items():
-            ids, ends = arrays[f"{side}.ids"], np.cumsum(lengths)
-            arrays[f"{side}.offsets"].append(ends + np.arange(1, len(ends) + 1) + ids.length)
-            ids.append(np.insert(tokens.astype(ids.dtype), ends, END_ID))
-        done += len(lengths)
-        yield done
-    checksums = {name: array.close() for name, array in sorted(arrays.items())}
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context((folder / name).open("wb")) for name in dtypes}
+
+        def append(name: str, values: np.ndarray) -> None:
+            part = values.astype(dtypes[name], copy=False).data
+            files[name].write(part)
+            checksums[name] = zlib.crc32(part, checksums[name])
+
+        totals = dict.fromkeys(vocabularies, 0)
+        for side in vocabularies:
+            append(f"{side}.offsets", np.zeros(1))
+        chunks, done = iterate_pairs(pairs, range(len(pairs)), CHUNK), 0
+        for encoded in prefetch(encode, chunks, ahead=THREADS, threads=THREADS):
+            for side, (tokens, lengths) in encoded.items():
+                ends = np.cumsum(lengths)
+                append(f"{side}.offsets", ends + np.arange(1, len(ends) + 1) + totals[side])
+                append(f"{side}.ids", np.insert(tokens, ends, END_ID))
+                totals[side] += len(tokens) + len(ends)
+            done += len(lengths)
+            yield done
     (folder / CHECKSUMS).write_text(json.dumps(checksums))
 
 
-def _open(folder: pathlib.Path) -> Corpus:
+def _open(folder: pathlib.Path, vocabularies: Mapping[str, Vocabulary]) -> Corpus:
     """Memory-maps a cache entry.
 
     Raises:
-      Exception: the cache entry is damaged.
+      OSError, ValueError, KeyError, TypeError: the cache entry is damaged.
     """
-    checksums = read_json(folder / CHECKSUMS)
-
-    def load(name: str) -> np.ndarray:
-        array = np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)
-        if zlib.crc32(array.data) != checksums[name]:
-            raise ValueError(f"{name}.npy has changed")
-        return array
-
-    return Corpus(**{side: Sentences(load(f"{side}.ids"), load(f"{side}.offsets")) for side in ("source", "target")})
+    checksums, arrays = read_json(folder / CHECKSUMS), {}
+    for name, dtype in _dtypes(vocabularies).items():
+        file = folder / name
+        arrays[name] = np.memmap(file, dtype, mode="r") if file.stat().st_size else np.empty(0, dtype)
+        if zlib.crc32(arrays[name].data) != checksums[name]:
+            raise ValueError(f"{name} has changed")
+    return Corpus(*(Sentences(arrays[f"{side}.ids"], arrays[f"{side}.offsets"]) for side in ("source", "target")))

@@ -14,7 +14,6 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import write_whole
 
 TIMEOUT = 30  # seconds to wait for an answer
-CHUNK = 1 << 16  # bytes decompressed between two progress updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +95,7 @@ def fetch(text: PublishedText, folder: pathlib.Path, progress: Callable[[int, in
         place = local.get(name, f"{text.url}/{file.remote}")
         try:
             with _open(place) as stream:
-                content = _read(stream, lambda size, done=done: progress(done + size, total), file.size)
+                content = stream.read(file.size + 1)  # a longer file, perhaps endless, is not the published one
         except DAMAGES as error:
             raise UserError(f"{place} is damaged or was cut short ({error}); {_remedy(place)}") from error
         except (OSError, http.client.HTTPException) as error:
@@ -111,6 +110,7 @@ def fetch(text: PublishedText, folder: pathlib.Path, progress: Callable[[int, in
         if place != ours:
             write_whole(ours, content)
         done += file.size
+        progress(done, total)
 
 
 @contextlib.contextmanager
@@ -119,15 +119,6 @@ def _open(place: pathlib.Path | str):
     opened = urllib.request.urlopen(place, timeout=TIMEOUT) if isinstance(place, str) else place.open("rb")
     with opened as raw:
         yield gzip.GzipFile(fileobj=raw) if str(place).endswith(".gz") else raw
-
-
-def _read(stream, progress: Callable[[int], object], size: int) -> bytes:
-    """Reads a stream, but stops soon after `size` bytes: a longer file, perhaps endless, is not the published file."""
-    content = bytearray()
-    while len(content) <= size and (chunk := stream.read(CHUNK)):
-        content += chunk
-        progress(len(content))
-    return bytes(content)
 
 
 def _remedy(place: pathlib.Path | str) -> str:

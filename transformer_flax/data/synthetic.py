@@ -18,7 +18,6 @@ from transformer_flax.errors import UserError
 HELD_OUT = 1_000  # numbers or lines in valid, and as many in test; all are different
 SHORTEST_HELD_OUT = 4  # digits or symbols: shorter items are few, and train needs them
 ALWAYS_TRAINED = 1_000  # all numbers below ALWAYS_TRAINED are in train
-MOST_NUMBERS = 100_000  # in train
 MOST_DIGITS = 18  # 64 bits do not hold all numbers of 19 digits
 MOST_SYMBOLS = 10_000
 SYMBOLS = np.array(list(string.ascii_lowercase))
@@ -29,7 +28,7 @@ Item = TypeVar("Item")
 def split_numbers(split: str, config) -> np.ndarray:
     """Draws the numbers of a split. All digit counts are equally likely, and no number is in two splits.
 
-    train has all numbers below ALWAYS_TRAINED, then drawn numbers, `config.num_pairs` in all. valid and test have
+    train has the numbers below ALWAYS_TRAINED, then drawn numbers, `config.num_pairs` in all. valid and test have
     HELD_OUT numbers each, with SHORTEST_HELD_OUT to `config.longest_trained` digits. If `config.longest_tested` is
     larger than `longest_trained`, all numbers of test have more than `longest_trained` digits, and at most
     `longest_tested`.
@@ -99,12 +98,7 @@ class NumberPairs:
     """
 
     def __init__(self, config, split: str):
-        if not ALWAYS_TRAINED <= config.num_pairs <= MOST_NUMBERS:
-            raise UserError(
-                f"config.data.num_pairs is {config.num_pairs}; source 'numbers' has from {ALWAYS_TRAINED:,} to "
-                f"{MOST_NUMBERS:,} training pairs"
-            )
-        _require_lengths(config, MOST_DIGITS, "digits")
+        _require_sizes(config, MOST_DIGITS, "digits")
         self.languages = (config.source_language, config.target_language)
         for language in self.languages:
             _spell(0, language)
@@ -140,12 +134,7 @@ class SymbolPairs:
     """
 
     def __init__(self, config, split: str):
-        if config.num_pairs < 1:
-            raise UserError(
-                f"config.data.num_pairs is {config.num_pairs}; source {config.source!r} makes as many training pairs, "
-                "so it must be at least 1"
-            )
-        _require_lengths(config, MOST_SYMBOLS, "symbols")
+        _require_sizes(config, MOST_SYMBOLS, "symbols")
         self._backwards = config.source == "reverse"
         self.lines = draw_lines(split, config)
         self.fingerprint = hashlib.sha256("\n".join([config.source, split, *self.lines]).encode()).hexdigest()
@@ -158,7 +147,12 @@ class SymbolPairs:
         return [(line, line[::-1] if self._backwards else line) for line in lines]
 
 
-def _require_lengths(config, longest: int, unit: str) -> None:
+def _require_sizes(config, longest: int, unit: str) -> None:
+    if config.num_pairs < 1:
+        raise UserError(
+            f"config.data.num_pairs is {config.num_pairs}; source {config.source!r} makes as many training pairs, so "
+            "it must be at least 1"
+        )
     if not SHORTEST_HELD_OUT <= config.longest_trained <= config.longest_tested <= longest:
         raise UserError(
             f"config.data.longest_trained is {config.longest_trained} and longest_tested {config.longest_tested}; "

@@ -43,7 +43,7 @@ def _character(entity: re.Match) -> str:
 class TfdsPairs:
     """A split of a translation data set. Prepares the whole data set first if necessary.
 
-    Reading pairs one by one takes 30 times as long as reading many at once. Instances can be pickled and forked.
+    Reading pairs one by one takes 30 times as long as reading many at once.
 
     Raises:
       UserError: the data set, split or language does not exist, the data set cannot be prepared or read in any order,
@@ -51,7 +51,7 @@ class TfdsPairs:
     """
 
     def __init__(self, config, split: str):
-        builder = prepared_builder(config)
+        builder = _prepared_builder(config)
         from tensorflow_datasets.core.decode import DeserializeMethod  # installed, or the line above has raised
 
         self._folder = builder.data_dir
@@ -97,7 +97,7 @@ class TfdsPairs:
         return pairs
 
 
-def prepared_builder(config):
+def _prepared_builder(config):
     """Returns the TFDS builder of the data set that `config.data` names. The prepared data set is on this machine.
 
     Raises:
@@ -196,9 +196,9 @@ def _prepare(tfds, builder) -> None:
             f"{name} is not in {builder.data_dir}, where array_record cannot be written: prepare it on this machine "
             f"(--config.data.path=DIRECTORY), and copy DIRECTORY/{name} to {builder.data_dir_root}/{name}"
         )
-    no_tensorflow = UserError(f"preparing {name} needs TensorFlow, reading it does not: {INSTALL}\n{WITHOUT}")
     if type(builder).__module__.startswith("tensorflow_datasets.") and importlib.util.find_spec("tensorflow") is None:
-        raise no_tensorflow  # raised before gigabytes are downloaded
+        # Raised before gigabytes are downloaded.
+        raise UserError(f"preparing {name} needs TensorFlow, reading it does not: {INSTALL}\n{WITHOUT}")
     (tfds.enable_progress_bar if sys.stderr.isatty() else tfds.disable_progress_bar)()
     downloader.MAX_RETRIES = RETRIES  # pyrefly: ignore (a constant to it)
     try:
@@ -212,8 +212,6 @@ def _prepare(tfds, builder) -> None:
     except Exception as error:
         if (builder.data_path / "dataset_info.json").exists():
             return  # another process has prepared it
-        if isinstance(error, ImportError) and error.name == "tensorflow":
-            raise no_tensorflow from error
         raise UserError(
             f"{name} could not be prepared in {builder.data_dir_root} ({type(error).__name__}: {error}); archives that "
             "were downloaded whole are kept for the next time"

@@ -92,7 +92,7 @@ class ModelConfig(CheckedConfig):
     @property
     def most_positions(self) -> int | None:
         """The number of learned positions, which limits the length of every sequence. None: no limit."""
-        return None
+        return getattr(self, "max_length", None) if getattr(self, "positions", "") == "learned" else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,10 +141,6 @@ class EncoderConfig(ModelConfig):
             blocks = "0, or at least 4 with an even half, for cuDNN's attention, which takes no blocks of odd width"
             self.require("neighbourhood", lambda v: v == 0 or (v >= 4 and v // 2 % 2 == 0), blocks)
             self.require("d_v", lambda v: v == self.d_k, f"{self.d_k}, d_k, for cuDNN's attention")
-
-    @property
-    def most_positions(self) -> int | None:
-        return self.max_length if self.positions == "learned" else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,10 +41,6 @@ class ConvolutionalConfig(Seq2SeqConfig):
         super().__post_init__()
         self.require("kernel_width", lambda v: v % 2 == 1, "odd: the encoder sees as many words before as after")
 
-    @property
-    def most_positions(self) -> int:
-        return self.max_length
-
 
 class GatedConvolution(nn.Module):
     """a * sigmoid(b), where [a; b], of width 2 d_model, is a convolution of the input (Dauphin et al., 2017)."""
