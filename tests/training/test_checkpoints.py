@@ -2,6 +2,7 @@
 
 import json
 import time
+import types
 import zlib
 
 import jax
@@ -16,7 +17,7 @@ from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoint_files import METADATA, fingerprint, saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
-from transformer_flax.training.resume import resume
+from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.step import TrainState
 from transformer_flax.training.vectorized_seeds import train_seeds
 
@@ -122,8 +123,10 @@ def test_the_first_checkpoint_of_one_run_alone_is_put_aside(tmp_path):
     runs = [Checkpoints(tmp_path / name / "checkpoints", every=10, keep=2, seed=0) for name in ("one", "other")]
     runs[0].save(state_at(10), {})
     runs[0].wait()
+    programs = types.SimpleNamespace(init=state_at, parallel=types.SimpleNamespace(place=lambda state: state))
     with Progress() as progress:
-        assert resume(runs, state_at(0), progress, ["one: ", "other: "], first=10) == ([], 0)
+        _, totals, step = resume_or_begin(programs, runs, [0, 1], progress, labels=["one: ", "other: "], first=10)
+    assert (totals, step) == ([None, None], 0)
     assert (tmp_path / "one/checkpoints/10.ahead.1").is_dir()
     for checkpoints in runs:
         checkpoints.close()

@@ -355,7 +355,8 @@ def test_a_damaged_checkpoint_that_an_average_takes_is_put_aside_and_those_that_
 def opened(workdir, step):
     """The writer of a run, while it is trained."""
     config = workdir.load_config()
-    with workdir.lock(), contextlib.closing(Checkpoints.of(config, workdir.checkpoints)) as checkpoints:
+    checkpoints = Checkpoints(workdir.checkpoints, seed=config.seed, **config.checkpoint)
+    with workdir.lock(), contextlib.closing(checkpoints):
         data, task = cast(Any, None), cast(Any, TranslationTask)  # which these tests do not use
         with RunWriter(config, workdir, data, task, checkpoints, Progress(), step=step) as writer:
             yield writer

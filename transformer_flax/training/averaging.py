@@ -26,14 +26,10 @@ class Choice(NamedTuple):
     missing: Sequence[int] = ()  # the steps to average that have no checkpoint
 
     def __str__(self) -> str:
-        listed, several = ", ".join(f"{step:,}" for step in self.steps), len(self.steps) > 1
-        if self.kind == EMA:
-            return (
-                f"the mean of the moving averages at steps {listed}"
-                if several
-                else f"the moving average at step {listed}"
-            )
-        return f"the mean of the parameters at steps {listed}" if several else f"the parameters of step {listed}"
+        listed, average = ", ".join(f"{step:,}" for step in self.steps), self.kind == EMA
+        if len(self.steps) == 1:
+            return f"{'the moving average at' if average else 'the parameters of'} step {listed}"
+        return f"the mean of the {'moving averages' if average else 'parameters'} at steps {listed}"
 
     def warning(self, run: pathlib.Path) -> str:
         """Returns a warning that names the missing checkpoints of a run."""
@@ -91,14 +87,8 @@ def choose(
     if choice.missing:
         logger.warning("%s", choice.warning(directory.parent))
     elif len(choice.steps) < average:
-        logger.warning(
-            "%s is at step %s, too early for a mean of %d checkpoints at intervals of %s: this is %s",
-            directory.parent,
-            f"{saved[-1]:,}",
-            average,
-            f"{config.checkpoint.every:,}",
-            choice,
-        )
+        early = f"too early for a mean of {average} checkpoints at intervals of {config.checkpoint.every:,}"
+        logger.warning("%s is at step %s, %s: this is %s", directory.parent, f"{saved[-1]:,}", early, choice)
     return choice
 
 

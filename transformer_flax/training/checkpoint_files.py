@@ -75,12 +75,18 @@ def load_parts(
     context = _own_context()
     context.pytree.loading.partial_load = partial
     folder = directory.resolve() / str(step)
+    # Orbax then restores arrays to the first device, whichever devices the arrays were saved from.
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first), like)
     with _reading(directory, step), context:
         sealed = _load_seal(folder)
-        _require_own(sealed, step=step, seed=seed)
-        loaded: Any = ocp.load_checkpointables(str(folder), {"state": _on_first_device(like)})["state"]
+        for name, number in {"step": step, "seed": seed}.items():  # an integer is its own fingerprint
+            if sealed.fingerprints[name] != number:
+                raise UserError(f"its state is of {name} {sealed.fingerprints[name]}, not {number}")
+        loaded: Any = ocp.load_checkpointables(str(folder), {"state": like})["state"]
         for name, part in (loaded if partial else vars(loaded)).items():
-            _require_intact(part, name, sealed)  # also fails if a part is missing: Orbax returns its abstract array
+            if int(fingerprint(part)) != sealed.fingerprints[name]:  # fails for a missing part, which is abstract
+                raise ValueError(f"its {name} are not what was saved")
     return loaded, sealed
 
 
@@ -94,7 +100,7 @@ def _reading(directory: pathlib.Path, step: int) -> Iterator[None]:
         if isinstance(error.__cause__, KeyboardInterrupt):  # the storage reports Ctrl-C as damage
             raise error.__cause__ from None
         others = ", ".join(str(other) for other in saved_steps(directory) if other != step)
-        another = isinstance(error, AnotherError)
+        another = isinstance(error, UserError)
         why = f"is another one: {error}" if another else "cannot be read: it is damaged, cut short, or of another model"
         raise UnreadableError(
             f"the checkpoint {directory / str(step)} {why}; "
@@ -114,20 +120,7 @@ def _own_context() -> ocp.Context:
     return context
 
 
-def _on_first_device(like: Any) -> Any:
-    """Returns abstract arrays of the same shapes on the first device.
-
-    With these, Orbax restores arrays to the first device, whichever devices the arrays were saved from.
-    """
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
-
-
 METADATA = "_CHECKPOINT_METADATA"  # a file that Orbax writes in each checkpoint
-
-
-class AnotherError(ValueError):
-    """The error for a state whose step or seed is not the expected one."""
 
 
 class Seal(NamedTuple):
@@ -174,27 +167,6 @@ def _load_seal(folder: pathlib.Path) -> Seal:
     if not metadata or zlib.crc32(metadata.get("seal", "").encode()) != metadata.get("crc32"):
         raise ValueError("its seal is broken or missing")
     return Seal(**json.loads(metadata["seal"]))
-
-
-def _require_intact(part: Any, name: str, seal: Seal) -> None:
-    """Checks a restored part of a state against its fingerprint in the seal.
-
-    Raises:
-      ValueError: the part has another fingerprint.
-    """
-    if int(fingerprint(part)) != seal.fingerprints[name]:
-        raise ValueError(f"its {name} are not what was saved")
-
-
-def _require_own(seal: Seal, **numbers: int) -> None:
-    """Checks numbers of a state, such as its step, by name. The seal suffices, because it holds the numbers themselves.
-
-    Raises:
-      AnotherError: a number is not the expected one.
-    """
-    for name, number in numbers.items():
-        if seal.fingerprints[name] != number:
-            raise AnotherError(f"its state is of {name} {seal.fingerprints[name]}, not {number}")
 
 
 @contextlib.contextmanager

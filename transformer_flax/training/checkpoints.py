@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
@@ -46,11 +45,6 @@ class Checkpoints:
         self._watcher = concurrent.futures.ThreadPoolExecutor(1)
         self._under_way: concurrent.futures.Future | None = None
         from_first(self._clear)
-
-    @classmethod
-    def of(cls, config: ConfigDict, directory: pathlib.Path) -> "Checkpoints":
-        """Returns the checkpoints of a run, with the settings of the run's config."""
-        return cls(directory, every=config.checkpoint.every, keep=config.checkpoint.keep, seed=config.seed)
 
     def _clear(self) -> None:
         """Creates the directory and removes the incomplete checkpoints of failed or killed writes."""

@@ -17,7 +17,7 @@ from transformer_flax.console import Progress
 from transformer_flax.model.registry import init_params, make_model, param_shapes
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator
-from transformer_flax.training.fine_tuning import train_only, with_embeddings
+from transformer_flax.training.fine_tuning import are_trained, with_embeddings
 from transformer_flax.training.optimizer import keeps_average, make_average, make_optimizer, make_schedule
 from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
@@ -55,13 +55,15 @@ class Steps:
         self.optimizer = make_optimizer(config)
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by name
         loss_fn = parallel.gathering(make_loss(config, self.model))
+        # Adam does not change a parameter whose gradient was always zero, and XLA computes nothing for this gradient.
+        trained = are_trained(config.train_only, param_shapes(model.config))
         self.update = make_train_step(  # not compiled, because `seeds_step` maps it over several seeds
             loss_fn,
             self.optimizer,
             accumulation_steps=config.accumulation_steps,
             average=make_average(config),
             axis_name=parallel.axis_name,
-            trained=train_only(config.train_only, param_shapes(model.config)),
+            trained=lambda grads: jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained),
         )
         self.train_step = parallel.compile(self.counted("training", self.update), donate_state=True)
         eval_step = make_eval_step(loss_fn, axis_name=parallel.axis_name)
@@ -108,16 +110,7 @@ class Programs:
         self.task = make_task(config, self.model, data)
         self.schedule = make_schedule(config)
         self.evaluators = {
-            split: Evaluator(
-                split,
-                data.pairs[split],
-                data.corpora[split],
-                config,
-                eval_step=self.steps.eval_step,
-                parallel=parallel,
-                task=self.task,
-                progress=progress,
-            )
+            split: Evaluator(split, data, config, self.steps.eval_step, parallel, self.task, progress)
             for split in data.pairs
         }
 

@@ -234,12 +234,9 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[
     return [
         f"config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
         for name in sorted(theirs.keys() | ours.keys())
-        if theirs.get(name) != ours.get(name) and not name.startswith(free) and not _is_open(name, theirs, ours)
+        if theirs.get(name) != ours.get(name) and not name.startswith(free)
+        if not (name == "model.dtype" and AUTO in (theirs.get(name), ours.get(name)))
     ]
-
-
-def _is_open(name: str, *configs: Mapping[str, Any]) -> bool:
-    return name == "model.dtype" and any(config.get(name) == AUTO for config in configs)
 
 
 def needs_bfloat16(config: ConfigDict) -> bool:

@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 from transformer_flax.console import Progress
 from transformer_flax.data.batches import Batches, BucketedBatches, round_up
 from transformer_flax.data.corpus import Corpus
-from transformer_flax.data.sources import Pairs
 from transformer_flax.training.metrics import Meter
 from transformer_flax.training.multihost import from_first, share
+from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.tasks import Task
 
@@ -39,7 +39,7 @@ class Evaluator:
 
     Args:
       name: the split's name.
-      pairs, corpus: the split, as text and as tokens.
+      data: the run's data.
       config: the run's config.
       eval_step: the compiled step, `(params, batch) -> (sums, counts)`.
       parallel: places parameters and batches on the devices.
@@ -50,17 +50,16 @@ class Evaluator:
     def __init__(
         self,
         name: str,
-        pairs: Pairs,
-        corpus: Corpus,
+        data: Data,
         config: ConfigDict,
-        *,
         eval_step: Callable,
         parallel: Parallel,
         task: Task,
         progress: Progress,
     ):
         self._name, self._eval_step, self._parallel = name, eval_step, parallel
-        self._task, self._progress = task, progress
+        self._pairs, self._task, self._progress = data.pairs[name], task, progress
+        corpus = data.corpora[name]
         limit, multiple = config.decode.max_input_length, config.data.length_multiple_of
 
         def batches(corpus: Corpus, num_buckets: int) -> Batches:
@@ -91,7 +90,6 @@ class Evaluator:
         too_long = int((np.maximum(corpus.source.lengths, corpus.target.lengths) > limit).sum())
         if too_long:
             progress.say(f"{too_long:,} {name} pairs are measured up to their first {limit} tokens")
-        self._pairs = pairs
 
     def __call__(self, params: Any, *, check: Callable[..., None], max_sentences: int = 0) -> Evaluation:
         """Evaluates parameters.

@@ -2,11 +2,9 @@
 
 import fnmatch
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -52,8 +50,7 @@ def initial_tokenizer(config: ConfigDict) -> Tokenizer:
     Raises:
       UserError: there is no such model.
     """
-    _, tokenizer, _ = _load_setup(config)
-    return tokenizer
+    return _load_setup(config)[1]
 
 
 def require_alike(config: ConfigDict, model: ModelConfig) -> None:
@@ -140,16 +137,6 @@ def with_embeddings(params: Any, vectors: Vectors | None, scale: float = 1.0) ->
         return params
     embedding = np.float32(scale) * vectors.vectors
     return params | {name: {**params[name], "embedding": embedding} for name in EMBEDDINGS if name in params}
-
-
-def train_only(patterns: str, params: Any) -> Callable[[Any], Any]:
-    """Returns a function that replaces the gradients of untrained parameters by zeros.
-
-    Adam does not change a parameter whose gradient was always zero, and XLA computes nothing for this gradient. The
-    arguments are those of `are_trained`.
-    """
-    trained = are_trained(patterns, params)
-    return lambda grads: jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained)
 
 
 def are_trained(patterns: str, params: Any) -> Any:

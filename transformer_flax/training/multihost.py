@@ -170,11 +170,6 @@ def joined(
     global _group
     if coordinator is not None and not coordinator.rpartition(":")[2].isdecimal():
         raise UserError(f"--coordinator={coordinator}: it must be HOST:PORT, an address of the first process")
-    if process_id is not None and num_processes is not None and process_id >= num_processes:
-        raise UserError(
-            f"--process_id={process_id}: of --num_processes={num_processes} the last is {num_processes - 1}, as they "
-            "count from 0"
-        )
     # This service's SIGTERM handler, in C++, would replace a handler in Python. `agreed_stop` works for any signal.
     jax.config.update("jax_enable_preemption_service", False)
     try:

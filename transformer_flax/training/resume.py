@@ -27,49 +27,31 @@ def resume_or_begin(
     first: int = 0,
     combine: Callable[[Sequence[TrainState]], Any] = lambda states: states[0],
 ) -> tuple[Any, list[Any], int]:
-    """Returns the state to train from, on the devices, each run's saved totals, and the step of the state.
+    """Restores the newest checkpoints that can be read, or begins anew. Puts damaged and later checkpoints aside.
 
     The restored states are freed when this function returns. Otherwise, a device would hold each state twice.
 
     Args:
       programs: the programs of the runs.
-      runs, progress, labels, first: as in `resume`.
-      seeds: the seed of each run.
-      combine: combines the states of all runs into one state.
-    """
-    restored, step = resume(runs, jax.eval_shape(lambda: programs.init(0)), progress, labels, first)
-    restored = restored or [(programs.init(seed), None) for seed in seeds]
-    state = programs.parallel.place(combine([state for state, _ in restored]))
-    return state, [totals for _, totals in restored], step
-
-
-def resume(
-    runs: Sequence[Checkpoints],
-    like: TrainState,
-    progress: Progress,
-    labels: Sequence[str] = ("",),
-    first: int = 0,
-) -> tuple[list[tuple[TrainState, Any]], int]:
-    """Restores the newest checkpoints that can be read. Puts damaged and later checkpoints aside.
-
-    Args:
       runs: the checkpoints of each run; usually of one run.
-      like: a tree of a state's shapes.
+      seeds: the seed of each run.
       progress: prints the step to resume from, and warnings.
       labels: the prefix of each run's messages.
       first: the first step at which runs that are trained together save.
+      combine: combines the states of all runs into one state.
 
     Returns:
-      The state of each run with the totals saved beside the state, and the step; [] and 0 if the runs begin anew.
+      The state to train from, on the devices; the totals saved with each run's state; and the step of the state.
 
     Raises:
       UserError: no checkpoint can be read, or a run is too far ahead of the others.
     """
+    like = jax.eval_shape(lambda: programs.init(0))
     for checkpoints in runs:
         checkpoints.require_room(like, len(runs))
     unreadable: list[tuple[int, UnreadableError]] = []
     for step in _common_steps(runs, first):
-        restored = []
+        restored: list[tuple[TrainState, Any]] = []
         for i, checkpoints in enumerate(runs):
             try:
                 restored.append(checkpoints.restore(like, step))
@@ -83,16 +65,18 @@ def resume(
                 progress.say(f"{labels[i]}WARNING: {error}; it is put aside as {aside.name}")
             for label, checkpoints in zip(labels, runs, strict=True):
                 progress.say(f"{label}resuming from step {step:,} in {checkpoints.run}")
-            _put_aside_later(runs, step, progress, labels)
-            return restored, step
-    if unreadable:  # a failing disk or device is likelier than damage to every checkpoint
-        _, newest = unreadable[0]
-        raise UserError(
-            f"{newest}; no checkpoint can be read, and nothing was changed: fix the cause and run the same command, or "
-            f"choose another --workdir. The cause: {newest.__cause__}"
-        )
-    _put_aside_later(runs, 0, progress, labels)
-    return [], 0
+            break
+    else:
+        if unreadable:  # a failing disk or device is likelier than damage to every checkpoint
+            _, newest = unreadable[0]
+            raise UserError(
+                f"{newest}; no checkpoint can be read, and nothing was changed: fix the cause and run the same "
+                f"command, or choose another --workdir. The cause: {newest.__cause__}"
+            )
+        step, restored = 0, [(programs.init(seed), None) for seed in seeds]
+    _put_aside_later(runs, step, progress, labels)
+    state = programs.parallel.place(combine([state for state, _ in restored]))
+    return state, [totals for _, totals in restored], step
 
 
 def _common_steps(runs: Sequence[Checkpoints], first: int) -> list[int]:

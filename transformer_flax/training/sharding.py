@@ -140,16 +140,11 @@ class Pmap(Parallel):
 
     axis_name: ClassVar[str | None] = AXIS
 
-    @functools.cached_property
-    def _by_device(self) -> NamedSharding:
-        # pmap needs a leading axis of devices, with each entry on its own device.
-        return NamedSharding(Mesh(np.array(self.devices), (AXIS,)), PartitionSpec(AXIS))
-
     def place(self, tree: Any) -> Any:
-        def stack(x):
+        def stack(x):  # pmap needs a leading axis of devices, with each entry on its own device
             return jnp.broadcast_to(x, (self.num_devices, *jnp.shape(x)))
 
-        return jax.device_put(jax.tree.map(stack, tree), self._by_device)
+        return jax.device_put(jax.tree.map(stack, tree), self._by_rows)
 
     def unreplicate(self, tree: Any) -> Any:
         return jax.tree.map(lambda x: x[0], tree)
@@ -159,7 +154,7 @@ class Pmap(Parallel):
 
     def shard(self, batch: Any) -> Any:
         return jax.device_put(
-            jax.tree.map(lambda x: x.reshape(self.num_devices, -1, *x.shape[1:]), batch), self._by_device
+            jax.tree.map(lambda x: x.reshape(self.num_devices, -1, *x.shape[1:]), batch), self._by_rows
         )
 
     def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:

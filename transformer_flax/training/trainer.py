@@ -40,7 +40,10 @@ def open_trainer(
     Raises:
       UserError: another process trains in the directory, or the checkpoints cannot be read.
     """
-    with directory.lock(), contextlib.closing(Checkpoints.of(config, directory.checkpoints)) as checkpoints:
+    with (
+        directory.lock(),
+        contextlib.closing(Checkpoints(directory.checkpoints, seed=config.seed, **config.checkpoint)) as checkpoints,
+    ):
         state, [totals], step = resume_or_begin(programs, [checkpoints], [config.seed], progress)
         with RunWriter(
             config, directory, data, programs.task, checkpoints, progress, step=step, totals=totals
@@ -161,11 +164,9 @@ class Trainer:
             self.writer.checkpoints.check()
 
     def save(self, state: TrainState, *, must: bool) -> None:
-        """Starts writing a checkpoint, once the previous checkpoint is written.
+        """Starts writing a checkpoint of a state on the devices, once the previous checkpoint is written.
 
-        Args:
-          state: the state, on the devices.
-          must: a failure ends the run, whatever config.on_write_failure says.
+        With `must`, a failure ends the run, whatever config.on_write_failure says.
         """
         self.wait(must=False)
         self.writer.save(self._parallel.unreplicate(state), must=must)

@@ -40,10 +40,7 @@ def train_seeds(
     """
     config = complete_run(config)
     check_seeds(config, seeds)
-    configs = []
-    for seed in seeds:
-        configs.append(config.copy_and_resolve_references())
-        configs[-1].seed = seed
+    configs = [ConfigDict({**config.to_dict(), "seed": seed}) for seed in seeds]
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
     if len(seeds) == 1:
         return [train(configs[0], directories[0].path, profile=profile)]
@@ -56,7 +53,8 @@ def train_seeds(
         checkpoints = []
         for each, directory in zip(configs, directories, strict=True):
             stack.enter_context(directory.lock())
-            checkpoints.append(stack.enter_context(contextlib.closing(Checkpoints.of(each, directory.checkpoints))))
+            opened = Checkpoints(directory.checkpoints, seed=each.seed, **each.checkpoint)
+            checkpoints.append(stack.enter_context(contextlib.closing(opened)))
         labels = [f"seed {seed}: " for seed in seeds]
         intervals = configs[0].checkpoint.every, configs[0].eval.every or configs[0].steps
         # Not the last step: a run whose first checkpoint is of the last step counts as trained alone.
