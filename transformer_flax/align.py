@@ -48,7 +48,6 @@ def main() -> None:
     if PAGE.value is not None:
         require_other(PAGE.value, [file for file in (SOURCE.value, TARGET.value, GOLD.value) if file is not None])
         cli.require_writable(pathlib.Path(PAGE.value))
-    # After the flags are checked: JAX takes seconds to import.
     from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh
     from transformer_flax.analysis.attention_page import write_page
 
@@ -77,11 +76,7 @@ def main() -> None:
 
 
 def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:
-    """Checks that the tokenizer keeps the number of words in a line. Otherwise the links would have wrong numbers.
-
-    Raises:
-      UserError: the number of words differs, as with a foreign tokenizer.
-    """
+    """Checks that the tokenizer keeps the number of words in a line. Otherwise the links would have wrong numbers."""
     if len(line.split()) != len(words):
         raise UserError(
             f"line {number:,} has {len(line.split()):,} words, but the run's tokenizer makes {len(words):,} of them; "

@@ -19,18 +19,18 @@ HUGE_PAGES = 14  # MADV_HUGEPAGE of sys/mman.h
 ACCELERATORS = ("jax_plugins", "libtpu")  # packages by which JAX finds an accelerator
 
 
-def keep_memory() -> bool:
+def keep_memory() -> None:
     """Makes malloc keep freed memory, in one arena and, if the system allows it, in huge pages.
 
     Must be called before the first use of a device, because existing threads keep their arenas. Leaves the allocator
     unchanged if the libc is not glibc, if JAX may find an accelerator, or if the user has set malloc's environment
     variables or TRANSFORMER_FLAX_ALLOCATOR=system.
-
-    Returns:
-      Whether the allocator was set.
     """
-    if platform.libc_ver()[0] != "glibc" or _is_users_choice() or not _is_for_cpu():
-        return False
+    platforms, tunables = os.environ.get("JAX_PLATFORMS"), os.environ.get("GLIBC_TUNABLES", "")
+    is_for_cpu = platforms == "cpu" if platforms else not any(map(importlib.util.find_spec, ACCELERATORS))
+    is_set = "glibc.malloc" in tunables or any(name.startswith("MALLOC_") for name in os.environ)
+    if platform.libc_ver()[0] != "glibc" or not is_for_cpu or is_set or os.environ.get(SWITCH) == "system":
+        return
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
     for option, value in ((MMAP_MAX, 0), (TRIM_THRESHOLD, -1), (TOP_PAD, 1 << 28), (ARENA_MAX, 1)):
@@ -43,17 +43,3 @@ def keep_memory() -> bool:
         begin = -(-heap // page) * page
         libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t((heap + size - begin) // page * page), HUGE_PAGES)
         libc.free(ctypes.c_void_p(heap))
-    return True
-
-
-def _is_users_choice() -> bool:
-    return (
-        os.environ.get(SWITCH) == "system"
-        or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-        or any(name.startswith("MALLOC_") for name in os.environ)
-    )
-
-
-def _is_for_cpu() -> bool:
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    return platforms == "cpu" if platforms else not any(map(importlib.util.find_spec, ACCELERATORS))

@@ -36,11 +36,7 @@ flags.disclaim_key_flags()  # so that --help of each command lists the flags def
 
 
 def define_config(default: str) -> Callable[[], ConfigDict]:
-    """Defines --config=FILE[:ARGUMENT], --config.FIELD=VALUE and --languages; returns a function that gives the config.
-
-    Args:
-      default: the file in configs/ to use without --config.
-    """
+    """Defines --config, its fields and --languages, and returns a function that gives the config."""
     holder = config_flags.DEFINE_config_file(
         "config",
         help_string="a config file; configs/NAME.py is found from any directory. Set any field as in "
@@ -59,9 +55,8 @@ def define_config(default: str) -> Callable[[], ConfigDict]:
 class _ConfigFile(flags.ArgumentParser):
     """The parser of --config. ml_collections' own parser shows mistakes in a config file as tracebacks.
 
-    Args:
-      default: the file to use without --config. It is not the flag's default. ml_collections loads a flag's default
-        while it defines the flag, which is too early to explain an error.
+    `default` is the file to use without --config. ml_collections would load a flag's default while it defines the flag,
+    which is too early to explain an error.
     """
 
     def __init__(self, default: str):
@@ -144,11 +139,7 @@ def _reword(error: Exception) -> str:
 
 
 def parse(argv: list[str]) -> list[str]:
-    """Parses the flags of a command line. Returns the program's name and the arguments that are not flags.
-
-    Raises:
-      UserError: a flag or its value is wrong.
-    """
+    """Parses the flags of a command line. Returns the program's name and the arguments that are not flags."""
     if "config" in flags.FLAGS:
         parser: Any = flags.FLAGS["config"].parser
         argv = arrange(argv, default=parser.default)
@@ -162,11 +153,7 @@ def parse(argv: list[str]) -> list[str]:
 
 
 def _require_values(argv: list[str]) -> None:
-    """Checks that no flag without a value has taken the next flag as its value.
-
-    Raises:
-      UserError: a flag has taken the next flag.
-    """
+    """Checks that no flag without a value has taken the next flag as its value."""
     for argument, following in itertools.pairwise(itertools.takewhile(lambda argument: argument != "--", argv)):
         name = argument.lstrip("-")
         is_flag = argument.startswith("-") and name in flags.FLAGS
@@ -175,15 +162,7 @@ def _require_values(argv: list[str]) -> None:
 
 
 def arrange(argv: list[str], *, default: str) -> list[str]:
-    """Spells out --languages, and moves --config to the front, because fields that are set after it override it.
-
-    Args:
-      argv: the program's name and its arguments.
-      default: the config file to use without --config.
-
-    Raises:
-      UserError: --languages does not name two languages, or a flag --config.FIELD also sets a language.
-    """
+    """Spells out --languages, and moves --config to the front, because fields that are set after it override it."""
     program, *arguments = argv
     configs, arguments = _take("config", arguments)
     pairs, arguments = _take("languages", arguments)
@@ -224,11 +203,7 @@ def _set_fields(argv: list[str]) -> dict[str, str]:
 
 
 def _require_known(config: ConfigDict, argv: list[str]) -> None:
-    """Checks that a config has the fields that --config.FIELD=VALUE sets.
-
-    Raises:
-      UserError: the config lacks a field. The message suggests another field.
-    """
+    """Checks that a config has the fields that --config.FIELD=VALUE sets."""
     for field, argument in _set_fields(argv).items():
         section = config
         for name in field.split("."):
@@ -239,13 +214,7 @@ def _require_known(config: ConfigDict, argv: list[str]) -> None:
 
 
 def _suggest(name: str, config: ConfigDict | None, names: Iterable[str] = ()) -> str:
-    """Returns a text that suggests the flag or config field that a name may mean; "" if none is close.
-
-    Args:
-      name: the unknown name, with or without its section.
-      config: the command's config, if it has one.
-      names: the names of the command's flags.
-    """
+    """Returns a text that suggests the flag or config field that a name may mean; "" if none is close."""
     name = name.rpartition(".")[2]
     if config is not None and "model" in config and name in OTHER_NAMES:
         field, what = OTHER_NAMES[name]

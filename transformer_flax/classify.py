@@ -6,15 +6,12 @@ class adds a tab, its name, a blank and its probability to the line. Files may b
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
 from absl import flags
 
 from transformer_flax import cli
 from transformer_flax.line_io import define_line_io
-
-if TYPE_CHECKING:
-    import numpy as np
 
 RESTORE = cli.define_run(("max_input_length", "batch_size", "window"))
 OPEN = define_line_io()
@@ -30,7 +27,7 @@ def main(*files: str) -> None:
                 write(_show(log_probs, predictor.classes))
 
 
-def _show(log_probs: "np.ndarray", classes: Sequence[str]) -> str:
+def _show(log_probs: np.ndarray, classes: Sequence[str]) -> str:
     label = classes[int(log_probs.argmax())]
     if not PROBABILITIES.value:
         return label

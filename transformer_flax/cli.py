@@ -1,4 +1,7 @@
-"""Runs the commands: the flags of a trained run, errors and signals."""
+"""Runs the commands: the flags of a trained run, errors and signals.
+
+Commands check their flags before they import JAX, which takes seconds.
+"""
 
 import logging
 import os
@@ -17,10 +20,6 @@ from transformer_flax.training.interruption import OTHERS, drop_lost_output, han
 
 if TYPE_CHECKING:
     from transformer_flax.run import Run
-
-USER_ERROR = 2  # exit statuses
-INTERRUPTED = 130  # 128 + SIGINT
-CLOSED_PIPE = 141  # 128 + SIGPIPE
 
 CPU_DEVICES = 4  # at most; more devices make batches wider, which adds padding
 
@@ -45,9 +44,7 @@ SEARCH = ("beam_size", "length_penalty", "alpha", "min_length")  # of SETTINGS, 
 def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict[str, Any]]"]:
     """Defines the flags that name a trained run, and the flags of `SETTINGS` that `names` lists.
 
-    Returns:
-      A function that restores the run, prints its name, and returns the run and the settings given. Several runs form
-      an ensemble.
+    Returns a function that restores the run or ensemble, prints its name, and returns it and the settings given.
     """
     workdirs = flags.DEFINE_multi_string(
         "workdir",
@@ -57,15 +54,12 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
     average = flags.DEFINE_string(
         "average", None, "number of last checkpoints to average, or ema; default: as the run's config says"
     )
-    holders = {}
-    for name in names:
-        define, text = SETTINGS[name]
-        holders[name] = define(name, None, f"{text}; default: the run's")
+    chosen = {name: SETTINGS[name] for name in names}
+    holders = {name: define(name, None, f"{text}; default: the run's") for name, (define, text) in chosen.items()}
 
     def restore() -> "tuple[Run, dict[str, Any]]":
         if not workdirs.value:
             raise UserError("name the directory of a trained run: --workdir=runs/NAME")
-        # Imported after the flags are checked, because JAX takes seconds to import.
         from transformer_flax.training.compilation_cache import keep_compiled
         from transformer_flax.training.sharding import divide_cpu
 
@@ -90,11 +84,7 @@ def restore_named(name: str, average: str | None = None) -> "Run":
 
 
 def require_writable(file: pathlib.Path) -> None:
-    """Checks that a file can be written, before the work whose result will be written to it.
-
-    Raises:
-      OSError: the file cannot be written.
-    """
+    """Checks that a file can be written, before the work whose result will be written to it."""
     existed = file.exists()
     file.open("ab").close()
     if not existed:
@@ -102,12 +92,7 @@ def require_writable(file: pathlib.Path) -> None:
 
 
 def require_picture(flag: str, name: str) -> None:
-    """Checks that a picture can be written to a file.
-
-    Raises:
-      UserError: the name does not have a picture's suffix.
-      OSError: the file cannot be written.
-    """
+    """Checks that a picture can be written to a file."""
     file = pathlib.Path(name)
     if file.suffix.lower() not in PICTURES:
         raise UserError(f"--{flag}={name}: the file of a picture must end in {', '.join(PICTURES)}")
@@ -117,10 +102,7 @@ def require_picture(flag: str, name: str) -> None:
 def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str = "") -> None:
     """Parses the flags and calls `main`; prints a UserError or OSError as one message and exits with status 2.
 
-    Args:
-      main: called with the arguments that are not flags.
-      takes_files: whether there may be such arguments.
-      afterwards: added to the message of an interruption.
+    `main` gets the arguments that are not flags. `afterwards` is added to the message of an interruption.
     """
 
     def parse_flags(argv: list[str]) -> list[str]:
@@ -153,10 +135,10 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             sys.exit(interruption.exit_status)
         except KeyboardInterrupt:  # outside the training loop, which raises Interrupted
             print("interrupted", file=sys.stderr)
-            sys.exit(INTERRUPTED)
+            sys.exit(128 + signal.SIGINT)
         except BrokenPipeError:  # the reader, such as `head`, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the flush at exit fails too
-            sys.exit(CLOSED_PIPE)
+            sys.exit(128 + signal.SIGPIPE)
         except OSError as error:  # no space, no permission
             if error.errno is None:
                 raise
@@ -178,7 +160,7 @@ def _end(number: int, _) -> NoReturn:
 def _fail(message: str) -> NoReturn:
     sys.stdout.flush()
     print(f"error: {message}", file=sys.stderr, flush=True)
-    os._exit(USER_ERROR)  # at once: Orbax complains at exit about the unread part of a damaged checkpoint
+    os._exit(2)  # at once: Orbax complains at exit about the unread part of a damaged checkpoint
 
 
 def _unraisable(unraisable: Any) -> None:

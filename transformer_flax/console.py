@@ -14,9 +14,7 @@ from rich.markup import escape
 class Progress:
     """A context manager that prints lines, above progress bars if the output is a terminal.
 
-    Args:
-      stderr: print to standard error, for commands whose standard output holds their results.
-      quiet: print nothing.
+    Commands whose standard output holds their results print to `stderr`.
     """
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):

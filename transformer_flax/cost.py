@@ -14,6 +14,7 @@ from absl import flags
 
 from transformer_flax import cli
 from transformer_flax.arguments import define_config
+from transformer_flax.console import Progress, duration
 from transformer_flax.errors import UserError
 from transformer_flax.training.config_fields import AUTO, complete, flatten, needs_bfloat16
 from transformer_flax.training.peak_flops import PEAKS
@@ -46,8 +47,6 @@ JSON = flags.DEFINE_bool("json", False, "print JSON instead of tables")
 
 
 def _show(name: str, cost: "Cost") -> None:
-    from transformer_flax.console import Progress, duration
-
     seconds = cost.days * 86_400
     with Progress() as progress:
         total = sum(cost.parameters.values())

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from transformer_flax import cli
+from transformer_flax.console import Progress, counted
 from transformer_flax.data.sources import SPLITS
 from transformer_flax.data.text_files import read_side_by_side
 from transformer_flax.errors import UserError
 from transformer_flax.files import require_other
 
 if TYPE_CHECKING:
-    from transformer_flax.console import Progress
     from transformer_flax.decoding.scoring import TranslationScores
     from transformer_flax.run import ClassReport, Report, Run
 
@@ -68,8 +68,6 @@ def main() -> None:
     if SOURCE.value is None:
         with contextlib.redirect_stdout(sys.stderr):  # TFDS prints while it prepares a data set
             sources, references = run.split(SPLIT.value)
-
-    from transformer_flax.console import Progress
     from transformer_flax.run import ClassReport
 
     with Progress(stderr=True) as progress, progress.bar("lines") as update:
@@ -102,11 +100,9 @@ def _also(run: "Run", report: "Report", references: list[str]) -> "TranslationSc
 
 
 def _show_translations(
-    report: "Report", also: "TranslationScores | None", title: str, progress: "Progress"
+    report: "Report", also: "TranslationScores | None", title: str, progress: Progress
 ) -> dict[str, Any]:
     """Prints a table and writes the translations; returns the values for JSON."""
-    from transformer_flax.console import counted
-
     rows, signatures, values = [], {}, {}
     if also:
         how = ", lower-cased" * LOWERCASE.value + ", of Moses' tokens" * TOKENIZED.value
@@ -144,10 +140,8 @@ def _show_translations(
     return {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"} | values
 
 
-def _show_labels(report: "ClassReport", title: str, progress: "Progress") -> dict[str, Any]:
+def _show_labels(report: "ClassReport", title: str, progress: Progress) -> dict[str, Any]:
     """Prints a table; returns the values for JSON."""
-    from transformer_flax.console import counted
-
     each = {
         name: {"precision": p, "recall": r, "f1": f, "texts": n}
         for name, p, r, f, n in zip(

@@ -10,6 +10,7 @@ import pathlib
 from absl import flags
 
 from transformer_flax import cli
+from transformer_flax.console import Progress
 from transformer_flax.data.downloads import TEXTS, fetch
 from transformer_flax.errors import UserError, did_you_mean
 
@@ -24,9 +25,6 @@ def main(*names: str) -> None:
     if name not in TEXTS:
         raise UserError(f"there is no text {name!r}; {did_you_mean(name, TEXTS) or known}")
     text, folder = TEXTS[name], pathlib.Path(OUTPUT.value or f"data/{name}")
-
-    from transformer_flax.console import Progress
-
     with Progress() as progress:
         size = sum(file.size for file in text.files.values())
         progress.say(f"{text.about}\nlicence: {text.licence}\n{len(text.files)} files, {size / 1e6:.1f} MB in {folder}")

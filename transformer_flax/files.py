@@ -29,9 +29,6 @@ def write_whole(file: pathlib.Path, content: str | bytes) -> None:
 
     Partial files that killed processes left behind are removed: those without a random part in the name, as early
     versions wrote them, at once, and all others after a day.
-
-    Raises:
-      OSError: the file cannot be written; the old file is unchanged.
     """
     file.with_name(f".{file.name}.partial").unlink(missing_ok=True)
     for abandoned in file.parent.glob(f".{glob.escape(file.name)}.*.partial"):
@@ -61,9 +58,6 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
     If another process has made `folder` in the meantime, the other process's folder stays. Folders that killed
     processes left behind are removed after a day.
-
-    Raises:
-      OSError: the folder cannot be made.
     """
     for abandoned in folder.parent.glob(f"{glob.escape(folder.name)}.partial.*"):
         with contextlib.suppress(OSError):  # another process has finished or removed it
@@ -83,31 +77,19 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def require_free(folder: pathlib.Path) -> None:
-    """Checks that there is no file, folder or link of this name.
-
-    Raises:
-      UserError: the name is taken.
-    """
+    """Checks that there is no file, folder or link of this name."""
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{folder} is there already; name a new folder")
 
 
 def require_other(output: str, inputs: Iterable[str | int]) -> None:
-    """Checks that an output file is none of the inputs, which are names or descriptors of files.
-
-    Raises:
-      UserError: the output is one of the inputs.
-    """
+    """Checks that an output file is none of the inputs, which are names or descriptors of files."""
     if os.path.isfile(output) and any(os.path.samestat(os.stat(output), os.stat(file)) for file in inputs):
         raise UserError(f"{output} is an input; write to another file")
 
 
 def read_json(file: pathlib.Path, *, largest: int = LARGEST) -> Any:
-    """Reads a JSON file of at most `largest` bytes.
-
-    Raises:
-      OSError, ValueError: the file cannot be read, is too large, or is not JSON.
-    """
+    """Reads a JSON file of at most `largest` bytes."""
     if file.exists() and not file.is_file():
         raise ValueError("it is not a plain file")  # reading a pipe or a device might never end
     with file.open("rb") as stream:
@@ -123,12 +105,9 @@ def signed(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def checked(value: Any) -> dict[str, Any]:
-    """Verifies and removes the checksum of an object, if it has one.
+    """Verifies and removes the checksum of an object, if it has one; raises ValueError if it does not match.
 
     To edit such an object in its file, delete the checksum there.
-
-    Raises:
-      ValueError: the value is not an object, or does not match its checksum.
     """
     if not isinstance(value, dict):
         raise ValueError("it is not an object")
@@ -141,12 +120,7 @@ def checked(value: Any) -> dict[str, Any]:
 class JsonLines:
     """A file of JSON lines to append to. Each line has a checksum, and is written whole or not at all.
 
-    Args:
-      file: the file, which is replaced by a new file with `lines`.
-      lines: the first lines of the new file.
-
-    Raises:
-      OSError: the file cannot be written.
+    The file is replaced by a new one that begins with `lines`.
     """
 
     def __init__(self, file: pathlib.Path, lines: Iterable[dict[str, Any]]):
@@ -155,11 +129,7 @@ class JsonLines:
         self._stream = file.open("ab", buffering=0)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Appends a line.
-
-        Raises:
-          UserError: the line cannot be written; the file is unchanged.
-        """
+        """Appends a line. If it cannot be written, the file is unchanged."""
         data = _encode_line(line)
         length = self._stream.seek(0, os.SEEK_END)
         try:
@@ -185,12 +155,7 @@ def read_json_lines(
 ) -> list[dict[str, Any]]:
     """Reads a file of JSON lines, without their checksums. Leaves out a last line that a killed process cut short.
 
-    Args:
-      file: a file written by `JsonLines`.
-      parse: converts each line, in order, to the value to return; may raise ValueError.
-
-    Raises:
-      UserError: the file cannot be read, or a line is damaged.
+    `parse` converts each line, in order, to the value to return; it may raise ValueError.
     """
     parsed: list[Any] = []
     try:

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from absl import flags
 
+from transformer_flax.console import Progress, counted
 from transformer_flax.data.text_files import DAMAGES, LONGEST, decode_lines, open_text
 from transformer_flax.errors import UserError
 from transformer_flax.files import require_other
@@ -81,13 +82,8 @@ class LineIO:
         """Context manager: empties the output, and prints the count and the rate of the results at the end.
 
         Yields two functions: one writes a result, and one takes the number of lines done, for the progress bar.
-
-        Args:
-          model: the model whose compilations are printed.
-          count: the number of results. None: the number of lines in the input, which must not have been read yet.
+        Without `count`, there are as many results as lines in the input, which must not have been read yet.
         """
-        from transformer_flax.console import Progress, counted
-
         started, written = time.perf_counter(), 0
         if self.name is not None and os.path.isfile(self.name):  # not a pipe
             self.output.truncate(0)

@@ -82,7 +82,6 @@ def main() -> None:
     for name in ("partition", "time_limit", "devices", "sbatch"):
         if flags.FLAGS[name].present and LAUNCHER.value != "slurm":
             raise UserError(f"--{name} needs --launcher=slurm")
-    # After the flags are checked: JAX takes seconds to import.
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for the runs
@@ -128,11 +127,10 @@ def main() -> None:
 def _launcher(recipe: "Recipe") -> "Local | Slurm":
     """Returns the launcher that the flags ask for."""
     from transformer_flax.ablation.local import Local, slots
-    from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_slurm
+    from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm
 
     if LAUNCHER.value == "local":
         return Local(recipe.workdir, slots(JOBS.value or 1, recipe.base.parallel.num_devices), recipe.command)
-    require_slurm()
     options = {}
     for option in SBATCH.value:
         name, equals, value = option.removeprefix("--").partition("=")
@@ -141,9 +139,9 @@ def _launcher(recipe: "Recipe") -> "Local | Slurm":
         recipe.workdir,
         recipe.command,
         at_a_time=JOBS.value or MOST_AT_A_TIME,
-        minutes=TIME_LIMIT.value or 24 * 60,
+        time=TIME_LIMIT.value or 24 * 60,
         partition=PARTITION.value or None,
-        devices=DEVICES.value or None,
+        gpus_per_node=DEVICES.value or None,
         options=options,
     )
 

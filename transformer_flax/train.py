@@ -34,7 +34,6 @@ def main() -> None:
         raise UserError(f"--seeds={','.join(seeds)}: seeds are whole numbers, such as 0,1,2")
     if seeds and "seed" in config_flags.get_override_values(flags.FLAGS["config"]):
         raise UserError("--config.seed has no effect with --seeds: leave one of them out")
-    # After the flags are checked: JAX takes seconds to import.
     from transformer_flax.training.loop import train
     from transformer_flax.training.multihost import joined
     from transformer_flax.training.vectorized_seeds import train_seeds

@@ -16,6 +16,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 from absl import flags
 
 from transformer_flax import cli
@@ -39,7 +40,6 @@ logger = logging.getLogger(__name__)
 def train() -> None:
     """Trains vectors on the text of the config."""
     output, config = pathlib.Path(_required("output", OUTPUT.value)), CONFIG()
-    # After the flags are checked: JAX takes seconds to import.
     from transformer_flax.console import Progress, duration
     from transformer_flax.data.corpus import load_corpus
     from transformer_flax.data.sources import load_pairs
@@ -87,11 +87,7 @@ def train() -> None:
 
 
 def nearest(*words: str) -> None:
-    """Prints the neighbours of words, and warns of each unknown word.
-
-    Raises:
-      UserError: a word was unknown; the message has the number of unknown words.
-    """
+    """Prints the neighbours of words, and warns of each unknown word."""
     vectors = _load()
     unknown = 0
     for word in words or filter(None, map(str.strip, decode_lines(sys.stdin.buffer, "the input"))):
@@ -118,8 +114,6 @@ def plot(*words: str) -> None:
     names = list(words) or [word for word, _ in vectors.words(LEAST.value)[: MOST_FREQUENT.value]]
     if len(names) < 3:
         raise UserError(f"there are {len(names)} words to draw; give at least 3")
-    import numpy as np
-
     from transformer_flax.analysis.plots import plot_plane
 
     plot_plane(names, np.stack([vectors.vector(name) for name in names]), file=output)

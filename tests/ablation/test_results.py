@@ -1,7 +1,6 @@
 """results.jsonl: whole lines, the last of each run, of one base."""
 
 import dataclasses
-import re
 
 import pytest
 
@@ -132,7 +131,6 @@ def spoilt(line: bytes) -> dict[str, bytes]:
         "not UTF-8": b"\xff\n",
         "an empty line": b"\n",
         "a field too few": b'{"variant": "A-h1"}\n',
-        "a list for a text": re.sub(rb'"variant": "[^"]*"', b'"variant": []', re.sub(rb', "crc32": \d+', b"", line)),
     }
 
 

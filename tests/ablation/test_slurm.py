@@ -47,7 +47,7 @@ class Cluster:
         return int(count.read_text()) if count.exists() else 0
 
     def launcher(self, **options) -> Slurm:
-        return Slurm(self.workdir, self.recipe.command, at_a_time=2, minutes=5, options=options)
+        return Slurm(self.workdir, self.recipe.command, at_a_time=2, time=5, options=options)
 
     def queue(self, **states: str) -> None:
         """job_3="RUNNING" is a job of this sweep, with the number 3."""

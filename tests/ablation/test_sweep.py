@@ -149,7 +149,8 @@ def test_seeds_that_are_trained_together_are_runs_of_their_own(config, tmp_path)
     recipe = recipe_of(config, tmp_path / "together")
     recipe.base.steps = 20
     trials = recipe.trials(make_variants(recipe.base, "base"), seeds=2)
-    results = sweep(trials, recipe, make_head(recipe.base, "", ""), InProcess(), together=True)
+    sweep(trials, recipe, make_head(recipe.base, "", ""), InProcess(), together=True)
+    results = read(recipe.workdir / "results.jsonl")[1]
     assert [(result.seed, result.status) for result in results] == [(0, "finished"), (1, "finished")]
     assert results[0].scores["valid"]["loss"] != results[1].scores["valid"]["loss"]
 

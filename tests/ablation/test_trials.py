@@ -9,7 +9,7 @@ from ml_collections import FieldReference
 
 from configs import numbers
 from tests.ablation.test_results import HEAD
-from transformer_flax.ablation.plan import Estimator, assumed_flops, parameters
+from transformer_flax.ablation.plan import Estimator, assumed_flops
 from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.trials import (
@@ -189,7 +189,6 @@ def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
     assumed = Estimator([base], [], rate=1e9)
     assert assumed.measured == 0
     assert assumed.seconds(base) == pytest.approx(assumed_flops(base.variant) / 1e9 / 0.3)
-    assert parameters(base.variant.config) == 700_416  # as training says
     measured = Estimator([base, half, longer], [result(base), result(half, flops=5e8, seconds=5.0)])
     assert measured.flops(longer) == pytest.approx(2e9)
     assert measured.seconds(longer) == pytest.approx(20.0)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import transformer_flax
-from tests.commands.process import refused, run, succeeds
+from tests.commands.process import refused, succeeds
 from transformer_flax.files import read_json_lines
 
 KEYS = {
@@ -105,11 +105,3 @@ def test_a_text_is_not_overwritten_by_its_translations(tmp_path, name):
 )
 def test_what_is_wrong_is_told_in_one_message(arguments, message):
     assert message in refused("evaluate", *arguments)
-
-
-def test_help_tells_of_usage_and_flags():
-    told = run("evaluate", "--help").stdout
-    assert "python -m transformer_flax.evaluate --workdir=runs/base [--split=test]" in told
-    for flag in ("workdir", "average", "split", "source", "reference", "translations", "beam_size"):
-        assert f"  --{flag}:" in told
-    assert "--nbest" not in told

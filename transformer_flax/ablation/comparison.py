@@ -9,7 +9,7 @@ from typing import Any
 
 from transformer_flax.ablation import statistics, table3
 from transformer_flax.ablation.results import CLASSIFYING, FAILED, Result
-from transformer_flax.ablation.statistics import Difference, Estimate
+from transformer_flax.ablation.statistics import Estimate
 from transformer_flax.errors import UserError
 
 SIGNIFICANT = 1 - statistics.CONFIDENCE  # a corrected p-value below this is significant
@@ -35,10 +35,6 @@ class Measure:
     def least(self) -> float:
         """The smallest difference that a table shows."""
         return 10.0**-self.digits
-
-    def mean(self, scores: Sequence[Mapping[str, float]]) -> float:
-        """Returns the mean of several runs, as shown for a variant."""
-        return self.level(statistics.mean([self.of(each) for each in scores]).value)
 
 
 def _perplexity(loss: float) -> float:
@@ -72,7 +68,7 @@ SOURCE_GAIN = Measure(  # for curves only; the paper has no such measure
 class Effect:
     """The difference of a variant from base in one measure."""
 
-    ours: Difference
+    ours: Estimate
     p: float | None  # p-value, corrected for the number of variants
     paper: float | None  # None: not a row of table 3, or not the paper's change on this base
 
@@ -136,14 +132,8 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
     Base is the variant "base", or else a variant that changes nothing, as in a grid. If a run has several results, the
     last one counts. A finished run whose perplexity is not finite counts as failed.
 
-    Args:
-      results: the results of all runs, in any order.
-      config: the config of the sweep's base, flat.
-      score: the measure beside perplexity. Default for classifiers: accuracy. Default for translators: BLEU, or exact
-        match if BLEU is 0 in all runs, as on single words.
-
-    Raises:
-      UserError: there are no results.
+    The default of `score`, the measure beside perplexity, is accuracy for classifiers. For translators it is BLEU, or
+    exact match if BLEU is 0 in all runs, as on single words.
     """
     last = {result.key: _fail_diverged(result) for result in results}
     if not last:

@@ -38,15 +38,10 @@ class Slot:
 
 
 class Local:
-    """Trains jobs as processes on this machine.
+    """Trains jobs as processes on this machine: one at a time in each slot.
 
     These processes end when the sweep's process ends. On Linux this holds even after kill -9: the kernel signals the
     processes, and each finishes its step and saves it.
-
-    Args:
-      workdir: the sweep's working directory.
-      slots: shares of the machine; each trains one job at a time.
-      command: returns the command of a job.
     """
 
     def __init__(self, workdir: pathlib.Path, slots: Sequence[Slot], command: Callable[[Job], list[str]]):
@@ -153,12 +148,7 @@ def last_of(log: pathlib.Path, start: int = 0) -> str:
 
 
 def explain(status: int, said: str) -> str:
-    """Explains in one line why a process has ended; empty if it succeeded.
-
-    Args:
-      status: the process's exit status; negative if a signal killed the process.
-      said: the end of the process's output.
-    """
+    """Explains in one line why a process with this exit status and last output has ended; empty if it succeeded."""
     if status == 0:
         return ""
     if sign := next((sign for sign in OUT_OF_MEMORY if sign in said), None):
@@ -169,8 +159,7 @@ def explain(status: int, said: str) -> str:
     if found:
         return " ".join(message.split())
     if status < 0:
-        known = -status in set(signal.Signals)  # real-time signals have no names
-        return f"ended by {signal.Signals(-status).name if known else f'signal {-status}'}"
+        return f"ended by a signal: {signal.strsignal(-status)}"
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else f"ended with status {status}"
 
@@ -178,14 +167,7 @@ def explain(status: int, said: str) -> str:
 def slots(jobs: int, devices_each: int = 0) -> list[Slot]:
     """Divides the machine's GPUs among jobs, or its cores if it has no GPU.
 
-    If there are more jobs than GPUs, jobs share a GPU.
-
-    Args:
-      jobs: number of jobs at a time, at least 1.
-      devices_each: number of GPUs that each job needs; 0: any.
-
-    Raises:
-      UserError: no GPU is free, or a job would get fewer GPUs than it needs.
+    If there are more jobs than GPUs, jobs share a GPU. A job that needs `devices_each` GPUs (0: any) may not get fewer.
     """
     gpus = _free_gpus()
     if gpus is None:
@@ -209,11 +191,7 @@ def _deal(things: list, hands: int, hand: int) -> list:
 
 
 def _free_gpus() -> list[str] | None:
-    """Returns the GPUs that jobs may use; None if there is no GPU, or the environment hides all GPUs.
-
-    Raises:
-      UserError: other processes use the memory of all GPUs.
-    """
+    """Returns the GPUs that jobs may use; None if there is no GPU, or the environment hides all GPUs."""
     found = [line.split(", ") for line in _query_gpus("index,memory.used,memory.total")]
     if not found:
         return None

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from transformer_flax.ablation.results import RESULTS, Result, read, require_same_base, require_same_variants
 from transformer_flax.ablation.trials import Recipe, Trial, make_jobs
@@ -23,11 +22,6 @@ UTILISATION = 0.3  # assumed share of a large matrix product's rate, until a tri
 TYPICAL_LENGTH = 1 / 4  # length of a typical sentence, as a share of data.max_length
 
 
-def parameters(config: ConfigDict) -> int:
-    """Counts the parameters of a config's model with a vocabulary of `data.vocab_size`."""
-    return sum(count_parameters(model_config(config, config.data.vocab_size)).values())
-
-
 @functools.cache
 def assumed_flops(variant: Variant) -> float:
     """Returns the FLOPs of all training steps, assuming full batches of sentences of typical length. Reads no data."""
@@ -41,10 +35,7 @@ def assumed_flops(variant: Variant) -> float:
 class Estimator:
     """Estimates the cost of trials from the finished trials of the sweep, or else from the machine's rate.
 
-    Args:
-      trials: the sweep's trials.
-      results: the results of trials that have ended.
-      rate: FLOPs a second of a large matrix product on all devices; used if no trial has finished.
+    The rate is the FLOPs a second of a large matrix product on all devices.
     """
 
     def __init__(self, trials: Sequence[Trial], results: Iterable[Result], rate: float = math.nan):
@@ -65,15 +56,9 @@ class Estimator:
 
 
 def measured_rate(dtype: str) -> float:
-    """Measures the FLOPs a second of a large matrix product on all devices.
+    """Measures the FLOPs a second of a large matrix product on all devices; AUTO is the dtype that suits them.
 
     Another process measures, and frees the devices when it ends.
-
-    Args:
-      dtype: the product's type; AUTO for the type that suits the devices.
-
-    Raises:
-      UserError: JAX finds no device.
     """
     program = (
         "import jax, sys; from transformer_flax.training.peak_flops import measured_flops; "
@@ -89,11 +74,7 @@ def measured_rate(dtype: str) -> float:
 
 
 def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> None:
-    """Prints the trials of a sweep, their expected cost, and the commands of the unfinished trials.
-
-    Raises:
-      UserError: the sweep's working directory holds another sweep.
-    """
+    """Prints the trials of a sweep, their expected cost, and the commands of the unfinished trials."""
     file = recipe.workdir / RESULTS
     head, results = read(file) if file.exists() else ({}, [])
     if head:
@@ -115,7 +96,8 @@ def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> Non
     done = {trial: trial.steps if result else trial.progress().step for trial, result in found.items()}
     for trial, result in found.items():
         state = "finished" if result else f"at step {done[trial]:,}" if done[trial] else ""
-        cells = [str(trial), state, f"{parameters(trial.variant.config):,}", f"{trial.steps:,}"]
+        model = model_config(trial.variant.config, trial.variant.config.data.vocab_size)
+        cells = [str(trial), state, f"{sum(count_parameters(model).values()):,}", f"{trial.steps:,}"]
         rows.append([*cells, f"{estimator.flops(trial):.2e}", duration(estimator.seconds(trial))])
     progress = Progress()
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]

@@ -55,21 +55,10 @@ ABOUT_SCORES = (
 
 
 def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path:
-    """Writes `report.md` with its pictures, and `index.html`, which needs no other file.
+    """Writes `report.md` with its pictures, and `index.html`, which needs no other file; returns the former's path.
 
-    The same results, in any order, give the same files.
-
-    Args:
-      results: the results of all runs, finished or failed. If a run has several results, the last one counts.
-      base: the head of the results: "name", "config" (flat), and "sessions", each with its "command", "versions",
-        "hardware" and "commit".
-      folder: the report's folder, created if necessary. Removes an earlier report's pictures that have no data now.
-
-    Returns:
-      The path of `report.md`.
-
-    Raises:
-      UserError: there are no results.
+    The same results, in any order, give the same files. Removes an earlier report's pictures that have no data now.
+    `base` is the head of the results.
     """
     comparison = compare(results, base["config"])
     pictures = figures.draw(comparison)
@@ -107,13 +96,7 @@ def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
 
 
 def as_markdown(comparison: Comparison, base: Mapping[str, Any], pictures: Collection[str]) -> str:
-    """Returns the report as Markdown.
-
-    Args:
-      comparison: the comparison of the variants.
-      base: the head of the results, as for `write`.
-      pictures: names in PICTURES of the pictures that lie beside the report.
-    """
+    """Returns the report as Markdown. `pictures` are the names in PICTURES that lie beside it."""
 
     def shown(*names: str) -> list[str]:
         return [f"![{PICTURES[name]}]({name}.png)" for name in names if name in pictures]

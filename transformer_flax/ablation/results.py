@@ -69,9 +69,6 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
 
     The head gets an entry "sessions": the command, versions, hardware and commit of each session, in order. A last line
     without a newline is ignored: a kill has cut it short.
-
-    Raises:
-      UserError: the file is missing or damaged.
     """
     if not file.exists():
         raise UserError(f"there is no {file}: no sweep has been started there")
@@ -92,13 +89,7 @@ def _session(head: Mapping[str, Any]) -> dict[str, Any]:
 class Journal:
     """The results of a running sweep. Only one process may use the journal.
 
-    Args:
-      file: the results file. If it does not exist, it is created with `head` as its first line. A last line that was
-        cut short is removed.
-      head: the first line, which describes the sweep.
-
-    Raises:
-      UserError: the file has results of another base, or is damaged.
+    If the file does not exist, it is created with `head` as its first line. A last line that was cut short is removed.
     """
 
     def __init__(self, file: pathlib.Path, head: dict[str, Any]):
@@ -127,11 +118,7 @@ class Journal:
 def require_same_variants(
     results: Iterable[Result], changes: Mapping[str, Mapping[str, Any]], file: pathlib.Path
 ) -> None:
-    """Checks that each variant has the same changes as the variant of that name in a results file.
-
-    Raises:
-      UserError: a variant changes other fields now, as after an edit of a --variants file.
-    """
+    """Checks that each variant has the changes that it has in a results file: --variants may have been edited."""
     for result in results:
         now = changes.get(result.variant, result.changes)
         if now != result.changes:
@@ -142,11 +129,7 @@ def require_same_variants(
 
 
 def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: pathlib.Path) -> None:
-    """Checks that two flat configs of a base are equal, except in the fields of MAY_DIFFER.
-
-    Raises:
-      UserError: the configs differ; the message names each field that differs, and the results file.
-    """
+    """Checks that two flat configs of a base are equal, except in the fields of MAY_DIFFER."""
     if different := differences(theirs, ours, MAY_DIFFER):
         lines = "".join(f"\n  {difference}" for difference in different)
         raise UserError(f"{file} is of a sweep of another base:{lines}\nchoose another --workdir")
@@ -182,16 +165,11 @@ def _show(changes: Mapping[str, Any]) -> str:
 
 
 def _parse_line(values: dict[str, Any]) -> Any:
-    """Returns the result of a line; or the line itself, if it is a head or describes a session.
-
-    Raises:
-      ValueError: the line is neither.
-    """
+    """Returns the result of a line; or the line itself, if it is a head or describes a session."""
     if "config" in values or values.keys() == {*SESSION}:
         return values
     try:
         result = Result(**values)
-        hash(result.key)  # a damaged line may have a list there
         # Older versions left the evaluation after the last step out of the seconds.
         return dataclasses.replace(result, seconds=max([result.seconds, *(point[1] for point in result.curve)]))
     except TypeError as error:

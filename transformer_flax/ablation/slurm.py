@@ -38,23 +38,12 @@ logger = logging.getLogger(__name__)
 
 
 class Slurm:
-    """Trains jobs in Slurm, with the methods of `local.Local`; call `require_slurm` first.
+    """Trains jobs in Slurm, with the methods of `local.Local`.
 
     The jobs continue when the sweep ends. A sweep that is started again waits until these jobs have ended, and then
     submits jobs for the unfinished trials. A job that Slurm pre-empts, or that reaches its time limit, saves its step
-    and is requeued.
-
-    Args:
-      workdir: the sweep's working directory, on a file system that the nodes share.
-      command: returns the command of a job.
-      at_a_time: maximum number of jobs at a time.
-      minutes: time limit of a job, in minutes.
-      partition: Slurm's partition; None for the cluster's default.
-      devices: number of GPUs of a job; None for none.
-      options: further options of sbatch, by name; True for an option without a value.
-
-    Raises:
-      UserError: an option is reserved for the sweep.
+    and is requeued. The nodes must share `workdir`. `options` are those of sbatch, by name; True for one without value.
+    `parameters` are options by submitit's names.
     """
 
     def __init__(
@@ -63,13 +52,17 @@ class Slurm:
         command: Callable[[Job], list[str]],
         *,
         at_a_time: int,
-        minutes: int,
-        partition: str | None = None,
-        devices: int | None = None,
         options: dict[str, str | bool],
+        **parameters: Any,
     ):
-        import submitit
-
+        if missing := [program for program in ("sbatch", "srun", "squeue") if shutil.which(program) is None]:
+            raise UserError(
+                f"there is no Slurm here: {missing[0]} is not found; --launcher=local trains on this machine"
+            )
+        try:
+            import submitit
+        except ImportError as error:
+            raise UserError('--launcher=slurm needs submitit: pip install -e ".[slurm]"') from error
         if own := sorted({name.replace("_", "-") for name in options} & set(OWN_OPTIONS)):
             raise UserError(f"--sbatch={own[0]} cannot be set: the sweep finds its jobs by their name; leave it out")
         self.at_a_time, self._command = at_a_time, command
@@ -79,9 +72,7 @@ class Slurm:
         self._executor = submitit.SlurmExecutor(folder, max_num_timeout=REQUEUES)
         self._executor.update_parameters(  # options that are None are left out
             job_name=self._name,
-            time=minutes,
-            partition=partition,
-            gpus_per_node=devices,
+            **parameters,
             array_parallelism=at_a_time,
             signal_delay_s=WARNING,
             additional_parameters={"requeue": True} | options,
@@ -126,11 +117,7 @@ class Slurm:
         return f"they go on in Slurm, and the same command waits for them; scancel --name={self._name} ends them"
 
     def _ask(self) -> bool:
-        """Asks Slurm for the states of the sweep's jobs, at most every POLL seconds.
-
-        Returns:
-          Whether Slurm has answered now.
-        """
+        """Asks Slurm for the states of the sweep's jobs, at most every POLL seconds; returns whether it answered."""
         if time.monotonic() - self._asked < POLL:
             return False
         self._asked = time.monotonic()
@@ -143,20 +130,6 @@ class Slurm:
         jobs = [line.split(maxsplit=2) for line in lines]
         self._states = {number: state for number, state, *name in jobs if name == [self._name]}
         return True
-
-
-def require_slurm() -> None:
-    """Checks that jobs can be submitted to Slurm.
-
-    Raises:
-      UserError: Slurm or submitit is missing.
-    """
-    if missing := [program for program in ("sbatch", "srun", "squeue") if shutil.which(program) is None]:
-        raise UserError(f"there is no Slurm here: {missing[0]} is not found; --launcher=local trains on this machine")
-    try:
-        import submitit  # noqa: F401
-    except ImportError as error:
-        raise UserError('--launcher=slurm needs submitit: pip install -e ".[slurm]"') from error
 
 
 def _problem(stderr: str) -> str:

@@ -16,17 +16,11 @@ LEAST_RANKED = 4  # with fewer values, Fisher's z has no standard error
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A number with its interval."""
+    """A mean, a difference of means or a correlation, with its interval."""
 
     value: float
     interval: tuple[float, float] | None  # None: too few data
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference(Estimate):
-    """The difference of two means."""
-
-    p: float | None  # two-sided, for the null hypothesis of no difference; None: too few data
+    p: float | None = None  # of a difference, two-sided, for the null hypothesis of none; None: too few data
 
 
 def mean(values: Sequence[float]) -> Estimate:
@@ -42,7 +36,7 @@ def mean(values: Sequence[float]) -> Estimate:
     return Estimate(value, (float(low), float(high)))
 
 
-def difference(ours: Sequence[float], base: Sequence[float]) -> Difference:
+def difference(ours: Sequence[float], base: Sequence[float]) -> Estimate:
     """Returns mean(ours) - mean(base) with the interval and the two-sided test of Welch's t.
 
     Welch's test does not assume equal spreads: a row that is hard to train spreads more than base. The test is
@@ -52,12 +46,12 @@ def difference(ours: Sequence[float], base: Sequence[float]) -> Difference:
     """
     value = exact_mean(ours) - exact_mean(base)
     if min(len(ours), len(base)) < 2 or not (np.ptp(ours) or np.ptp(base)):
-        return Difference(value, None, None)
+        return Estimate(value, None)
     with warnings.catch_warnings():  # one side may have no spread
         warnings.simplefilter("ignore", RuntimeWarning)
         welch: Any = scipy.stats.ttest_ind(ours, base, equal_var=False)
     low, high = welch.confidence_interval(CONFIDENCE)
-    return Difference(value, (float(low), float(high)), float(welch.pvalue))
+    return Estimate(value, (float(low), float(high)), float(welch.pvalue))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -78,11 +72,8 @@ def rank_correlation(ours: Sequence[float], theirs: Sequence[float]) -> Estimate
         tanh(atanh(rho) ± 1.96 sqrt((1 + rho^2 / 2) / (n - 3)))
 
     This takes the rows as a sample of possible changes. Resampling the seeds instead would hold the rows fixed, but
-    three seeds are too few to resample.
-
-    Returns:
-      None for fewer than four values, or if all values of one side are equal. The estimate has no interval if the ranks
-      agree fully, or are fully reversed.
+    three seeds are too few to resample. Returns None for fewer than four values, or if all of one side are equal. There
+    is no interval if the ranks agree fully, or are fully reversed.
     """
     if len(ours) < LEAST_RANKED or not (np.ptp(ours) and np.ptp(theirs)):
         return None

@@ -3,11 +3,11 @@
 import contextlib
 import logging
 import pathlib
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from transformer_flax.ablation.comparison import LOG_PERPLEXITY
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator
 from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
@@ -29,25 +29,11 @@ logger = logging.getLogger(__name__)
 
 def sweep(
     trials: Sequence[Trial], recipe: Recipe, head: dict[str, Any], launcher: Local | Slurm, *, together: bool = False
-) -> list[Result]:
+) -> None:
     """Trains the unfinished trials of a sweep, and writes the results and the report.
 
-    First waits for jobs that an earlier sweep, for example a killed one, has left behind.
-
-    Args:
-      trials: the sweep's trials, in the order of training.
-      recipe: the recipe that made the trials.
-      head: the head of the results.
-      launcher: trains the jobs.
-      together: train all unfinished seeds of a variant in one process.
-
-    Returns:
-      All results in the file, including results of other variants of the same base.
-
-    Raises:
-      UserError: the working directory holds another sweep or a running sweep. Or some trials have failed, which is
-        raised once all trials have ended.
-      Interrupted: a signal asked the sweep to end; the same call resumes it.
+    First waits for jobs that an earlier sweep, for example a killed one, has left behind. With `together`, one process
+    trains all unfinished seeds of a variant. If trials fail, a UserError is raised once all have ended.
     """
     with Interruption() as interruption, _claim(recipe.workdir):
         if earlier := launcher.left_behind():
@@ -61,12 +47,10 @@ def sweep(
         changes = {trial.variant.name: trial.variant.changes for trial in trials}
         require_same_variants(journal.results.values(), changes, file)
         failed = _Sweep(trials, recipe, journal, launcher, interruption).run(together=together)
-        results = list(journal.results.values())
-        print(f"report: {write_report(recipe.workdir, journal.head, results)}")
+        print(f"report: {write_report(recipe.workdir, journal.head, list(journal.results.values()))}")
     if failed:
         many = f"{len(failed)} of {len(trials)} runs failed" if len(failed) > 1 else f"a run of {len(trials)} failed"
         raise UserError(f"{many}: {', '.join(map(str, failed))}; the same command tries again")
-    return results
 
 
 def write_report(workdir: pathlib.Path, head: dict[str, Any], results: Sequence[Result]) -> pathlib.Path:
@@ -110,11 +94,7 @@ class _Sweep:
         self._sizes: dict[Trial, int] = {}  # bytes of each metrics file when it was last read
 
     def run(self, *, together: bool) -> list[Trial]:
-        """Trains the unfinished trials; returns the trials that failed.
-
-        Raises:
-          Interrupted: a signal asked the sweep to end.
-        """
+        """Trains the unfinished trials; returns the trials that failed."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._progress)
             self._left = {trial: 0 for trial in self._trials if not self._has_finished(trial)}
@@ -226,10 +206,10 @@ def _show_scores(results: Sequence[Result]) -> str:
     scores = [result.scores["valid"] for result in results]
 
     def mean(name: str) -> float:
-        return sum(each[name] for each in scores) / len(scores)
+        return statistics.fmean(each[name] for each in scores)
 
     if results[0].measures == CLASSIFYING:
         others = f"accuracy {mean('accuracy'):.1%}, macro-F1 {mean('macro_f1'):.1%}"
     else:
         others = f"BLEU {mean('bleu'):.2f}, exact {mean('exact_match'):.1%}"
-    return f"perplexity {LOG_PERPLEXITY.mean(scores):.3f}, {others}"
+    return f"perplexity {statistics.geometric_mean(each['perplexity'] for each in scores):.3f}, {others}"

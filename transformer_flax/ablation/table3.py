@@ -124,11 +124,7 @@ GROUPS = {"all": list(ROWS), "beyond": list(BEYOND), "recipes": list(RECIPES)} |
 
 
 def find(name: str) -> Row:
-    """Returns the row of that name, of table 3 or beyond it.
-
-    Raises:
-      UserError: the name is unknown; the message suggests a similar one.
-    """
+    """Returns the row of that name, of table 3 or beyond it."""
     if name not in ALL:
         hint = f" ({near})" if (near := did_you_mean(name, ALL)) else ""
         raise UserError(
@@ -143,10 +139,7 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
 
     The fields of SCALED (sizes, steps, tokens per batch, warm-up and the learning rate's factor) are multiplied by the
     paper's ratio of the row to its base. So a row means the same on a smaller base. All other fields are absolute. The
-    paper's base gives the paper's values.
-
-    Raises:
-      UserError: a scaled size is not a whole number, or the base's kind of model lacks a field of the row.
+    paper's base gives the paper's values. A scaled size that is not a whole number is refused.
     """
     config = base.copy_and_resolve_references()
     changes = {}
@@ -179,15 +172,11 @@ def is_papers_base(config: Mapping[str, Any]) -> bool:
 
 
 def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
-    """Returns whether a row changes a base in the same direction as in the paper.
+    """Returns whether a row changes a base (flat) in the same direction as in the paper.
 
     A row that sets an absolute field does not always do so. D-drop0.2 has more dropout than the base in the paper, but
     the same as a base with dropout 0.2, and less than a base with 0.3. E replaces sinusoids in the paper, but something
-    else on a base with rotary positions.
-
-    Args:
-      row: a row of table 3.
-      base: the base's flat config. An absolute field that the config lacks counts as the paper's value.
+    else on a base with rotary positions. An absolute field that the base lacks counts as the paper's value.
     """
     for field, papers in PAPER_ABSOLUTE.items():
         if field in row.changes:

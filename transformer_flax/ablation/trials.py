@@ -90,11 +90,7 @@ class Trial:
             return TrialProgress()
 
     def result(self) -> Result | None:
-        """Returns the trial's result, or None if the metrics do not reach the last step.
-
-        Raises:
-          UserError: the working directory holds another run, or a damaged config or tokenizer.
-        """
+        """Returns the trial's result, or None if the metrics do not reach the last step."""
         progress = self.progress()
         splits = {"valid", "test"} if self.variant.config.eval.test else {"valid"}
         if not splits <= progress.scores.keys():
@@ -169,27 +165,17 @@ def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """Makes the trials of a sweep, and the commands that train them.
+    """Makes the trials of a sweep, and the commands that train them."""
 
-    Args:
-      config: the value of --config, including the argument after a colon if there is one.
-      base: the config of --config with `overrides` applied.
-      overrides: flat fields that the command line or the sweep sets for all trials. Fields that refer to other fields
-        of the config must be included. Otherwise such a field would follow a row's changes to the field it refers to.
-      workdir: the sweep's working directory.
-    """
-
-    config: str
-    base: ConfigDict
+    config: str  # the value of --config, with the argument after a colon if there is one
+    base: ConfigDict  # this config with `overrides` applied
+    # Flat fields that the command line or the sweep sets for all trials. They must include fields that refer to other
+    # fields of the config. Otherwise such a field would follow a row's changes to the field it refers to.
     overrides: dict[str, Any]
     workdir: pathlib.Path
 
     def trials(self, variants: Sequence[Variant], seeds: int) -> list[Trial]:
-        """Makes all trials, seed by seed. An interrupted sweep has then trained all variants about equally often.
-
-        Raises:
-          UserError: two variants would share a folder; names that differ only in case count as the same.
-        """
+        """Makes all trials, seed by seed. An interrupted sweep has then trained all variants about equally often."""
         folders, taken = {}, {}
         for variant in variants:
             folder = folder_name(variant.name)
@@ -293,11 +279,8 @@ def folder_name(variant: str) -> str:
 def chosen_dtype(workdir: pathlib.Path, variants: Sequence[Variant]) -> str | None:
     """Returns the `model.dtype` that the sweep has used so far; None if no trial has begun.
 
-    It is the one in the results file or, if that says "auto", the one of the first trial in the order of paths.
-
-    Args:
-      workdir: the sweep's working directory.
-      variants: the sweep's variants; trials of a variant that sets `model.dtype` are ignored.
+    It is the one in the results file or, if that says "auto", the one of the first trial in the order of paths. Ignores
+    trials of a variant that sets `model.dtype`.
     """
     file = workdir / RESULTS
     if file.exists() and (named := read(file)[0]["config"].get("model.dtype", AUTO)) != AUTO:

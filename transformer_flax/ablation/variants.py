@@ -16,7 +16,6 @@ from transformer_flax.model.config import TYPES
 from transformer_flax.training.config_checks import check
 from transformer_flax.training.config_fields import flatten
 
-LARGEST_WHOLE = 1 << 53  # below this, every whole number is exact as a float
 OWN_FIELDS = {  # the sweep sets them for every run
     "seed": "--seeds says how many",
     "name": "each run is named after its variant",
@@ -55,9 +54,6 @@ def make_variants(
       axes: fields with their values, such as `model.dropout=0.0,0.1`; crossed with each other and with the rows.
       file: a TOML file with an entry for each variant: `wide = {model.d_ff = 512}`. An entry may name a `row` to start
         from; the default is base.
-
-    Raises:
-      UserError: a row or field is unknown; or a value has the wrong type or does not fit the base.
     """
     grid = _parse_axes(axes, base)
     starts = [(name, table3.ALL[name], {}) for name in _parse_rows(rows)]
@@ -124,7 +120,7 @@ def _read_entries(file: pathlib.Path, base: ConfigDict) -> list[tuple[str, table
     """Returns the name, row and overrides of each entry of a file of variants."""
     try:
         entries = tomllib.loads(file.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # ValueError: not TOML, or not UTF-8
+    except ValueError as error:  # not TOML, or not UTF-8
         raise UserError(f"{file} is not TOML: {error}; write lines such as wide = {{model.d_ff = 512}}") from error
     starts = []
     for name, entry in entries.items():
@@ -160,7 +156,7 @@ def _value_in(base: ConfigDict, field: str, where: str) -> Any:
 
 def _typed(field: str, value: Any, like: Any, where: str) -> Any:
     """Checks that a value of a file has the base's type, and returns it. A whole number may stand for a float."""
-    if type(like) is float and type(value) is int and abs(value) < LARGEST_WHOLE:
+    if type(like) is float and type(value) is int:
         return float(value)
     if type(like) in PARSERS and type(value) is not type(like):
         raise UserError(f"{where}: {field} is {value!r}; it must be {TYPES[type(like)]}; the base has {like!r}")

@@ -33,19 +33,7 @@ class Cost:
 
 
 def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, utilisation: float, length: int) -> Cost:
-    """Computes the cost of a run.
-
-    Args:
-      config: the run's config.
-      device: the device's name.
-      peak: FLOPs a second of one device.
-      num_devices: number of devices.
-      utilisation: share of the peak that training reaches, above 0.
-      length: number of tokens of every sentence.
-
-    Raises:
-      UserError: the config is invalid, or no batch can hold sentences of this length.
-    """
+    """Computes a run's cost on `num_devices` devices of `peak` FLOPs a second, with sentences of `length` tokens."""
     config = complete_run(config)
     check(config)
     model, data = model_config(config, config.data.vocab_size), config.data
