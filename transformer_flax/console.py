@@ -112,7 +112,9 @@ def counted(count: int, thing: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds as a text: 75 -> "1:15", 3675 -> "1:01:15"."""
+    """Returns seconds as a text: 75 -> "1:15", 3675 -> "1:01:15", 216000 -> "2.5 days"."""
+    if seconds >= 48 * 3600:
+        return f"{seconds / 86_400:,.1f} days"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

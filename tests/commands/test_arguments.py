@@ -72,7 +72,7 @@ def command(monkeypatch):
         # A config that cannot be loaded
         ("--config=configs/multi30.py", "there is no such file; did you mean 'configs/multi30k.py'?"),
         ("--config=configs/x.yaml", "configs/x.yaml cannot be loaded: there is no such file; there are configs/ba"),
-        ("--config=configs/table3.py:A-h17", "table 3 has no row 'A-h17' (did you mean 'A-h1'?"),
+        ("--config=configs/table3.py:A-h17", "there is no row 'A-h17'; did you mean 'A-h1'?"),
         ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
         # Languages
         ("--languages=german", "--languages=german: give the source and the target, as in de-en; set names with a hyp"),

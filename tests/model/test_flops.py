@@ -33,6 +33,7 @@ CONFIGS = {
     "one position": dataclasses.replace(TINY, positions="learned", max_length=1),
     "one in the window": dataclasses.replace(TINY, neighbourhood=1),
     "local": dataclasses.replace(TINY, neighbourhood=3),
+    "even window": dataclasses.replace(TINY, num_layers=1, neighbourhood=4),  # sees 5 keys
     "scanned": dataclasses.replace(TINY, scan_layers=True, remat="layers"),
     "bfloat16": dataclasses.replace(TINY, dtype="bfloat16"),
     "of primes": dataclasses.replace(TINY, vocab_size=2 * 101, num_layers=1, d_ff=103, num_heads=107),

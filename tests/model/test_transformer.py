@@ -282,8 +282,9 @@ def test_a_model_computed_otherwise_is_the_same(name):
 
 
 def test_scanned_layers_have_masks_of_their_own():
-    # Three layers that do nothing but drop: with one mask for all, what one leaves the others would leave too.
-    config = dataclasses.replace(TINY, num_layers=3, dropout=0.5, pre_norm=True, scan_layers=True)
+    # Three layers that do nothing but drop: with one mask for all, what one leaves the others would leave too. The
+    # layers begin with zeros, as sinusoids would bring values and a mask of their own.
+    config = dataclasses.replace(TINY, num_layers=3, dropout=0.5, pre_norm=True, scan_layers=True, positions="relative")
     params = jax.tree_util.tree_map_with_path(
         lambda path, values: np.full_like(values, path[-1].key == "scale"), random_params(config)
     )

@@ -300,6 +300,12 @@ def test_updates_that_are_not_finite_are_left_out_and_end_the_run_after_so_many_
     assert "train/loss" not in metrics[1]
     assert metrics[0]["train/learning_rate"] < metrics[1]["train/learning_rate"] == metrics[2]["train/learning_rate"]
 
+    # Resumed from step 3 without a log at each step, metrics are read while the next step is computed.
+    seldom = {"checkpoint__every": 10, "log__every": 10}
+    with pytest.raises(UserError, match=r"at step 6 the loss is nan.* 5 times in a row"):
+        run("run", **huge | seldom, max_skipped=5)
+    assert [line["step"] for line in read_json_lines(tmp_path / "run/skipped.jsonl")] == [2, 3, 4, 5, 6]
+
 
 def test_a_damaged_checkpoint_is_put_aside_and_the_run_goes_on_from_the_one_before(run, done, tmp_path, capsys):
     expected = final_state(tmp_path / "run", 6)
@@ -360,6 +366,13 @@ def opened(workdir, step):
         data, task = cast(Any, None), cast(Any, TranslationTask)  # which these tests do not use
         with RunWriter(config, workdir, data, task, checkpoints, Progress(), step=step) as writer:
             yield writer
+
+
+def test_a_run_whose_checkpoints_are_gone_begins_anew_with_a_warning(done, tmp_path, capsys):
+    with opened(RunDirectory(tmp_path / "run"), 0):
+        pass
+    said = capsys.readouterr().out
+    assert "WARNING: the run has no checkpoint and begins anew; its metrics up to step 6 are dropped" in said
 
 
 def test_a_run_whose_directory_is_gone_saves_nothing_more(done, tmp_path):

@@ -6,6 +6,7 @@ from tests.disks import files_up_to, snapshot
 from tests.training.small import small_config
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
+from transformer_flax.training.averaging import choose
 from transformer_flax.training.run_directory import RunDirectory
 
 DATA = {"train": "abc", "valid": "def"}
@@ -146,5 +147,15 @@ def test_translations_are_one_line_each(tmp_path):
 
 def test_a_misspelt_directory_is_told_the_one_beside_it(tmp_path):
     (tmp_path / "numbers").mkdir()
-    with pytest.raises(UserError, match=r"there is no directory \S+nmbers; did you mean 'numbers'\?"):
+    with pytest.raises(UserError, match=r"there is no directory \S+nmbers; did you mean '\S+/numbers'\?"):
         RunDirectory(tmp_path / "nmbers").load_config()
+
+
+def test_checkpoints_on_a_disk_that_is_not_mounted_are_not_taken_for_none(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.claim(small_config(), DATA, TOKENIZER)
+    run.checkpoints.symlink_to(tmp_path / "disk/checkpoints")
+    for use in (lambda: run.claim(small_config(), DATA, TOKENIZER), lambda: choose(run.checkpoints, small_config())):
+        with pytest.raises(UserError, match=r"run/checkpoints is a link to \S+disk/checkpoints, which is not there"):
+            use()
+    assert not (tmp_path / "disk").exists()

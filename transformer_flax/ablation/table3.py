@@ -126,11 +126,10 @@ GROUPS = {"all": list(ROWS), "beyond": list(BEYOND), "recipes": list(RECIPES)} |
 def find(name: str) -> Row:
     """Returns the row of that name, of table 3 or beyond it."""
     if name not in ALL:
-        hint = f" ({near})" if (near := did_you_mean(name, ALL)) else ""
-        raise UserError(
-            f"table 3 has no row {name!r}{hint}; its rows are {', '.join(ROWS)}; beyond it there are "
-            f"{', '.join([*BEYOND, *RECIPES])}; groups of rows are {', '.join(GROUPS)}"
-        )
+        known = {each.lower(): each for each in (*GROUPS, *ALL)}
+        exact = f"did you mean {known[name.lower()]!r}?" if name.lower() in known else ""
+        rows = ", ".join((*ALL, *GROUPS))
+        raise UserError(f"there is no row {name!r}; {exact or did_you_mean(name, ALL) or f'there are {rows}'}")
     return ALL[name]
 
 

@@ -60,7 +60,7 @@ def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], fold
     try:
         from ctranslate2.specs import TransformerSpec, common_spec
     except ImportError as error:
-        raise UserError("CTranslate2 is not installed: pip install ctranslate2") from error
+        raise UserError('CTranslate2 is not installed: pip install -e ".[ctranslate2]"') from error
 
     c = config
     spec: Any = TransformerSpec.from_config(

@@ -31,13 +31,18 @@ class Choice(NamedTuple):
             return f"{'the moving average at' if average else 'the parameters of'} step {listed}"
         return f"the mean of the {'moving averages' if average else 'parameters'} at steps {listed}"
 
-    def warning(self, run: pathlib.Path) -> str:
-        """Returns a warning that names the missing checkpoints of a run."""
-        listed = ", ".join(f"{step:,}" for step in self.missing)
-        return (
-            f"{run} has no checkpoint of step {listed}, so the average is of {len(self.steps)} in place of "
-            f"{len(self.steps) + len(self.missing)}"
-        )
+    def warning(self, run: pathlib.Path, count: int) -> str:
+        """Returns a warning if fewer than `count` checkpoints of a run are averaged, else ""."""
+        if self.missing:
+            listed = ", ".join(f"{step:,}" for step in self.missing)
+            of = f"{len(self.steps)} in place of {len(self.steps) + len(self.missing)}"
+            return f"{run} has no checkpoint of step {listed}, so the average is of {of}"
+        if len(self.steps) < count:
+            return (
+                f"{run} is at step {self.steps[-1]:,}, too early for a mean of {count} checkpoints: this is {self}; an "
+                "average of 1, the newest alone, may be better"
+            )
+        return ""
 
 
 def choose(
@@ -49,16 +54,9 @@ def choose(
 ) -> Choice:
     """Chooses the parameters to use from the checkpoints in a directory.
 
-    Args:
-      directory: the directory of the checkpoints.
-      config: the run's config.
-      average: the number of checkpoints to average, which `to_average` chooses; or EMA. None: what the run's final
-        evaluation uses.
-      steps: the step or steps of the checkpoints to average instead. What is read from them is the moving average if
-        `average` is EMA, or None where the run keeps one.
-
-    Raises:
-      UserError: a checkpoint or the moving average does not exist, or `average` or `steps` is invalid.
+    `average` is EMA, or the number of checkpoints to average, which `to_average` chooses. Its default is what the run's
+    final evaluation uses. `steps` names the checkpoints to average instead. The moving average is read from them if
+    `average` is EMA, or if it is None and the run keeps one.
     """
     saved = saved_steps(directory)
     if not saved:
@@ -84,11 +82,8 @@ def choose(
         return Choice(saved[-1:], kind)
     average = int(average)
     choice = to_average(saved, saved[-1], config.checkpoint.every, average)
-    if choice.missing:
-        logger.warning("%s", choice.warning(directory.parent))
-    elif len(choice.steps) < average:
-        early = f"too early for a mean of {average} checkpoints at intervals of {config.checkpoint.every:,}"
-        logger.warning("%s is at step %s, %s: this is %s", directory.parent, f"{saved[-1]:,}", early, choice)
+    if warning := choice.warning(directory.parent, average):
+        logger.warning("%s", warning)
     return choice
 
 
@@ -96,13 +91,10 @@ def to_average(steps: Sequence[int], newest: int, every: int, count: int) -> Cho
     """Chooses the newest step and the `count` - 1 steps before it at the interval, where checkpoints exist.
 
     An older checkpoint does not replace a missing one. The older checkpoint, such as the best one, may be many steps
-    away, and the mean is better without it.
+    away, and the mean is better without it. At the beginning of a run, fewer than `count` are chosen.
 
-    Args:
-      steps: the steps of the existing checkpoints.
-      newest: the step to evaluate. It need not be at the interval, and its checkpoint need not exist yet.
-      every: the interval between checkpoints, in steps.
-      count: the number of checkpoints to choose; fewer are chosen at the beginning of a run.
+    `steps` are those of the existing checkpoints, and `every` is the interval in steps. `newest`, the step to evaluate,
+    need not be at the interval, and its checkpoint need not exist yet.
     """
     before = range((newest - 1) // every * every, 0, -every)[: count - 1][::-1]
     missing = [step for step in before if step not in steps]

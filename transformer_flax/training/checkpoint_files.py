@@ -35,22 +35,18 @@ class UnreadableError(UserError):
 
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
-    """Returns the steps of the checkpoints in a directory, ascending.
-
-    Incomplete checkpoints have other names and are left out.
-    """
+    """Returns the steps of the checkpoints in a directory, ascending. Incomplete checkpoints have other names."""
+    if directory.is_symlink() and not directory.exists():
+        raise UserError(
+            f"{directory} is a link to {directory.readlink()}, which is not there: mount its disk, or put it back"
+        )
     return sorted(int(folder.name) for folder in directory.glob("*") if STEP.fullmatch(folder.name))
 
 
 def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kind: str = "params") -> Any:
-    """Reads only the parameters of a checkpoint, to the first device.
+    """Reads only the parameters of a checkpoint, to the first device. A run may be training in the directory.
 
-    Args:
-      directory: the directory of the checkpoints; a run may be training in it.
-      step: the checkpoint's step, one of `saved_steps`.
-      like: a tree of the parameters' shapes.
-      seed: the run's seed.
-      kind: "params", or EMA for the moving average of the parameters.
+    `like` is a tree of the parameters' shapes. `kind` is "params", or EMA for the moving average of the parameters.
 
     Raises:
       UnreadableError: the checkpoint is damaged, or of another model, step or seed.
@@ -64,13 +60,8 @@ def load_parts(
 ) -> tuple[Any, "Seal"]:
     """Reads a checkpoint to the first device, and checks the checkpoint. Returns the state and its seal.
 
-    Args:
-      directory, step, seed: as in `load_params`.
-      like: the shapes of a state; with `partial`, of some of its parts by name.
-      partial: whether to read only the parts in `like`.
-
-    Raises:
-      UnreadableError: as `load_params` does.
+    `like` has the shapes of a state. With `partial`, it has those of some parts of a state, by name, and only these
+    parts are read. Raises an UnreadableError as `load_params` does.
     """
     context = _own_context()
     context.pytree.loading.partial_load = partial
@@ -159,9 +150,6 @@ def _load_seal(folder: pathlib.Path) -> Seal:
 
     The seal is read directly from Orbax's file. Orbax would also read the description of each array, and TensorStore
     0.1.86 never frees the memory of these descriptions.
-
-    Raises:
-      OSError, ValueError: the seal is damaged or missing.
     """
     metadata = read_json(folder / METADATA).get("custom_metadata")
     if not metadata or zlib.crc32(metadata.get("seal", "").encode()) != metadata.get("crc32"):

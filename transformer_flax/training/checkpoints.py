@@ -28,15 +28,9 @@ HALF = ".orbax-checkpoint-tmp"  # in Orbax's names of incomplete checkpoints
 class Checkpoints:
     """The checkpoints of a run.
 
-    Must be closed; `close` waits for the checkpoint that is still being written. Regular checkpoints are those at the
-    interval; averages use them. `prune` keeps the latest `keep` regular checkpoints. It also keeps the best of all
-    checkpoints by validation score.
-
-    Args:
-      directory: the directory of the checkpoints, with one folder per step.
-      every: the interval between regular checkpoints, in steps.
-      keep: the number of regular checkpoints to keep.
-      seed: the run's seed.
+    Must be closed; `close` waits for the checkpoint that is still being written. Regular checkpoints are those at
+    multiples of `every` steps; averages use them. `prune` keeps the latest `keep` regular checkpoints. It also keeps
+    the best of all checkpoints by validation score.
     """
 
     def __init__(self, directory: pathlib.Path, *, every: int, keep: int, seed: int):
@@ -55,9 +49,8 @@ class Checkpoints:
     def prune(self, newest: int, scores: Mapping[int, float]) -> None:
         """Deletes the checkpoints that are not kept, if the latest checkpoint up to `newest` is a regular one.
 
-        Args:
-          newest: the newest step to consider; later checkpoints stay.
-          scores: the validation score by step, measured with the parameters in that step's checkpoint.
+        Checkpoints after `newest` stay. The score of a step is the validation score of the parameters in its
+        checkpoint.
         """
         from_first(lambda: self._delete_old(newest, scores))  # the other processes wait for the free disk space
 
@@ -77,11 +70,7 @@ class Checkpoints:
                 shutil.rmtree(folder.rename(folder.with_name(f"{step}{HALF}")))
 
     def require_room(self, state: Any, count: int = 1) -> None:
-        """Checks that the disk has space for `count` more checkpoints of this state.
-
-        Raises:
-          UserError: the disk has too little space, or the directory does not exist.
-        """
+        """Checks that the disk has space for `count` more checkpoints of this state."""
         self._require_directory()
         needed = count * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
         free = shutil.disk_usage(self._directory).free
@@ -102,14 +91,10 @@ class Checkpoints:
         return f"the same command resumes from step {saved[-1]:,}" if saved else "the same command begins anew"
 
     def save(self, state: TrainState, totals: Any) -> None:
-        """Starts writing a state in the background.
+        """Starts writing a state, as returned by `Parallel.unreplicate`, in the background.
 
-        Args:
-          state: the state, as returned by `Parallel.unreplicate`.
-          totals: the metrics measured since the last log, as JSON.
-
-        Raises:
-          UserError: the disk has too little space for this checkpoint, or the previous one could not be written.
+        `totals` are the metrics measured since the last log, as JSON. Fails if the previous checkpoint could not be
+        written.
         """
         self.wait()
         self.require_room(state)
@@ -122,20 +107,12 @@ class Checkpoints:
         self._under_way = self._watcher.submit(response.result)
 
     def check(self) -> None:
-        """Checks whether the current write has failed, without waiting for the write.
-
-        Raises:
-          UserError: the checkpoint could not be written.
-        """
+        """Checks whether the current write has failed, without waiting for the write."""
         if self._under_way is not None and self._under_way.done():
             self.wait()
 
     def wait(self) -> None:
-        """Waits until the current checkpoint is written.
-
-        Raises:
-          UserError: the checkpoint could not be written.
-        """
+        """Waits until the current checkpoint is written."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             with self._explaining():
@@ -144,12 +121,8 @@ class Checkpoints:
     def restore(self, like: TrainState, step: int) -> tuple[TrainState, Any]:
         """Restores the state of a step to the first device, with the totals that were saved beside the state.
 
-        Args:
-          like: a tree of the state's shapes.
-          step: the step to restore, one of `steps()`.
-
         Raises:
-          UnreadableError: the checkpoint is damaged, or of another step or seed.
+          UnreadableError: the checkpoint is damaged, or of another model, step or seed.
         """
         state, sealed = load_parts(self._directory, step, like, seed=self._seed)
         return state, sealed.totals
@@ -196,11 +169,7 @@ class Checkpoints:
         return False
 
     def close(self) -> None:
-        """Waits until the current checkpoint is written.
-
-        Raises:
-          UserError: the checkpoint could not be written.
-        """
+        """Waits until the current checkpoint is written."""
         try:
             self.wait()
         finally:

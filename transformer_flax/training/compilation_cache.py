@@ -13,8 +13,7 @@ from transformer_flax.files import cache_root
 def keep_compiled(cache_dir: str) -> pathlib.Path:
     """Enables JAX's compilation cache and returns its directory. An existing setting wins.
 
-    Args:
-      cache_dir: the directory of caches; empty for the default directory.
+    The cache lies in `cache_dir`, the directory of caches; "" is the default directory.
     """
     given = jax.config.values["jax_compilation_cache_dir"]
     if not given:

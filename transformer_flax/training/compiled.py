@@ -42,13 +42,7 @@ NOT_COMPILED = (
 
 
 class Steps:
-    """The training and evaluation steps of a model, compiled for its devices.
-
-    Args:
-      config: the run's config, without the fields in NOT_COMPILED.
-      model: the run's model.
-      parallel: the run's devices.
-    """
+    """The training and evaluation steps of a model, compiled for its devices. NOT_COMPILED are not in `config`."""
 
     def __init__(self, config: ConfigDict, model: nn.Module, parallel: Parallel):
         self.model, self._parallel = model, parallel
@@ -92,14 +86,7 @@ def _steps(config_json: str, model: nn.Module, parallel: Parallel) -> Steps:
 
 
 class Programs:
-    """The model, the compiled steps and the evaluators of a run; the same for every seed.
-
-    Args:
-      config: the run's config.
-      data: the run's data.
-      parallel: the run's devices.
-      progress: shows the evaluators' bars.
-    """
+    """The model, the compiled steps and the evaluators of a run; the same for every seed."""
 
     def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
         self.parallel, self._config, self._data = parallel, config, data

@@ -21,11 +21,7 @@ from transformer_flax.training.wandb_run import require_wandb
 
 
 def check(config: ConfigDict) -> None:
-    """Checks everything that can be checked without reading the text.
-
-    Raises:
-      UserError: a field is invalid; the message names the field.
-    """
+    """Checks everything that can be checked without reading the text."""
     require_run(config)
     check_text(config)
     require = functools.partial(_require, config)
@@ -106,9 +102,6 @@ def check_text(config: ConfigDict) -> None:
     """Checks each field by itself, and the settings of the text and its tokenizer.
 
     The config need not be a run's: it may be one of word vectors.
-
-    Raises:
-      UserError: a field is invalid; the message names the field.
     """
     require_fields(config)
     require = functools.partial(_require, config)
@@ -127,9 +120,8 @@ def _require(config: ConfigDict, name: str, is_valid: bool, requirement: str) ->
 def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
     """Returns the tokenizer of `config.init_from` or `config.data.tokenizer_file`, or None if one must be trained.
 
-    Raises:
-      UserError: the tokenizer cannot be used, or the vocabulary in tokenizer_file does not have config.data.vocab_size
-        tokens. What is reported before the text is read, such as the number of parameters, follows from vocab_size.
+    The vocabulary in tokenizer_file must have config.data.vocab_size tokens. What is reported before the text is read,
+    such as the number of parameters, follows from vocab_size.
     """
     if config.get("init_from"):
         return initial_tokenizer(config)

@@ -157,11 +157,7 @@ def vector_run_config() -> type:
 
 
 def require_run(config: ConfigDict) -> None:
-    """Checks that a config is a run's, not one of word vectors.
-
-    Raises:
-      UserError: the config has no section config.model.
-    """
+    """Checks that a config is a run's, not one of word vectors."""
     if "model" not in config:
         raise UserError(
             "the config has no section config.model; configs/vectors.py is for python -m transformer_flax.vectors train"
@@ -171,13 +167,8 @@ def require_run(config: ConfigDict) -> None:
 def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
     """Checks the names, the types and the ranges of a config's fields, each field by itself.
 
-    Args:
-      config: the config of a run or of word vectors.
-      saved: whether the config is an existing run's, which may have unknown fields. Unknown fields of config.decode
-        are still refused, because the search would not be the same. `make_config` checks the fields of config.model.
-
-    Raises:
-      UserError: a field is unknown, missing, of another type or out of range.
+    The config of a run that is `saved` already may have unknown fields. Unknown fields of config.decode are still
+    refused, because the search would not be the same. `make_config` checks the fields of config.model.
     """
     dataclass = vector_run_config() if "vectors" in config else RunConfig
     _require_fields(config, dataclass, "config", saved=saved)
@@ -203,10 +194,9 @@ def complete(config: ConfigDict) -> ConfigDict:
 
 
 def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields that a saved config lacks because it is older than the fields, with their defaults.
+    """Returns the fields that a saved, flat config lacks because it is older than the fields, with their defaults.
 
-    Args:
-      config: a flat config, such as {"model.dropout": 0.1}. Fields of sections that the config lacks are left out.
+    Fields of sections that the config lacks are left out.
     """
     # Imported here, because commands check their configs before JAX is loaded.
     import transformer_flax.relatives  # noqa: F401 (registers its kinds)
@@ -223,12 +213,9 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
-    """Lists the differences between two flat configs, one per line. A missing field has its default.
+    """Lists the differences between a saved and a current flat config, one per line. A missing field has its default.
 
-    Args:
-      theirs: the saved config.
-      ours: the current config.
-      free: the names, or prefixes of names, of fields that may differ.
+    Fields whose names begin like one of `free` may differ.
     """
     theirs, ours = ({**added_fields(config), **config} for config in (theirs, ours))
     return [

@@ -36,15 +36,6 @@ class Evaluator:
     The source gain shows whether a translator uses its source. It is the log-perplexity of the first 300 targets given
     another sentence's source, minus the log-perplexity given their own source, in nats per token. A language model of
     the target has a source gain of 0.
-
-    Args:
-      name: the split's name.
-      data: the run's data.
-      config: the run's config.
-      eval_step: the compiled step, `(params, batch) -> (sums, counts)`.
-      parallel: places parameters and batches on the devices.
-      task: the run's task.
-      progress: shows progress bars and reports pairs that are cut.
     """
 
     def __init__(
@@ -92,13 +83,11 @@ class Evaluator:
             progress.say(f"{too_long:,} {name} pairs are measured up to their first {limit} tokens")
 
     def __call__(self, params: Any, *, check: Callable[..., None], max_sentences: int = 0) -> Evaluation:
-        """Evaluates parameters.
+        """Evaluates parameters, as returned by `Parallel.unreplicate` or on the host.
 
-        Args:
-          params: the model's parameters, as returned by `Parallel.unreplicate`, or on the host.
-          check: called after every batch. `alone=True` means that, of several processes, only the first has the batch.
-            An exception that `check` raises ends the evaluation.
-          max_sentences: the number of first sentences to translate or classify; 0: all.
+        `check` is called after every batch. `alone=True` means that, of several processes, only the first has the
+        batch. An exception that `check` raises ends the evaluation. Only the first `max_sentences` (0: all) are
+        translated or classified.
         """
         placed = self._parallel.place(params)  # once for all batches, because averages are on the host
         means = self._measure(placed, self._batches, "loss", check).means()

@@ -32,11 +32,7 @@ EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")  # names of w
 
 
 def complete_run(config: ConfigDict) -> ConfigDict:
-    """Returns a run's config with the defaults of missing fields, and the vocabulary size of its `init_from`.
-
-    Raises:
-      UserError: the config is not a run's, or there is no such model.
-    """
+    """Returns a run's config with the defaults of missing fields, and the vocabulary size of its `init_from`."""
     require_run(config)
     config = complete(config)
     if config.init_from:
@@ -45,25 +41,12 @@ def complete_run(config: ConfigDict) -> ConfigDict:
 
 
 def initial_tokenizer(config: ConfigDict) -> Tokenizer:
-    """Returns the tokenizer of the model that `config.init_from` names.
-
-    Raises:
-      UserError: there is no such model.
-    """
+    """Returns the tokenizer of the model that `config.init_from` names."""
     return _load_setup(config)[1]
 
 
 def require_alike(config: ConfigDict, model: ModelConfig) -> None:
-    """Checks that a run's model matches the model it starts from, and that both normalise text in the same way.
-
-    Args:
-      config: the run's config; `config.init_from` names the model to start from.
-      model: the run's model.
-
-    Raises:
-      UserError: the model to start from does not exist, or its fields differ. The message names the flags that make
-        the fields equal.
-    """
+    """Checks that a run's model matches the model it starts from, and that both normalise text in the same way."""
     their_config, _, theirs = _load_setup(config)
     if type(theirs) is not type(model):
         raise UserError(
@@ -100,12 +83,7 @@ def _load_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]
 def load_embeddings(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors | None:
     """Loads the word vectors that `config.embedding_init` names. Returns None if the field is empty.
 
-    Args:
-      config: the run's config.
-      tokenizer: the tokenizer from the file that the config names; None if the config names no file.
-
-    Raises:
-      UserError: the vectors cannot be read, or their tokenizer or size is not the run's.
+    The vectors must belong to `tokenizer`, which is from the file that the config names; None if it names no file.
     """
     if not config.embedding_init:
         return None
@@ -140,14 +118,10 @@ def with_embeddings(params: Any, vectors: Vectors | None, scale: float = 1.0) ->
 
 
 def are_trained(patterns: str, params: Any) -> Any:
-    """Returns a tree of booleans: whether each parameter is trained.
+    """Returns a tree of booleans: whether each parameter is trained. `params` may be their shapes.
 
-    Args:
-      patterns: `config.train_only`, prefixes of parameter names, such as "decoder,embedding" or "*.self_attention".
-      params: a tree of the model's parameters, or of their shapes.
-
-    Raises:
-      UserError: a pattern matches no parameter.
+    `patterns` is `config.train_only`: prefixes of parameter names, such as "decoder,embedding" or "*.self_attention".
+    Each must match a parameter.
     """
     names = jax.tree_util.tree_map_with_path(lambda path, _: ".".join(part.key for part in path), params)
     for pattern in patterns.split(","):

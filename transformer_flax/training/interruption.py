@@ -42,11 +42,7 @@ class Interruption:
         return self.signal is not None
 
     def end(self, where: str) -> NoReturn:
-        """Ends the run, after a signal asked this process or another process of the run to end.
-
-        Raises:
-          Interrupted: always; the message says where the run is.
-        """
+        """Raises Interrupted, after a signal asked this process or another process of the run to end."""
         number = self.signal or signal.SIGTERM
         raise Interrupted(f"stopped by {number.name} {where}", number)
 

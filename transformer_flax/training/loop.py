@@ -29,10 +29,7 @@ PROFILED = slice(20, 25)
 def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = False) -> dict[str, Evaluation]:
     """Trains a run in a working directory. Resumes from the latest checkpoint, if one exists.
 
-    Args:
-      config: the run's config.
-      workdir: the run's working directory.
-      profile: whether to profile some steps, for TensorBoard or Perfetto.
+    With `profile`, some steps are profiled, for TensorBoard or Perfetto.
 
     Returns:
       The last evaluation of each split.
@@ -67,16 +64,9 @@ def fit(
 ) -> Any:
     """Trains from the trainer's current step to the last step, and then evaluates all splits.
 
-    Args:
-      trainer: a `Trainer`, or an object that acts for several trainers.
-      state: the state at the trainer's current step, on the devices.
-      config: the run's config.
-      progress: shows the progress bar.
-      interruption: says when to stop.
-      profile: the directory for the profile of some steps; None for no profile.
-
-    Returns:
-      What `trainer.evaluate` returns after the last step.
+    The trainer is a `Trainer`, or an object that acts for several trainers. The state is at its current step, on the
+    devices. If `profile` names a directory, the profile of some steps is written there. Returns what `trainer.evaluate`
+    returns after the last step.
     """
     step, steps = trainer.start, range(trainer.start + 1, config.steps + 1)
     if not steps:

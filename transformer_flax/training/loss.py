@@ -27,18 +27,12 @@ class TokenLosses(NamedTuple):
 def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float, *, padding: bool = True) -> TokenLosses:
     """Returns the cross-entropy -sum_v q'(v) log p(v), where q'(v) = (1 - smoothing) [v = target] + smoothing u(v).
 
-    u is uniform over the labels (Szegedy et al., 2016, section 7). The labels are all V ids, without the id of padding
-    if there is one. Because q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), where log Z is the log-sum-exp of
-    the logits.
+    The logits are [..., V] and the target is int [...]; `smoothing` is epsilon_ls. u is uniform over the labels
+    (Szegedy et al., 2016, section 7). The labels are all V ids, without id 0 if it is `padding`, as in a vocabulary.
+    Because q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), where log Z is the log-sum-exp of the logits.
 
-    The gradient is written out as softmax(logits) - q'. A gradient derived by JAX would come in parts, each an
-    array [tokens, V], and would be several times as slow.
-
-    Args:
-      logits: [..., V].
-      target: int [...].
-      smoothing: epsilon_ls.
-      padding: whether id 0 is padding, as in a vocabulary.
+    The gradient is written out as softmax(logits) - q'. A gradient derived by JAX would come in parts, each an array
+    [tokens, V], and would be several times as slow.
     """
     return _cross_entropy(logits.astype(jnp.float32), target, smoothing, padding)
 
@@ -111,19 +105,16 @@ def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1, 
 
     The sums are over the target tokens of a batch, without padding. Without a key there is no dropout. sums and counts
     have the same names: "loss" (which training minimises), "nll" (unsmoothed) and "accuracy" (of the teacher-forced
-    next token). With several chunks, only "loss" has a gradient.
+    next token). The model must have a method `features`; `to_logits` makes the logits from its results.
+
+    A batch is split into `chunks` parts, whose logits are computed one after another. `chunks` must divide the rows.
+    With several chunks, only "loss" has a gradient.
 
     With R-Drop (Wu et al., 2021), a call with a key makes two passes with different dropout, and the sums are the mean
     of both passes. The gradient of "loss" is that of the mean loss + r_drop / 2 * "divergence". "divergence" is the
     mean of both Kullback-Leibler divergences. This is half of that paper's equation 4, so gradients are clipped as
     without R-Drop. The value of "loss" leaves the divergence out, so that losses with and without R-Drop can be
-    compared.
-
-    Args:
-      model: must have a method `features`; `to_logits` makes the logits from its results.
-      label_smoothing: epsilon_ls.
-      chunks: the number of parts of a batch whose logits are computed one after another; must divide the rows.
-      r_drop: alpha of R-Drop; 0 for one pass.
+    compared. `r_drop` is that paper's alpha; 0 for one pass.
     """
 
     def sums_of(y, embedding, target):
@@ -168,13 +159,9 @@ def symmetric_divergence(a: jax.Array, b: jax.Array) -> jax.Array:
 def classification_loss(model: nn.Module, label_smoothing: float) -> LossFn:
     """Returns the loss function of classification: `loss_fn(params, batch, key) -> (sums, counts)`.
 
-    The sums are over the rows of a batch. A row's label is the first token of its target; class c is the token
-    NUM_SPECIAL + c. An empty row has no label and is not counted. Without a key there is no dropout. sums and counts
-    have the same names as in `translation_loss`.
-
-    Args:
-      model: returns logits [B, C] for a source [B, S].
-      label_smoothing: epsilon_ls.
+    The model makes logits [B, C] of a source [B, S]. The sums are over the rows of a batch. A row's label is the first
+    token of its target; class c is the token NUM_SPECIAL + c. An empty row has no label and is not counted. Without a
+    key there is no dropout. sums and counts have the same names as in `translation_loss`.
     """
 
     def loss_fn(params, batch, key):

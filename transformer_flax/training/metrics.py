@@ -17,11 +17,7 @@ from transformer_flax.training.multihost import is_first
 
 
 class Meter:
-    """Running sums and counts, divided once, and the speed of the training steps alone.
-
-    Args:
-      totals: the totals of another meter, to continue from.
-    """
+    """Running sums and counts, divided once, and the speed of the training steps alone. May continue from `totals`."""
 
     def __init__(self, totals: dict[str, dict[str, float]] | None = None):
         totals = totals or {"sums": {}, "counts": {}}
@@ -73,23 +69,16 @@ class Meter:
 
 
 class StepLines:
-    """A file of JSON lines, each with its step. Only the first process writes.
-
-    Args:
-      file: the file; lines of steps after `step` are removed.
-      step: the step to resume from.
-    """
+    """A file of JSON lines, each with its step. Only the first process writes. Lines after `step` are removed."""
 
     def __init__(self, file: pathlib.Path, step: int):
-        self.kept = [line for line in read_json_lines(file) if line["step"] <= step] if file.exists() else []
+        lines = read_json_lines(file) if file.exists() else []
+        self.kept = [line for line in lines if line["step"] <= step]
+        self.dropped = [line for line in lines if line["step"] > step]
         self._lines = JsonLines(file, self.kept) if is_first() else None
 
     def write(self, line: dict[str, Any]) -> None:
-        """Appends a line.
-
-        Raises:
-          UserError: the line cannot be written, for example because the disk is full.
-        """
+        """Appends a line."""
         if self._lines:
             self._lines.write(line)
 
@@ -101,12 +90,8 @@ class StepLines:
 class MetricsWriter:
     """A writer of scalars to `metrics.jsonl` and to TensorBoard events beside it.
 
-    Args:
-      file: the file of JSON lines, see `StepLines`. The run's time resumes from the last line that is kept.
-      step: the step that training starts from.
-      score: the name of the validation score. `scores` holds the score by step, of the evaluations during training that
-        averaged no checkpoints.
-      send: called with each line, too.
+    Training starts from `step`. The run's time resumes from the last line that is kept; see `StepLines`. `score` is the
+    name of the validation score. `send` is called with each line, too.
     """
 
     def __init__(
@@ -119,10 +104,10 @@ class MetricsWriter:
     ):
         self._send = send
         self._lines = StepLines(file, step)
-        kept = self._lines.kept
+        kept, self.dropped = self._lines.kept, self._lines.dropped
         self._written: set[tuple[int, str, bool]] = set()
         self.validation_losses: dict[int, float] = {}  # by step, of evaluations during training
-        self.scores: dict[int, float] = {}
+        self.scores: dict[int, float] = {}  # by step, of those evaluations that averaged no checkpoints
         self._score = f"valid/{score}"
         for line in kept:
             self._note(line["step"], line)
@@ -145,11 +130,7 @@ class MetricsWriter:
         return (step, prefix, final) in self._written
 
     def write(self, step: int, prefix: str, values: dict[str, float]) -> None:
-        """Writes {prefix/name: value} at a step, with the seconds so far.
-
-        Raises:
-          UserError: the values cannot be written, for example because the disk is full.
-        """
+        """Writes {prefix/name: value} at a step, with the seconds so far."""
         named = {f"{prefix}/{name}": float(value) for name, value in values.items()}
         line = {"step": step, "seconds": round(self.seconds, 2), **named}
         self._send(line)

@@ -58,12 +58,7 @@ class _Group:
             raise
 
     def wait_for(self, key: str, seconds: float = float("inf"), meanwhile: Callable[[], None] = lambda: None) -> Any:
-        """Waits until a key has a value, and returns the value.
-
-        Args:
-          key: the key.
-          seconds: the longest time to wait.
-          meanwhile: called every second while waiting.
+        """Waits until a key has a value, and returns the value. Calls `meanwhile` every second while waiting.
 
         Raises:
           TimeoutError: the key has no value after this time.
@@ -156,16 +151,9 @@ def joined(
 ) -> Iterator[None]:
     """Context manager: joins this process to a group. Must be entered before anything else uses JAX's devices.
 
-    When one process of the group dies, all processes end. The arguments can be left out where the processes are
-    started by Slurm, Open MPI, Kubernetes or on TPUs.
-
-    Args:
-      coordinator: HOST:PORT, an address of the first process, with a free port.
-      num_processes: the number of processes.
-      process_id: the index of this process, from 0.
-
-    Raises:
-      UserError: an argument is invalid, or was left out and could not be found.
+    When one process of the group dies, all processes end. `coordinator` is HOST:PORT, an address of the first process,
+    with a free port. `process_id` counts from 0. The arguments can be left out where the processes are started by
+    Slurm, Open MPI, Kubernetes or on TPUs.
     """
     global _group
     if coordinator is not None and not coordinator.rpartition(":")[2].isdecimal():
@@ -249,14 +237,8 @@ def share() -> tuple[int, int]:
 def from_first(make: Callable[[], Any], check: Callable[[], None] = lambda: None) -> Any:
     """Calls `make` in the first process and returns its result, a JSON value, in all processes.
 
-    The other processes wait as long as `make` takes.
-
-    Args:
-      make: called only in the first process.
-      check: called in the other processes while they wait; see `stop_asked`.
-
-    Raises:
-      UserError, Interrupted: in all processes, if `make` raises it.
+    The other processes wait as long as `make` takes, and call `check` while they wait; see `stop_asked`. If `make`
+    raises a UserError or Interrupted, all processes raise it.
     """
     if _group is None:
         return make()
@@ -283,10 +265,8 @@ def from_first(make: Callable[[], Any], check: Callable[[], None] = lambda: None
 def first_ahead(make: Callable[[], Any]) -> Any:
     """Calls `make` in the first process, and then in the other processes. All processes return together.
 
-    The other processes find what the first process has written.
-
-    Raises:
-      UserError, Interrupted: in all processes, if `make` raises it in the first.
+    The other processes find what the first process has written. If `make` raises a UserError or Interrupted in the
+    first process, all processes raise it.
     """
     made = []
     from_first(lambda: made.append(make()))

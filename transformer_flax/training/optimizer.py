@@ -172,11 +172,7 @@ def keeps_average(config: ConfigDict) -> bool:
 
 
 def make_average(config: ConfigDict) -> Average | None:
-    """Returns the average that a run with this config keeps, or None.
-
-    Raises:
-      UserError: the run would keep two averages.
-    """
+    """Returns the average that a run with this config keeps, or None."""
     if config.optimizer.name != SCHEDULE_FREE:
         return exponential(config.ema_decay) if config.ema_decay else None
     if config.ema_decay:

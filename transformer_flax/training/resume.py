@@ -29,22 +29,12 @@ def resume_or_begin(
 ) -> tuple[Any, list[Any], int]:
     """Restores the newest checkpoints that can be read, or begins anew. Puts damaged and later checkpoints aside.
 
+    `runs` are the checkpoints of each run; usually of one run. Runs that are trained together save for the first time
+    at the step `first`, and `combine` makes one state of the states of all. `labels` are the prefixes of their
+    messages.
+
+    Returns the state to train from, on the devices; the totals saved with each run's state; and the step of the state.
     The restored states are freed when this function returns. Otherwise, a device would hold each state twice.
-
-    Args:
-      programs: the programs of the runs.
-      runs: the checkpoints of each run; usually of one run.
-      seeds: the seed of each run.
-      progress: prints the step to resume from, and warnings.
-      labels: the prefix of each run's messages.
-      first: the first step at which runs that are trained together save.
-      combine: combines the states of all runs into one state.
-
-    Returns:
-      The state to train from, on the devices; the totals saved with each run's state; and the step of the state.
-
-    Raises:
-      UserError: no checkpoint can be read, or a run is too far ahead of the others.
     """
     like = jax.eval_shape(lambda: programs.init(0))
     for checkpoints in runs:
@@ -82,9 +72,8 @@ def resume_or_begin(
 def _common_steps(runs: Sequence[Checkpoints], first: int) -> list[int]:
     """Returns the steps for which all runs have a checkpoint, newest first.
 
-    Raises:
-      UserError: a run is further ahead than runs that are trained together can be. So this run was trained alone, and
-        its later checkpoints must not be lost.
+    Refuses a run that is further ahead than runs that are trained together can be. This run was trained alone, and its
+    later checkpoints must not be lost.
     """
     steps = [checkpoints.steps() for checkpoints in runs]
     common = sorted(set.intersection(*map(set, steps)), reverse=True)

@@ -58,14 +58,8 @@ class RunDirectory:
     def check(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None = None) -> None:
         """Checks that the directory is free for this run or holds this run already. Changes nothing.
 
-        Args:
-          config: the run's config.
-          fingerprints: the fingerprints of the run's data, by name.
-          tokenizer: the tokenizer given to the run; None accepts any tokenizer in the directory.
-
-        Raises:
-          UserError: the directory holds a run with another config, other data or another tokenizer, a run that is
-            longer, or something else.
+        `fingerprints` are those of the run's data, by name. Without a tokenizer, any tokenizer in the directory is
+        accepted.
         """
         if self.params_file.exists():
             raise UserError(
@@ -84,9 +78,6 @@ class RunDirectory:
 
         config.json claims the directory, so it is written first. A process that is killed before leaves nothing. A
         process that is killed after leaves a run without a tokenizer, and the tokenizer is then made again.
-
-        Raises:
-          UserError: as `check` does.
         """
         self.check(config, fingerprints, tokenizer)
         known = self._load_run()["data_fingerprints"] if self.config_file.exists() else {}
@@ -103,11 +94,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Context manager: no other process can train in the directory. A killed process leaves no lock behind.
-
-        Raises:
-          UserError: another process trains in the directory.
-        """
+        """Context manager: no other process can train in the directory. A killed process leaves no lock behind."""
         if not is_first():  # the first process holds the lock for all processes
             yield
             return
@@ -142,11 +129,7 @@ class RunDirectory:
         return self._load_run()["data_fingerprints"]
 
     def load_tokenizer(self) -> Tokenizer:
-        """Returns the run's tokenizer.
-
-        Raises:
-          UserError: the tokenizer cannot be read, or has changed since the run was made.
-        """
+        """Returns the run's tokenizer, which must not have changed since the run was made."""
         tokenizer = Tokenizer.load(self.tokenizer_file)
         if self.config_file.exists():
             known = self._load_run().get("tokenizer_crc32")  # None if a user has removed the entry
@@ -181,11 +164,7 @@ class RunDirectory:
         return file
 
     def load_translations(self, split: str) -> list[str]:
-        """Reads the translations of a split after the last step at which `save_outputs` wrote them.
-
-        Raises:
-          UserError: there are no translations of this split, or their file cannot be read.
-        """
+        """Reads the translations of a split after the last step at which `save_outputs` wrote them."""
         ending = self._outputs_file("translations", split, 0).name.removeprefix("0")
         found = [file.name.removesuffix(ending) for file in (self.path / "translations").glob(f"*{ending}")]
         steps = [int(step) for step in found if step.isdecimal()]  # "5.test" is of another split
@@ -200,7 +179,7 @@ class RunDirectory:
 
     def _load_run(self) -> dict:
         if not self.path.is_dir():
-            hint = did_you_mean(self.path.name, [path.name for path in self.path.parent.glob("*/")])
+            hint = did_you_mean(str(self.path), map(str, self.path.parent.glob("*/")))
             raise UserError(f"there is no directory {self.path}{hint and f'; {hint}'}")
         if not self.config_file.exists():
             runs = sorted(str(file.parent) for file in self.path.glob(f"*/{self.config_file.name}"))

@@ -27,16 +27,8 @@ SAMPLES = 3  # outputs printed at an evaluation
 class RunWriter:
     """The writer of one run's files, which also prints messages. A context manager: closes the files at its end.
 
-    Args:
-      config: the run's config.
-      directory: the run's working directory, claimed and locked.
-      data: the run's data.
-      task: the run's task.
-      checkpoints: the run's checkpoints.
-      progress: prints the messages.
-      step: the step to resume from. Lines of later steps are removed from the files.
-      totals: the totals saved with the checkpoint of `step`.
-      label: the prefix of every message.
+    The directory must be claimed and locked. The run resumes from `step`: lines of later steps are removed from the
+    files. `totals` are those saved with the checkpoint of `step`. Every message begins with `label`.
     """
 
     def __init__(
@@ -60,6 +52,9 @@ class RunWriter:
             directory.metrics_file, step, score=task.score, send=lambda line: self._wandb.send(line)
         )
         self._skipped = StepLines(directory.skipped_file, step)
+        if not step and self._metrics.dropped:  # killed before its first checkpoint, or its checkpoints are gone
+            last = max(line["step"] for line in self._metrics.dropped)
+            self.say(f"WARNING: the run has no checkpoint and begins anew; its metrics up to step {last:,} are dropped")
         self._wandb = WandbRun(config, directory, self.say)  # last, so that no later failure here leaves it open
 
     def __enter__(self) -> "RunWriter":
@@ -93,8 +88,7 @@ class RunWriter:
     def read(self, metrics: Metrics, step: int) -> None:
         """Adds the metrics of a step, on the host, to the meter. A skipped batch is reported and written instead.
 
-        Raises:
-          UserError: too many updates in a row were not finite.
+        Ends the run if config.max_skipped updates in a row were not finite.
         """
         if not metrics.skipped_in_a_row:
             self.meter.add(metrics.sums, metrics.counts)
@@ -136,11 +130,7 @@ class RunWriter:
         self.checkpoints.prune(newest, self._metrics.scores)
 
     def save(self, state: TrainState, *, must: bool = False) -> None:
-        """Starts writing a checkpoint of a state, as returned by `Parallel.unreplicate`. For `must`, see `writing`.
-
-        Raises:
-          UserError: this or the previous checkpoint cannot be written, or the working directory is gone.
-        """
+        """Starts writing a checkpoint of a state, as returned by `Parallel.unreplicate`. For `must`, see `writing`."""
         with self.writing(must=must):
             # checkpoints/ may exist even if the working directory was moved: Orbax creates it again while it writes.
             if not self._directory.config_file.exists():
@@ -168,8 +158,8 @@ class RunWriter:
                 aside = self.checkpoints.put_aside(error.step, "damaged")
                 self.say(f"WARNING: {error}; it is put aside as {aside.name}")
                 continue
-            if choice.missing:
-                self.say(f"WARNING: {choice.warning(self._directory.path)}")
+            if warning := choice.warning(self._directory.path, count):
+                self.say(f"WARNING: {warning}")
             return averaged, choice
 
     def keep(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:

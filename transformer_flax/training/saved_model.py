@@ -53,7 +53,6 @@ def load_model(
     """Loads the model of a run or of an exported folder. Nothing in the folder is executed or unpickled.
 
     Args:
-      workdir: the run's working directory, or the exported folder.
       average: the number of checkpoints to average, or "ema". None: what the run's final evaluation uses.
       steps: the step or steps of the checkpoints to average instead; `choose` says what is read from them.
 
@@ -86,11 +85,7 @@ def _load_chosen(place: RunDirectory, config: ConfigDict, like: Any, **which: An
 
 
 def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
-    """Reads the config, the tokenizer and the model's config of a run, and checks them.
-
-    Raises:
-      UserError: the run does not exist or cannot be read.
-    """
+    """Reads the config, the tokenizer and the model's config of a run, and checks them."""
     config, tokenizer = place.load_config(), place.load_tokenizer()
     try:
         require_run(config)
@@ -104,13 +99,7 @@ def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]
 def save_params(file: pathlib.Path, params: Any, origin: str) -> None:
     """Writes parameters in float32, with names such as "encoder_0.self_attention.query.kernel".
 
-    Args:
-      file: the file to write.
-      params: the parameters.
-      origin: which checkpoints the parameters are from. The file's metadata contain it, and a checksum.
-
-    Raises:
-      OSError: the file cannot be written.
+    The file's metadata contain a checksum and `origin`: which checkpoints the parameters are from.
     """
     arrays = _arrays(params)
     metadata = {"parameters": origin, "crc32": str(checksum(arrays))}
@@ -120,12 +109,7 @@ def save_params(file: pathlib.Path, params: Any, origin: str) -> None:
 def load_params_file(file: pathlib.Path, like: Any) -> tuple[Any, str]:
     """Reads a file of `save_params`: the parameters, and which checkpoints they are from.
 
-    Args:
-      file: the safetensors file.
-      like: a tree of the shapes of the model's parameters.
-
-    Raises:
-      UserError: the file is damaged or of another model.
+    `like` is a tree of the shapes of the model's parameters.
     """
     try:
         with safetensors.safe_open(file, framework="numpy") as opened:

@@ -54,14 +54,7 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
     """Returns a completed and checked copy of a run's config, in which the type "auto" is resolved.
 
     If a working directory already holds a run, "auto" becomes that run's type. Otherwise, "auto" becomes the type that
-    suits the device.
-
-    Args:
-      config: the run's config.
-      workdirs: the working directories of the run and of the runs that are trained with it.
-
-    Raises:
-      UserError: a field has a wrong value, and the message names the field; or a directory's run cannot be read.
+    suits the device. Runs that are trained together have several working directories.
     """
     config = complete_run(config)
     check(config)
@@ -77,16 +70,7 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
 
 
 def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Parallel:
-    """Returns the devices of a checked config. Prints the model's size and the devices.
-
-    Args:
-      config: the run's config.
-      progress: prints the messages.
-      note: text to print after the devices.
-
-    Raises:
-      UserError: as `make_parallel` does.
-    """
+    """Returns the devices of a checked config. Prints the model's size and the devices, followed by `note`."""
     model = model_config(config, config.data.vocab_size)
     compiled = keep_compiled(config.data.cache_dir)
     parallel = make_parallel(
@@ -135,11 +119,8 @@ def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sou
 def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:
     """Reads the text, makes the tokenizer, corpora and batches, and then claims the working directory for the run.
 
-    With several processes, the first process does this first. The other processes then read what it has written.
-
-    Raises:
-      UserError: the text is refused, the working directory holds another run, or the processes do not share the config
-        and the working directory.
+    With several processes, the first process does this first. The other processes then read what it has written, so all
+    must have the same config and see the same working directory.
     """
     index, size = share()
     if from_first(config.to_json) != config.to_json():
@@ -244,11 +225,7 @@ def _bpe_dropout(
 
 
 def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
-    """Returns the classes that the targets of the train split name; None if the model does not classify.
-
-    Raises:
-      UserError: there is only one class, or not config.model.num_classes classes.
-    """
+    """Returns the classes that the targets of the train split name; None if the model does not classify."""
     if not find_kind(config.model.kind).classifies:
         return None
     classes = Classes.of(pairs)

@@ -34,16 +34,11 @@ class Parallel:
     With `shard_params`, each device keeps a shard of the parameters, of the optimizer's moments and of the moving
     average (Rajbhandari et al., 2020, ZeRO, stage 3). A step gathers the parameters to compute the loss, scatters the
     sums of the gradients, and updates each shard on its device.
-
-    Args:
-      devices: the devices of all processes.
-      shard_params: whether to shard the parameters.
-      row_axis: the axis of a batch's arrays that counts the rows.
     """
 
-    devices: tuple[jax.Device, ...]
+    devices: tuple[jax.Device, ...]  # of all processes
     shard_params: bool = False
-    row_axis: int = 0
+    row_axis: int = 0  # the axis of a batch's arrays that counts the rows
     axis_name: ClassVar[str | None] = None  # the mapped axis over which the step must sum; None if XLA inserts the sums
 
     @property
@@ -182,9 +177,7 @@ def divide_cpu(count: int) -> None:
 def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_chunks: int = 1) -> Parallel:
     """Returns the devices that `config.parallel` specifies.
 
-    Raises:
-      UserError: the mode cannot shard parameters or use several processes, the machine has too few devices, or
-        `rows_multiple_of` does not divide among the devices, accumulation steps and chunks of the loss.
+    `rows_multiple_of` must divide among the devices, the accumulation steps and the chunks of the loss.
     """
     if config.shard_params and config.mode == "pmap":
         raise UserError(
@@ -213,11 +206,7 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
 
 
 def _check_processes(config, devices: list[jax.Device]) -> None:
-    """Checks that several processes can use these devices as `config.parallel` specifies.
-
-    Raises:
-      UserError: the processes cannot.
-    """
+    """Checks that several processes can use these devices as `config.parallel` specifies."""
     if config.mode == "pmap":
         raise UserError("config.parallel.mode is 'pmap', which is for one process; several need 'jit'")
     if config.num_devices not in (0, len(devices)):

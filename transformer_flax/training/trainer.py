@@ -35,11 +35,7 @@ def open_trainer(
     progress: Progress,
     interruption: Interruption,
 ) -> Iterator[tuple["Trainer", TrainState]]:
-    """Context manager: resumes or begins a run, and yields its trainer and its state on the devices.
-
-    Raises:
-      UserError: another process trains in the directory, or the checkpoints cannot be read.
-    """
+    """Context manager: resumes or begins a run, and yields its trainer and its state on the devices."""
     with (
         directory.lock(),
         contextlib.closing(Checkpoints(directory.checkpoints, seed=config.seed, **config.checkpoint)) as checkpoints,
@@ -52,16 +48,9 @@ def open_trainer(
 
 
 class Trainer:
-    """The trainer of one run.
+    """The trainer of one run, which resumes from the step `start`.
 
-    Args:
-      config: the run's config.
-      data: the run's data.
-      programs: the run's programs.
-      writer: writes the run's files.
-      interruption: ends an evaluation when a signal asks for it.
-      start: the step to resume from.
-      runs_at_once: the number of runs that share the devices.
+    `interruption` ends an evaluation when a signal asks for it. `runs_at_once` is the number of runs on these devices.
     """
 
     def __init__(
@@ -98,11 +87,7 @@ class Trainer:
         return [k + 1 for k in self.data.train.first_of_each_shape()]
 
     def read(self, metrics: Metrics, step: int) -> None:
-        """Waits for the metrics of a step and adds them to the meter.
-
-        Raises:
-          UserError: too many updates in a row were not finite.
-        """
+        """Waits for the metrics of a step and adds them to the meter."""
         self.writer.read(self._parallel.unreplicate(jax.device_get(metrics)), step)
 
     def add_time(self, step: int, seconds: float) -> None:
@@ -151,10 +136,8 @@ class Trainer:
             shown = [f"loss {means['loss']:.3f}", f"ppl {means['perplexity']:.2f}", *shown]
         if "mfu" in rates:
             self._steps_per_second = rates["steps_per_second"]
-            shares = f"{rates['mfu']:.0%} of a product's rate"
-            if "mfu_data_sheet" in rates:
-                shares += f", {rates['mfu_data_sheet']:.0%} of the data sheet's"
-            shown += [f"{rates['tokens_per_second']:,.0f} tokens/s", shares]
+            sheet = f" ({rates['mfu_data_sheet']:.0%} of the data sheet's peak)" if "mfu_data_sheet" in rates else ""
+            shown += [f"{rates['tokens_per_second']:,.0f} tokens/s", f"MFU {rates['mfu']:.0%}{sheet}"]
             shown += [f"{self._steps_per_second:.2f} steps/s", f"{duration(self.seconds_left(step) or 0)} left"]
         self.writer.row(f"step {step:>7,}/{self.config.steps:,}", shown, cut=True)  # the bar also shows the time left
 
@@ -177,11 +160,7 @@ class Trainer:
         self.writer.prune(max(self.writer.checkpoints.steps(), default=0))
 
     def require_saved(self, state: TrainState, step: int) -> None:
-        """Waits until the checkpoint of a step is written. Writes it if config.on_write_failure ignored a failure.
-
-        Raises:
-          UserError: the checkpoint cannot be written.
-        """
+        """Waits until the checkpoint of a step is written. Writes it if config.on_write_failure ignored a failure."""
         self.wait(must=True)
         if step not in self.writer.checkpoints.steps():
             self.save(state, must=True)
@@ -198,8 +177,7 @@ class Trainer:
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> dict[str, Evaluation]:
         """Evaluates the validation split or, after the last step, all splits. Writes and prints the results.
 
-        Raises:
-          Interrupted: the run was asked to end. A resumed run repeats this evaluation.
+        Raises Interrupted if the run was asked to end. A resumed run repeats this evaluation.
         """
         params, choice = self._evaluated_params(state, step, last)
         self.writer.say(f"evaluating {choice}")

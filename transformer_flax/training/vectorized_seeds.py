@@ -18,7 +18,7 @@ from transformer_flax.training.compiled import Programs
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.fine_tuning import complete_run
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.loop import fit, train
+from transformer_flax.training.loop import fit
 from transformer_flax.training.multihost import share
 from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
@@ -42,8 +42,6 @@ def train_seeds(
     check_seeds(config, seeds)
     configs = [ConfigDict({**config.to_dict(), "seed": seed}) for seed in seeds]
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
-    if len(seeds) == 1:
-        return [train(configs[0], directories[0].path, profile=profile)]
     configs = [checked_config(each, *directories) for each in configs]
     with Progress() as progress, contextlib.ExitStack() as stack:
         parallel = set_up_devices(configs[0], progress, f", {len(seeds)} seeds at once")
@@ -161,11 +159,7 @@ def stack_trees(trees: Sequence[Any]) -> Any:
 
 
 def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
-    """Checks that runs of `config` with these seeds can be trained together.
-
-    Raises:
-      UserError: the seeds cannot be trained together.
-    """
+    """Checks that runs of `config` with these seeds can be trained together."""
     if len(set(seeds)) < len(seeds) or not seeds:
         raise UserError(f"--seeds={','.join(map(str, seeds))}: name different seeds, such as 0,1,2")
     if len(seeds) == 1:

@@ -15,11 +15,7 @@ from transformer_flax.training.run_directory import RunDirectory
 
 
 def require_wandb() -> Any:
-    """Imports wandb.
-
-    Raises:
-      UserError: wandb cannot be imported.
-    """
+    """Imports wandb."""
     try:
         import wandb
 
@@ -34,12 +30,8 @@ def require_wandb() -> Any:
 class WandbRun:
     """A run in Weights & Biases. A resumed run keeps its id, which is stored in `wandb.json`.
 
-    Failures never end the training. The first failure is printed, and then nothing more is sent.
-
-    Args:
-      config: the run's config. `config.log.wandb` names the project; if it is empty, nothing is sent.
-      directory: the run's working directory.
-      say: prints a line.
+    `config.log.wandb` names the project; if it is empty, nothing is sent. Failures never end the training. The first
+    failure is printed, and then nothing more is sent.
     """
 
     def __init__(self, config: ConfigDict, directory: RunDirectory, say: Callable[[str], None]):
