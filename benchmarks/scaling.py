@@ -63,9 +63,8 @@ def softmax_of(score: ScoreFunction, d_k: int, keys: int) -> dict[str, float]:
 def learn(config, data: Data, compatibility: str, d_k: int) -> dict[str, list[float]]:
     """Trains a small model with each seed.
 
-    Returns:
-      For each seed, the norm of the loss's gradient with respect to all W^Q and W^K before the first update, and the
-      loss in nats a token over the last tenth of the updates.
+    Returns for each seed the norm of the loss's gradient with respect to all W^Q and W^K before the first update, and
+    the loss in nats a token over the last tenth of the updates.
     """
     config = config.copy_and_resolve_references()
     config.model.update(compatibility=compatibility, d_k=d_k)

@@ -59,7 +59,6 @@ class Batches(abc.ABC):
     batch of an epoch may have empty rows.
 
     Args:
-      corpus: the tokenised pairs.
       tokens_per_batch: the maximum number of slots on each side.
       rows_multiple_of: divides the number of rows.
       data_seed: determines the order of shapes.
@@ -67,9 +66,6 @@ class Batches(abc.ABC):
       text: returns the pairs of an epoch; no sentence may be longer than in `corpus`. None: `corpus` in every epoch.
       share: (i, n) makes the i-th of n equal parts of each batch's rows, so that n hosts make one batch together. n
         must divide `rows_multiple_of`.
-
-    Raises:
-      UserError: there are no pairs, or the longest pairs do not fit into a batch.
     """
 
     batches_per_epoch: int
@@ -150,11 +146,7 @@ class Batches(abc.ABC):
         """Returns the pairs of an epoch in order, and the order of the epoch's batches or rows."""
 
     def _num_rows(self, lengths: np.ndarray) -> np.ndarray:
-        """Returns the number of rows of a batch for each row length.
-
-        Raises:
-          UserError: the longest rows do not fit into a batch.
-        """
+        """Returns the number of rows of a batch for each row length."""
         multiple = self._rows_multiple_of
         rows = self._tokens_per_batch // lengths // multiple * multiple
         if not rows.all():
@@ -172,7 +164,6 @@ class BucketedBatches(Batches):
     Pairs that are too few to fill a batch of their bucket move up to the next bucket.
 
     Args:
-      indices: the pairs to use.
       num_buckets: the maximum number of shapes.
       max_length: cuts longer sentences; a cut source still ends with the end symbol.
       length_multiple_of: divides the width of every shape. Hardware multiplies matrices in tiles of 8 or more.
@@ -239,11 +230,9 @@ class BucketedBatches(Batches):
 
 
 class PackedBatches(Batches):
-    """Batches with as many pairs in a row as fit. All rows have the same width. Every epoch combines the pairs anew.
+    """Batches with as many pairs in a row as fit. Every epoch combines the pairs anew.
 
-    Args:
-      indices: the pairs to use.
-      width: tokens of a row; at least the length of the longest sentence.
+    All rows have `width` tokens a side, at least the length of the longest sentence.
     """
 
     _packed = True
@@ -282,18 +271,9 @@ def training_batches(
     share: tuple[int, int],
     dropout: BpeDropout | None = None,
 ) -> Batches:
-    """Returns the training batches of a corpus, as `config.data` describes them.
+    """Returns the training batches of these pairs of a corpus, as `config.data` describes them.
 
-    Args:
-      corpus: the tokenised pairs.
-      indices: the pairs to use.
-      config: `config.data`.
-      seed: `config.seed`.
-      share: see `Batches`.
-      dropout: spells the corpus anew in each epoch.
-
-    Raises:
-      UserError: there are no pairs, or the longest pairs do not fit into a batch.
+    `seed` is `config.seed`; for `share`, see `Batches`. `dropout` spells the corpus anew in each epoch.
     """
     arguments: dict[str, Any] = {
         "tokens_per_batch": config.tokens_per_batch,

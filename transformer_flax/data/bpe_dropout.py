@@ -65,10 +65,8 @@ class Respelt:
     def spell(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Chooses the spelling of each word of these sentences.
 
-        A sentence without room for its drawn spellings keeps the tokenizer's own spellings.
-
-        Returns:
-          The spelling of each word, the number of tokens of each sentence, and whether each sentence had no room.
+        A sentence without room for its drawn spellings keeps the tokenizer's own spellings. Returns the spelling of
+        each word, the number of tokens of each sentence, and whether each sentence had no room.
         """
         counts = self.words.lengths_of(indices)
         places = ranges(self.words.offsets[indices], counts)
@@ -88,17 +86,12 @@ class Epoch(NamedTuple):
 
 
 class BpeDropout:
-    """Spells the pairs of a corpus anew in each epoch.
+    """Spells the pairs of a corpus anew in each epoch. The tokenizer must be a byte-level BPE.
 
     Args:
-      corpus: the pairs as the tokenizer spells them.
-      tokenizer: a byte-level BPE.
       rate: the probability of skipping a merge.
       max_length: the most tokens of a sentence; a sentence with more tokens in the tokenizer's own spelling keeps them.
       seed: `config.data.seed`, which determines the drawn spellings.
-
-    Raises:
-      UserError: the tokenizer is not a byte-level BPE.
     """
 
     def __init__(self, corpus: Corpus, tokenizer: Tokenizer, rate: float, max_length: int, seed: int):

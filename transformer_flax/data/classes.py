@@ -35,11 +35,7 @@ class Classes:
         return json.dumps(self.names)
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encodes labels like `Tokenizer.encode_flat`: ids, int32 [labels], and lengths, int64 [labels], all 1.
-
-        Raises:
-          UserError: a label is not one of the classes.
-        """
+        """Encodes labels like `Tokenizer.encode_flat`: ids, int32 [labels], and lengths, int64 [labels], all 1."""
         for text in texts:
             if text not in self._tokens:
                 raise UserError(f"the label {text!r} is none of the classes of the train split, which are {self}")

@@ -102,15 +102,8 @@ def load_corpus(
 ) -> Corpus:
     """Tokenises pairs, or opens the cache entry that an earlier call wrote.
 
-    Args:
-      pairs: the pairs of the split.
-      tokenizer: encodes both sides.
-      cache_dir: `config.data.cache_dir`; empty for the user's cache directory.
-      labels: encodes the target side instead of `tokenizer`, if targets are labels.
-      progress: called with (pairs done, all pairs) while tokenising.
-
-    Raises:
-      UserError: the cache cannot be written, or a label is unknown.
+    `cache_dir` is `config.data.cache_dir`; "" is the user's cache directory. If the targets are labels, `labels`
+    encodes them instead of the tokenizer. `progress` is called with (pairs done, all pairs) while tokenising.
     """
     vocabularies = {"source": tokenizer, "target": labels or tokenizer}
     known = [FORMAT, pairs.fingerprint, tokenizer.to_json(), *([labels.to_json()] if labels else [])]
@@ -176,11 +169,7 @@ def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: path
 
 
 def _open(folder: pathlib.Path, vocabularies: Mapping[str, Vocabulary]) -> Corpus:
-    """Memory-maps a cache entry.
-
-    Raises:
-      OSError, ValueError, KeyError, TypeError: the cache entry is damaged.
-    """
+    """Memory-maps a cache entry. A damaged one raises an OSError, ValueError, KeyError or TypeError."""
     checksums, arrays = read_json(folder / CHECKSUMS), {}
     for name, dtype in _dtypes(vocabularies).items():
         file = folder / name

@@ -69,17 +69,7 @@ def fetch(text: PublishedText, folder: pathlib.Path, progress: Callable[[int, in
     """Fills a folder with a published text. Existing files are checked and kept.
 
     If the user has put a compressed file into the folder under its published name, the file is read from there instead
-    of downloaded.
-
-    Args:
-      text: the text to fetch.
-      folder: created if it does not exist.
-      progress: called with (bytes of text done, all bytes).
-
-    Raises:
-      UserError: a file differs from the published file or is cut short, or the network cannot be reached; names the
-        files.
-      OSError: the folder cannot be read or written.
+    of downloaded. `progress` is called with (bytes of text done, all bytes).
     """
     folder.mkdir(parents=True, exist_ok=True)
     total, done = sum(file.size for file in text.files.values()), 0

@@ -20,9 +20,7 @@ class Selection:
 def select_training_pairs(corpus: Corpus, config) -> Selection:
     """Drops pairs with an empty side, a long side or unlikely lengths, and duplicates on request.
 
-    Args:
-      corpus: the training split.
-      config: `config.data`; its `max_length`, `max_length_ratio` and `drop_duplicates` specify which pairs to drop.
+    `max_length`, `max_length_ratio` and `drop_duplicates` of `config.data` specify which pairs to drop.
     """
     max_length, max_length_ratio = config.max_length, config.max_length_ratio
     duplicate = _is_duplicate(corpus) if config.drop_duplicates else None

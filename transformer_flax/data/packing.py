@@ -41,12 +41,8 @@ class Packing:
 def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, width: int) -> Packing:
     """Packs pairs into rows of `width` tokens a side: longest pairs first, each where it leaves the least room.
 
-    Rows with the same content are filled together, so the time depends on the number of classes, not on the number of
-    pairs.
-
-    Args:
-      source_lengths, target_lengths: int [pairs], from 1 to `width`.
-      width: tokens of a row on each side.
+    The lengths are int [pairs], from 1 to `width`. Rows with the same content are filled together, so the time depends
+    on the number of classes, not on the number of pairs.
     """
     members = np.lexsort((target_lengths, source_lengths)).astype(np.int32)  # by source length, then by target length
     begins = np.ones(len(members), bool)  # True where a class begins

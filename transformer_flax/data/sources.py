@@ -56,11 +56,7 @@ def load_pairs(config, split: str) -> Pairs:
 
 
 class FirstPairs:
-    """The first `count` of the given pairs.
-
-    Raises:
-      UserError: there are fewer than `count` pairs, or `count` is not positive.
-    """
+    """The first `count` of the given pairs."""
 
     def __init__(self, pairs: Pairs, count: int):
         if not 0 < count <= len(pairs):
@@ -98,9 +94,6 @@ class FolderPairs:
     """Pairs from two text files `<split>.<language>`, one sentence a line. Line N of both files makes pair N.
 
     The files are read once. Memory holds 16 bytes a pair.
-
-    Raises:
-      UserError: a file is missing, is not UTF-8, or has more lines than the other file.
     """
 
     def __init__(self, config, split: str):
@@ -129,10 +122,6 @@ class TsvPairs:
 
     If `config.held_out` is above 0, that share of train is the valid split, and valid.tsv must not exist. Whether a
     text is held out depends only on the text and `config.seed`, so all copies of a text are in the same split.
-
-    Raises:
-      UserError: a file or column is missing, the lines differ in their number of columns, a label is empty, or
-        valid.tsv exists although `config.held_out` is above 0.
     """
 
     def __init__(self, config, split: str):

@@ -91,11 +91,7 @@ def _draw_lines(rng: np.random.Generator, size: int, shortest: int, longest: int
 
 
 class NumberPairs:
-    """Number words in both languages, spelt when they are read.
-
-    Raises:
-      UserError: `config.num_pairs`, a length or a language is out of range.
-    """
+    """Number words in both languages, spelt when they are read."""
 
     def __init__(self, config, split: str):
         _require_sizes(config, MOST_DIGITS, "digits")
@@ -127,11 +123,7 @@ def _spell(number: int, language: str) -> str:
 
 
 class SymbolPairs:
-    """Lines of letters, paired with the same line (source "copy") or the reversed line (source "reverse").
-
-    Raises:
-      UserError: `config.num_pairs` or a length is out of range.
-    """
+    """Lines of letters, paired with the same line (source "copy") or the reversed line (source "reverse")."""
 
     def __init__(self, config, split: str):
         _require_sizes(config, MOST_SYMBOLS, "symbols")

@@ -61,11 +61,7 @@ def write_pairs(
 
 
 def text_folder(path: str) -> pathlib.Path:
-    """Returns the folder that config.data.path names.
-
-    Raises:
-      UserError: the path is empty, or there is no such folder.
-    """
+    """Returns the folder that config.data.path names."""
     if not path:
         raise UserError("config.data.path is empty: name the folder of texts with --config.data.path=FOLDER")
     if not pathlib.Path(path).is_dir():
@@ -80,11 +76,7 @@ def find_text(folder: pathlib.Path, name: str) -> pathlib.Path | None:
 
 
 def require_text(folder: pathlib.Path, name: str, *, hint: str = "") -> pathlib.Path:
-    """Returns the file that `find_text` finds.
-
-    Raises:
-      UserError: there is no such file; lists the files of the folder and ends with `hint`.
-    """
+    """Returns the file that `find_text` finds. Without one, the error lists the folder's files and ends with `hint`."""
     file = find_text(folder, name)
     if file is None:
         present = ", ".join(sorted(file.name for file in folder.iterdir())[:20]) or "nothing"
@@ -95,14 +87,9 @@ def require_text(folder: pathlib.Path, name: str, *, hint: str = "") -> pathlib.
 def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None) -> Iterator[str]:
     """Yields the lines of a file without line ends. Reads each line only when it is needed.
 
-    Args:
-      stream: bytes; a byte order mark at the start is skipped.
-      name: the file's name, for messages.
-      spoilt: a list that receives the file and number of each line that is not UTF-8; invalid bytes become U+FFFD. If
-        None, such a line raises an error.
-
-    Raises:
-      UserError: a line is not UTF-8 or too long, or a compressed file is damaged.
+    A byte order mark at the start is skipped, and `name` is the file's name in messages. If a list `spoilt` is given,
+    it receives the file and number of each line that is not UTF-8, and invalid bytes become U+FFFD. Otherwise, such a
+    line raises an error.
     """
     number = 0
     try:
@@ -125,22 +112,13 @@ def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None
 
 
 def read_lines(file: pathlib.Path) -> Iterator[str]:
-    """Yields the lines of a file.
-
-    Raises:
-      UserError: a line is not UTF-8 or too long, or a compressed file is damaged.
-      OSError: the file cannot be read.
-    """
+    """Yields the lines of a file."""
     with open_text(file) as stream:
         yield from decode_lines(stream, str(file))
 
 
 def require_characters(text: str, what: str) -> None:
-    """Refuses a lone surrogate (half a character), which a str can hold but UTF-8 cannot.
-
-    Raises:
-      UserError: the text has a lone surrogate.
-    """
+    """Refuses a lone surrogate (half a character), which a str can hold but UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -148,27 +126,14 @@ def require_characters(text: str, what: str) -> None:
 
 
 def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[str]]:
-    """Reads two files where line N of one file translates line N of the other.
-
-    Raises:
-      UserError: the files have different numbers of lines; or as `read_lines`.
-      OSError: a file cannot be read.
-    """
+    """Reads two files where line N of one file translates line N of the other."""
     sources, targets = (list(read_lines(file)) for file in (source, target))
     require_as_many(source, sources, target, targets)
     return sources, targets
 
 
 def require_as_many(source: object, sources: Sized, target: object, targets: Sized) -> None:
-    """Checks that two texts have the same number of lines.
-
-    Args:
-      source, target: the files or names of the texts, for the message.
-      sources, targets: the lines of the texts.
-
-    Raises:
-      UserError: one text has more lines than the other.
-    """
+    """Checks that two texts have the same number of lines. The message names the texts `source` and `target`."""
     if len(sources) != len(targets):
         raise UserError(
             f"{source} has {len(sources):,} lines and {target} has {len(targets):,}: "
@@ -177,17 +142,10 @@ def require_as_many(source: object, sources: Sized, target: object, targets: Siz
 
 
 class Lines:
-    """Lines that are read once and then kept in an unnamed temporary file, memory-mapped.
+    """Lines that are read once and then kept in an unnamed temporary file in `folder`, memory-mapped.
 
-    The lines do not change when the file that they were read from changes. Memory holds 8 bytes a line. A text shorter
-    than BLOCK stays in memory as a whole.
-
-    Args:
-      lines: the lines without line ends.
-      folder: the folder for the temporary file.
-
-    Raises:
-      UserError: the temporary file cannot be written.
+    The given lines have no line ends. The kept lines do not change when the file that they were read from changes.
+    Memory holds 8 bytes a line. A text shorter than BLOCK stays in memory as a whole.
     """
 
     text: bytes | mmap.mmap  # UTF-8; each line ends with a line feed

@@ -44,10 +44,6 @@ class TfdsPairs:
     """A split of a translation data set. Prepares the whole data set first if necessary.
 
     Reading pairs one by one takes 30 times as long as reading many at once.
-
-    Raises:
-      UserError: the data set, split or language does not exist, the data set cannot be prepared or read in any order,
-        or a package is missing.
     """
 
     def __init__(self, config, split: str):
@@ -98,12 +94,7 @@ class TfdsPairs:
 
 
 def _prepared_builder(config):
-    """Returns the TFDS builder of the data set that `config.data` names. The prepared data set is on this machine.
-
-    Raises:
-      UserError: the data set or language does not exist, the data set cannot be prepared or copied, or a package is
-        missing.
-    """
+    """Returns the TFDS builder of the data set that `config.data` names. The prepared data set is on this machine."""
     tfds = _import_tfds()
     builder = _find(tfds, config)
     if not _is_prepared(builder):

@@ -156,11 +156,7 @@ class Tokenizer:
         return [ids[end - length : end].tolist() for end, length in zip(np.cumsum(lengths), lengths, strict=True)]
 
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Like `encode`, but concatenated, which is faster for many texts: ids, int32 [all], lengths, int64 [texts].
-
-        Raises:
-          UserError: see `encode`.
-        """
+        """Like `encode`, but concatenated, which is faster for many texts: ids, int32 [all], lengths, int64 [texts]."""
         try:
             encodings = self._encode([self._space + text if text else "" for text in texts])
         except TypeError:
@@ -193,11 +189,7 @@ class Tokenizer:
         return [str(self._backend.id_to_token(i)) for i in range(self.vocab_size)]
 
     def merges(self) -> list[tuple[str, str]]:
-        """Returns the pairs of pieces that a byte-level BPE merges, the most frequent pair first.
-
-        Raises:
-          UserError: the tokenizer is not a byte-level BPE.
-        """
+        """Returns the pairs of pieces that a byte-level BPE merges, the most frequent pair first."""
         parts = json.loads(self.to_json())
         kinds = {part: (parts[part] or {}).get("type") for part in ("model", "pre_tokenizer", "decoder")}
         if kinds != {"model": "BPE", "pre_tokenizer": "ByteLevel", "decoder": "ByteLevel"}:
@@ -237,11 +229,7 @@ def _whole_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
 
 
 def _require_usable(backend: tokenizers.Tokenizer) -> None:
-    """Checks that the ids fit a model, and that a text always has the same ids.
-
-    Raises:
-      UserError: the special tokens or the other ids are not as required, or the tokenizer has dropout.
-    """
+    """Checks that the ids fit a model, and that a text always has the same ids."""
     vocabulary = backend.get_vocab()
     if [backend.id_to_token(i) for i in range(NUM_SPECIAL)] != SPECIAL_TOKENS:
         found = ", ".join(str(backend.id_to_token(i)) for i in range(NUM_SPECIAL))
@@ -276,14 +264,8 @@ def sample_texts(
 ) -> Iterator[str]:
     """Yields the texts of a sample of at most `max_pairs` pairs.
 
-    The sample depends only on `pairs`, `max_pairs` and `seed`.
-
-    Args:
-      pairs: the pairs to draw from.
-      max_pairs: the maximum number of pairs in the sample.
-      seed: `config.data.seed`.
-      sources_only: leave out the targets, which are labels.
-      progress: called with (pairs read, pairs in the sample).
+    The sample depends only on `pairs`, `max_pairs` and `seed`, which is `config.data.seed`. `sources_only` leaves out
+    the targets, which are labels. `progress` is called with (pairs read, pairs in the sample).
     """
     indices = range(len(pairs))
     if len(indices) > max_pairs:
@@ -300,9 +282,6 @@ def cached_tokenizer(pairs: Pairs, config, train: Callable[[], Tokenizer], *, so
     """Returns the tokenizer of these pairs and `config.data` from the cache, or trains and keeps it.
 
     Removes a damaged file with a warning.
-
-    Raises:
-      UserError: the cache cannot be written.
     """
     settings = [config.tokenizer, config.vocab_size, config.tokenizer_sample, config.seed]
     sides = ["sources"] if sources_only else []

@@ -19,11 +19,7 @@ KNOWN = ("compatibility", "clip_distance", "neighbourhood", "branch_init", "star
 
 
 def require_supported(config: ModelConfig) -> None:
-    """Checks that CTranslate2 can run a model with this config.
-
-    Raises:
-      UserError: CTranslate2 cannot run the model; names the unsupported field.
-    """
+    """Checks that CTranslate2 can run a model with this config."""
     if not isinstance(config, TransformerConfig):
         raise UserError("CTranslate2 runs Transformers alone: config.model.kind must be 'transformer'")
     c = config
@@ -47,14 +43,8 @@ def require_supported(config: ModelConfig) -> None:
 def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], folder: pathlib.Path) -> None:
     """Writes a model in float32. `ctranslate2.Translator(folder, compute_type="int8")` shrinks it while loading.
 
-    Args:
-      config: the model's config.
-      params: the model's parameters.
-      vocabulary: the pieces in the order of their ids; CTranslate2 reads and returns these pieces.
-      folder: an empty or new folder.
-
-    Raises:
-      UserError: CTranslate2 cannot run the model, or is not installed.
+    `vocabulary` has the pieces in the order of their ids; CTranslate2 reads and returns these pieces. `folder` must be
+    empty or new.
     """
     require_supported(config)
     try:
@@ -117,10 +107,7 @@ def _set_attention(spec: Any, ours: Any, *projections: tuple[str, ...]) -> None:
 def _set_linear(spec: Any, ours: Sequence[Any], inputs: int = 1) -> None:
     """Sets a matrix [outputs, inputs] to several of our matrices, stacked along the outputs.
 
-    Args:
-      spec: the spec of the matrix and its bias.
-      ours: our kernels and biases.
-      inputs: the number of a kernel's first axes that are inputs.
+    The first `inputs` axes of our kernels are inputs.
     """
     kernels = [np.asarray(each["kernel"]) for each in ours]
     spec.weight = np.concatenate([kernel.reshape(np.prod(kernel.shape[:inputs]), -1).T for kernel in kernels])

@@ -19,12 +19,7 @@ ROWS = "rows"
 class OnDevices:
     """Models whose parameters are on every device. Each device computes its own rows, without waiting for the others.
 
-    Args:
-      params: each model's parameters.
-      num_devices: maximum number of local devices; 0: all.
-
-    Raises:
-      UserError: `num_devices` is negative.
+    `num_devices` is the maximum number of local devices; 0 stands for all.
     """
 
     def __init__(self, params: Sequence[Any], num_devices: int):
@@ -46,11 +41,7 @@ class OnDevices:
 
 
 def on_devices(params: Any, num_devices: int) -> Any:
-    """Returns parameters on every device. Those that are there already are not copied.
-
-    Raises:
-      UserError: `num_devices` is negative.
-    """
+    """Returns parameters on every device. Those that are there already are not copied."""
     mesh = _mesh(num_devices)
     return jax.device_put(params, NamedSharding(mesh, PartitionSpec())) if mesh.size > 1 else params
 

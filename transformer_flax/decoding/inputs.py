@@ -20,11 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """An encoder that makes batches from lines, window by window.
-
-    Raises:
-      UserError: a setting is out of range.
-    """
+    """An encoder that makes batches from lines, window by window."""
 
     tokenizer: Tokenizer
     max_input_length: int  # tokens, the end symbol included; longer lines are cut and counted in a warning
@@ -38,11 +34,7 @@ class Inputs:
         require_at_least(1, batch_size=self.batch_size, window=self.window)
 
     def windows(self, lines: Iterable[str]) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yields (number of lines before, ids of each line) for each window. Reads no line beyond the window.
-
-        Raises:
-          UserError: a line is too long and `refuse_long` is set.
-        """
+        """Yields (number of lines before, ids of each line) for each window. Reads no line beyond the window."""
         remaining = iter(lines)
         read = cut = 0
         try:
@@ -55,13 +47,9 @@ class Inputs:
             self.warn_of_cut(cut, read)
 
     def encode(self, lines: Sequence[str], limit: int, *, lines_before: int = 0) -> tuple[list[list[int]], list[int]]:
-        """Encodes lines, and cuts them to `limit` ids. Every line, also a cut one, ends with the end symbol.
+        """Encodes lines, and cuts them to `limit` ids. Returns the ids of each line, and the indices of the lines cut.
 
-        Returns:
-          The ids of each line, and the indices of the lines that were cut.
-
-        Raises:
-          UserError: a line is too long and `refuse_long` is set.
+        Every line, also a cut one, ends with the end symbol.
         """
         encoded = [[*ids, END_ID] for ids in self.tokenizer.encode(lines)]
         long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
@@ -121,11 +109,7 @@ def fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
 
 
 def require_at_least(least: int, **settings: int) -> None:
-    """Checks that no setting is below `least`.
-
-    Raises:
-      UserError: a setting is too small; names the setting.
-    """
+    """Checks that no setting is below `least`."""
     for name, value in settings.items():
         if value < least:
             raise UserError(f"{name} is {value}; it must be at least {least}")

@@ -22,9 +22,7 @@ class Predictor(OnDevices):
     Args:
       models: Linen modules that return logits [B, C] for a source [B, S].
       params, num_devices: see `OnDevices`.
-      tokenizer: the tokenizer of the text.
       classes: the names of the C classes.
-      normalise: the normaliser of the text.
       max_input_length, batch_size, window, refuse_long: see `Inputs`.
     """
 
@@ -56,9 +54,7 @@ class Predictor(OnDevices):
     ) -> Iterator[np.ndarray]:
         """Yields the natural log P of each class, float32 [C], for each line. Empty lines are classified too.
 
-        Args:
-          lines: the lines, read window by window.
-          progress: called with the number of lines done.
+        Lines are read window by window. `progress` is called with the number of lines done.
 
         Raises:
           UserError: a line is too long and `refuse_long` is set.

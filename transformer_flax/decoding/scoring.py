@@ -44,10 +44,8 @@ class FullScores(TranslationScores):
 def score(translations: Sequence[str], references: Sequence[str], text: Normaliser = PLAIN) -> TranslationScores:
     """Computes corpus BLEU and exact matches of detokenised text, fast enough for every evaluation during training.
 
-    Args:
-      translations: one translation a line.
-      references: one reference for each translation.
-      text: how both texts have been normalised. Moses' tokens are not tokenised again.
+    Each translation has one reference. `text` says how both have been normalised. Moses' tokens are not tokenised
+    again.
 
     Raises:
       UserError: there are no lines, or the numbers of translations and references differ.
@@ -69,17 +67,10 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
 def full_scores(
     translations: Sequence[str], references: Sequence[str], language: str, text: Normaliser = PLAIN
 ) -> FullScores:
-    """Computes all scores of detokenised text, with warnings.
+    """Computes all scores of detokenised text, with warnings. For the arguments, see `score`.
 
-    Args:
-      translations: one translation a line.
-      references: one reference for each translation.
-      language: the language of both texts, a code such as "de". For languages whose abbreviations Moses does not know,
-        Moses uses the English abbreviations.
-      text: how both texts have been normalised.
-
-    Raises:
-      UserError: there are no lines, or the numbers of translations and references differ.
+    `language` is the language of both texts, a code such as "de". For languages whose abbreviations Moses does not
+    know, Moses uses the English abbreviations.
     """
     scores = score(translations, references, text)
     chrf = sacrebleu.CHRF(lowercase=text.lowercase)
@@ -187,11 +178,7 @@ class ClassScores:
 
 
 def score_labels(labels: Sequence[str], references: Sequence[str], classes: Sequence[str]) -> ClassScores:
-    """Scores labels against the reference labels.
-
-    Raises:
-      UserError: a reference is not one of the classes.
-    """
+    """Scores labels against the reference labels. Every reference must be one of the classes."""
     numbers = {name: number for number, name in enumerate(classes)}
     for name in references:
         if name not in numbers:

@@ -137,8 +137,6 @@ def extend_until_done(
     Args:
       extend: `(position, rows) -> rows`; must not change the `result` of a sentence that is done.
       rows: a tree with the fields `done`, bool [B], and `result`; the first axis of each leaf is the sentence axis.
-      max_length: the number of positions.
-      position: the first position.
     """
     size = rows.done.shape[0]
     smaller = size // 2 if size >= 2 * SMALLEST else 0
@@ -193,13 +191,8 @@ def sample(
 ) -> Hypotheses:
     """Draws every next token from the model's distribution.
 
-    Args:
-      step: the model.
-      cache: the model's cache before the first step.
-      bounds: the limits of the outputs.
-      penalty: the length penalty of the scores.
-      keys: [B, N], one key for each sample; a sample depends on its own key alone.
-      sampling: how to draw tokens. The scores use the model's own log P, whatever the temperature.
+    `keys` [B, N] has one key for each sample; a sample depends on its own key alone. The scores use the model's own log
+    P, whatever the temperature.
     """
     max_length = bounds.prefix.shape[1]
 
@@ -276,6 +269,8 @@ def beam_search(
 ) -> Hypotheses:
     """Finds the N best of the outputs that a beam of K living hypotheses reaches, as the authors' code does.
 
+    `beam_size` is K, and `nbest` is N, at most K.
+
     At each position, the search takes the 2K best of all continuations. Continuations with the end symbol are finished
     hypotheses. The K best of the other continuations stay in the beam. There are at least K of them among the 2K,
     because each hypothesis has only one continuation with the end symbol. So a finished hypothesis takes no place in
@@ -294,14 +289,6 @@ def beam_search(
         displaces one of the N best (of equal scores, the older stays), and the bound holds at all later positions.
     So stopping early changes no result. The search does not end as soon as K hypotheses are finished: beside one good
     hypothesis, the others of a beam are bad, and bad hypotheses end early.
-
-    Args:
-      step: the model.
-      cache: the model's cache before the first step.
-      bounds: the limits of the outputs.
-      penalty: the length penalty of the scores.
-      beam_size: K.
-      nbest: N, at most K.
     """
     batch, max_length = bounds.prefix.shape
 

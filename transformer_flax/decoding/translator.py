@@ -54,7 +54,6 @@ class Translator(OnDevices):
     Args:
       models: Linen modules with the methods of a translation model (see `model.registry`).
       params, num_devices: see `OnDevices`.
-      tokenizer: the tokenizer of both languages.
       normalise: the normaliser of sources, and the normaliser of prefixes and given targets.
       beam_size: K; 1 is greedy search.
       length_penalty, alpha: see `LengthPenalty`.
@@ -142,11 +141,8 @@ class Translator(OnDevices):
     ) -> list[list[float]]:
         """Computes log P of each token of given targets, the end symbol included, in one teacher-forced pass.
 
-        Args:
-          sources: the source sentences.
-          targets: a translation of each source. A target longer than the longest output is cut or refused, like an
-            input. A cut target has no end symbol.
-          progress: called with the number of lines done.
+        Each target is a translation of its source. A target longer than the longest output is cut or refused, like an
+        input. A cut target has no end symbol. `progress` is called with the number of lines done.
 
         Raises:
           UserError: the numbers of targets and sources differ, or a line is too long and `refuse_long` is set.

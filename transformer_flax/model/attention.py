@@ -80,7 +80,6 @@ def attention_weights(
       query: [B, Q, H, d_k].
       key: [B, M, H, d_k].
       mask: broadcastable to [B, H, Q, M]; True where attention is allowed.
-      score: the score function.
       offsets: [Q, M, d_k]; [q, m] is added to key m for query q.
 
     Returns:
@@ -104,7 +103,6 @@ def attend_to_cache(
       key: [B, H, d_k, M].
       value: [B, H, M, d_v].
       mask: broadcastable to [B, H, K, M]; True where attention is allowed.
-      score: the score function.
 
     Returns:
       [B, K, H, d_v].

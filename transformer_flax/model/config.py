@@ -56,11 +56,7 @@ def requirement(field: dataclasses.Field, value: Any) -> str | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedConfig:
-    """A section of the config that checks its fields.
-
-    Raises:
-      UserError: a value is not allowed; the message names the config field.
-    """
+    """A section of the config that checks its fields."""
 
     section: ClassVar[str]  # its name in the run's config
 

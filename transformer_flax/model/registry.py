@@ -67,11 +67,7 @@ register(
 
 
 def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
-    """Returns the model's config, made of the fields of `config.model`.
-
-    Raises:
-      UserError: the kind or a field is unknown, a field is missing, or a value is not allowed.
-    """
+    """Returns the model's config, made of the fields of `config.model`."""
     kind = find_kind(fields["kind"])
     own = {name: value for name, value in fields.items() if name != "kind"}
     known = {field.name: field for field in dataclasses.fields(kind.config) if field.name != "vocab_size"}
@@ -86,11 +82,7 @@ def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
 
 
 def find_kind(name: str) -> Kind:
-    """Returns the kind of that name.
-
-    Raises:
-      UserError: there is no such kind.
-    """
+    """Returns the kind of that name."""
     if not isinstance(name, str) or name not in KINDS:
         raise UserError(f"config.model.kind is {name!r}; it must be one of {', '.join(KINDS)}")
     return KINDS[name]

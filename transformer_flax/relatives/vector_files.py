@@ -87,7 +87,6 @@ class Vectors:
 
         Args:
           word: one or several words, as they are spelt in the text: "Dog" is not "dog".
-          count: the number of neighbours.
           least: the number of occurrences that a neighbour must have.
 
         Raises:
@@ -102,16 +101,7 @@ class Vectors:
         return [(others[i][0], float(cosines[i])) for i in np.argsort(-cosines, kind="stable")[:count]]
 
     def save(self, folder: pathlib.Path, config: dict[str, Any]) -> None:
-        """Writes the folder, completely or not at all.
-
-        Args:
-          folder: the new folder; must not exist.
-          config: the training's config, saved for reference.
-
-        Raises:
-          UserError: the folder exists.
-          OSError: the folder cannot be written.
-        """
+        """Writes a new folder, completely or not at all. The training's config is saved for reference."""
         require_free(folder)
         with whole_folder(folder) as partial:
             contents = {TOKENIZER: self.tokenizer.to_json().encode()}

@@ -244,8 +244,6 @@ def train_vectors(
 
     Args:
       sides: the text's sentences, in one language or both.
-      tokenizer: the sentences' tokenizer.
-      config: the training's config.
       seed: the same seed gives the same vectors.
       progress: called after every `READ` steps and at the end of an epoch, with the epochs done and the loss per word
         since the last call.

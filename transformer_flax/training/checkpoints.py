@@ -139,17 +139,10 @@ class Checkpoints:
         return from_first(lambda: saved_steps(self._directory))
 
     def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
-        """Returns the mean of the parameters of the last `count` checkpoints up to a step.
+        """Returns the mean of the parameters of the last `count` checkpoints up to a step, and which ones these are.
 
-        `to_average` chooses the checkpoints.
-
-        Args:
-          params: the parameters at `step`, on one device; the checkpoint of `step` need not exist yet.
-          step: the newest step.
-          count: the number of checkpoints to average.
-
-        Returns:
-          The mean in float32, on the host, and the choice of checkpoints.
+        `to_average` chooses them. `params` are the parameters at `step`, on one device; the checkpoint of `step` need
+        not exist yet. The mean is in float32, on the host.
 
         Raises:
           UnreadableError: a chosen checkpoint is damaged.

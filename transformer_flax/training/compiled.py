@@ -42,7 +42,10 @@ NOT_COMPILED = (
 
 
 class Steps:
-    """The training and evaluation steps of a model, compiled for its devices. NOT_COMPILED are not in `config`."""
+    """The training and evaluation steps of a model, compiled for its devices.
+
+    `config` is the run's config without the fields in NOT_COMPILED.
+    """
 
     def __init__(self, config: ConfigDict, model: nn.Module, parallel: Parallel):
         self.model, self._parallel = model, parallel

@@ -83,7 +83,8 @@ def _load_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]
 def load_embeddings(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors | None:
     """Loads the word vectors that `config.embedding_init` names. Returns None if the field is empty.
 
-    The vectors must belong to `tokenizer`, which is from the file that the config names; None if it names no file.
+    The vectors must have the run's d_model. They must belong to its tokenizer, so they are refused if `tokenizer` is
+    None: the config names no file, and a new tokenizer would be trained.
     """
     if not config.embedding_init:
         return None

@@ -61,8 +61,7 @@ class Interruption:
 def handle(handler: Callable | signal.Handlers, numbers: Collection[signal.Signals] = SIGNALS) -> dict:
     """Sets a handler for signals. An ignored signal stays ignored, such as SIGHUP under nohup.
 
-    Returns:
-      The previous handlers, by signal.
+    Returns the previous handlers, by signal.
     """
     heeded = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
     return {number: signal.signal(number, handler) for number in heeded}
