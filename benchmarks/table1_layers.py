@@ -107,7 +107,7 @@ def path_length(layer: Apply, n: int, d: int, dilations: Callable[[int], int] = 
 
     The derivative of each layer along the positions reached so far shows which positions it reaches. Only the set of
     positions is kept, because derivatives of far positions would soon be too small for a float.
-    `dilations` gives the dilation of a convolution at a depth, counted from 0.
+    A layer has n positions of d features. `dilations` gives the dilation of a convolution at a depth, counted from 0.
     """
     derivative = jax.jit(
         lambda x, tangent, dilation: jax.jvp(lambda x: layer(x, dilation), (x,), (tangent,))[1], static_argnums=2

@@ -110,7 +110,7 @@ def main() -> None:
     }
     if base.model.get("dtype") == AUTO and (chosen := chosen_dtype(workdir, variants)):
         overrides["model.dtype"] = chosen  # base keeps "auto", from which the changes of variants are computed
-    if VECTORIZE.value:
+    if VECTORIZE.value and SEEDS.value > 1:
         for variant in variants:
             check_seeds(variant.config, range(SEEDS.value))
     config_file = _short(config_flags.get_config_filename(flags.FLAGS["config"]))

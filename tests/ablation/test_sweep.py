@@ -180,6 +180,7 @@ def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
     said = capsys.readouterr().out
     assert "0 runs to make" in said
     assert "as in 1 run that finished" in said
+    assert f"{swept.small.parameters:,}" in said
     recipe.base.model.dropout = 0.4
     with pytest.raises(
         UserError, match=r"is of a sweep of another base:\n  config\.model\.dropout: 0\.2 there, 0\.4 now"

@@ -145,7 +145,7 @@ def test_a_row_of_what_a_base_of_another_kind_has_not_is_refused_and_others_are_
 
 
 def test_an_unknown_row_is_told_with_the_nearest():
-    with pytest.raises(UserError, match=r"no row 'A-h17' \(did you mean 'A-h1'"):
+    with pytest.raises(UserError, match=r"no row 'A-h17'; did you mean 'A-h1'"):
         table3_config.get_config("A-h17")
 
 

@@ -82,7 +82,7 @@ def test_a_file_names_variants_a_line_each(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "axes", "message"),
     [
-        ("A-h17", [], r"no row 'A-h17' \(did you mean 'A-h1'"),
+        ("A-h17", [], r"no row 'A-h17'; did you mean 'A-h1'"),
         ("base,F", [], "no row 'F'"),
         ("", [], "nothing to train"),
         ("base", ["dropout=0.1"], r"--grid: the base has no field 'dropout'; did you mean 'model\.dropout'\?"),

@@ -86,3 +86,10 @@ def test_the_command_lists_its_commands(installed, tmp_path):
     result = run(installed, tmp_path, "tranlsate")
     assert result.returncode == 2
     assert "there is no command 'tranlsate'; did you mean 'translate'?" in result.stderr
+
+
+@pytest.mark.long
+def test_a_wheel_translates_with_what_it_has_trained(installed, tmp_path):
+    succeeds(installed, tmp_path, "train", *SMALL.split(), "--workdir=run")
+    (tmp_path / "in.txt").write_text("one\n\ntwo\n")
+    assert succeeds(installed, tmp_path, "translate", "--workdir=run", "in.txt").count("\n") == 3

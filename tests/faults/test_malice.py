@@ -7,7 +7,6 @@ import pickle
 import shutil
 import subprocess
 
-import numpy as np
 import pytest
 
 from tests import forked
@@ -70,11 +69,10 @@ def plant_code(run: pathlib.Path, marker: pathlib.Path) -> None:
     ):
         for folder in (run, run / "checkpoints", run / "checkpoints/200"):
             (folder / f"{name}.py").write_text(f"import pathlib\npathlib.Path({str(marker)!r}).touch()\n")
-    arrays = np.array([Touch(marker)], dtype=object)
     for folder in (run, *(run.parent / "cache/corpora").iterdir()):
-        for name in ("source.ids.npy", "target.offsets.npy"):
+        for name in ("source.ids", "target.offsets"):
             (folder / name).unlink(missing_ok=True)
-            np.save(folder / name, arrays, allow_pickle=True)
+            (folder / name).write_bytes(pickled)
 
 
 def test_nothing_in_a_run_is_executed_or_unpickled(place):
@@ -82,6 +80,11 @@ def test_nothing_in_a_run_is_executed_or_unpickled(place):
     plant_code(place / "run", marker)
     pickle.loads(pickle.dumps(Touch(place / "proof")))
     assert (place / "proof").exists()  # that the bait works
+    mine = place / "mine.txt"
+    mine.write_text("five years of work\n")
+    for name in ("selection.json", "skipped.jsonl", ".lock", "translations/204.txt"):
+        (place / "run" / name).unlink(missing_ok=True)
+        (place / "run" / name).symlink_to(mine)
     restore(place / "run").translate(["zwei"])
     succeeds("translate", f"--workdir={place / 'run'}", given="zwei\n")
     succeeds("evaluate", f"--workdir={place / 'run'}")
@@ -89,6 +92,7 @@ def test_nothing_in_a_run_is_executed_or_unpickled(place):
     assert result.returncode == 0, result.stderr
     assert "resuming from step 200" in result.stdout
     assert not marker.exists()
+    assert mine.read_text() == "five years of work\n"  # what is written takes the place of a link
 
 
 def test_a_run_and_its_checkpoints_may_lie_on_another_disk(place):

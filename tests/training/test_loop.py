@@ -372,7 +372,7 @@ def test_a_run_whose_checkpoints_are_gone_begins_anew_with_a_warning(done, tmp_p
     with opened(RunDirectory(tmp_path / "run"), 0):
         pass
     said = capsys.readouterr().out
-    assert "WARNING: the run has no checkpoint and begins anew; its metrics up to step 6 are dropped" in said
+    assert "WARNING: the run begins anew; its metrics up to step 6 are dropped" in said
 
 
 def test_a_run_whose_directory_is_gone_saves_nothing_more(done, tmp_path):

@@ -126,10 +126,8 @@ GROUPS = {"all": list(ROWS), "beyond": list(BEYOND), "recipes": list(RECIPES)} |
 def find(name: str) -> Row:
     """Returns the row of that name, of table 3 or beyond it."""
     if name not in ALL:
-        known = {each.lower(): each for each in (*GROUPS, *ALL)}
-        exact = f"did you mean {known[name.lower()]!r}?" if name.lower() in known else ""
-        rows = ", ".join((*ALL, *GROUPS))
-        raise UserError(f"there is no row {name!r}; {exact or did_you_mean(name, ALL) or f'there are {rows}'}")
+        there = f"there are {', '.join(ALL)}; groups of rows are {', '.join(GROUPS)}"
+        raise UserError(f"there is no row {name!r}; {did_you_mean(name, ALL) or there}")
     return ALL[name]
 
 

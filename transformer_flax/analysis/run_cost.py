@@ -33,7 +33,10 @@ class Cost:
 
 
 def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, utilisation: float, length: int) -> Cost:
-    """Computes a run's cost on `num_devices` devices of `peak` FLOPs a second, with sentences of `length` tokens."""
+    """Computes a run's cost on `num_devices` devices, with sentences of `length` tokens.
+
+    `peak` is the FLOPs a second of one device, and `utilisation` the share of it that training reaches, above 0.
+    """
     config = complete_run(config)
     check(config)
     model, data = model_config(config, config.data.vocab_size), config.data

@@ -17,7 +17,7 @@ from transformer_flax.errors import UserError
 
 HELD_OUT = 1_000  # numbers or lines in valid, and as many in test; all are different
 SHORTEST_HELD_OUT = 4  # digits or symbols: shorter items are few, and train needs them
-ALWAYS_TRAINED = 1_000  # all numbers below ALWAYS_TRAINED are in train
+ALWAYS_TRAINED = 1_000  # the first numbers of train are those below ALWAYS_TRAINED
 MOST_DIGITS = 18  # 64 bits do not hold all numbers of 19 digits
 MOST_SYMBOLS = 10_000
 SYMBOLS = np.array(list(string.ascii_lowercase))

@@ -9,6 +9,7 @@ import logging
 import pathlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -25,7 +26,7 @@ SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
 UNKNOWN = "<unknown>"  # the piece for rare words in a vocabulary of "words"
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
-LARGEST = 1 << 26  # bytes of a tokenizer's file
+LARGEST = 1 << 26  # limit of a tokenizer file's bytes, and of its ids
 SAMPLE_BLOCK = 4096  # pairs of a sample read at a time
 WORD = 32  # maximum letters of a word for word-pieces: finding the longest piece takes quadratic time
 APOSTROPHE = "['\u2019]"
@@ -129,7 +130,7 @@ class Tokenizer:
           UserError: the file cannot be read or used; gives the file and the reason.
         """
         try:
-            read_json(file, largest=LARGEST)  # the library would wait for a pipe, and read an endless file
+            _require_small_ids(read_json(file, largest=LARGEST))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{file} cannot be read as a tokenizer: {reason}") from error
@@ -226,6 +227,16 @@ def _whole_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token=UNKNOWN))
     backend.pre_tokenizer = split
     return backend
+
+
+def _require_small_ids(parts: Any) -> None:
+    """Refuses huge ids. For a huge id, the library would allocate so much memory that the process is killed."""
+    model = parts.get("model") if isinstance(parts, dict) else None
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, dict):
+        for token, number in vocabulary.items():
+            if type(number) is not int or not 0 <= number < LARGEST:
+                raise ValueError(f"the id of {token[:40]!r} is {str(number)[:40]}")
 
 
 def _require_usable(backend: tokenizers.Tokenizer) -> None:

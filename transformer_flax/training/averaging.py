@@ -38,10 +38,9 @@ class Choice(NamedTuple):
             of = f"{len(self.steps)} in place of {len(self.steps) + len(self.missing)}"
             return f"{run} has no checkpoint of step {listed}, so the average is of {of}"
         if len(self.steps) < count:
-            return (
-                f"{run} is at step {self.steps[-1]:,}, too early for a mean of {count} checkpoints: this is {self}; an "
-                "average of 1, the newest alone, may be better"
-            )
+            advice = "; an average of 1, the newest alone, may be better" if len(self.steps) > 1 else ""
+            early = f"too early for a mean of {count} checkpoints: this is {self}{advice}"
+            return f"{run} is at step {self.steps[-1]:,}, {early}"
         return ""
 
 

@@ -9,6 +9,7 @@ checked. Training deletes nothing but checkpoints.
 """
 
 import contextlib
+import difflib
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.errors import UserError, did_you_mean
+from transformer_flax.errors import UserError
 from transformer_flax.files import (
     CHECKSUM,
     checked,
@@ -100,6 +101,8 @@ class RunDirectory:
             return
         self.path.mkdir(parents=True, exist_ok=True)
         lock = self.path / LOCK
+        if lock.is_symlink():  # otherwise the file behind the link would be emptied
+            lock.unlink()
         with lock.open("a+") as file:
             if not try_lock(file):
                 file.seek(0)
@@ -179,8 +182,10 @@ class RunDirectory:
 
     def _load_run(self) -> dict:
         if not self.path.is_dir():
-            hint = did_you_mean(str(self.path), map(str, self.path.parent.glob("*/")))
-            raise UserError(f"there is no directory {self.path}{hint and f'; {hint}'}")
+            beside = {path.name: str(path) for path in self.path.parent.glob("*/")}
+            near = difflib.get_close_matches(self.path.name, beside, n=1)
+            hint = f"; did you mean {beside[near[0]]!r}?" if near else ""
+            raise UserError(f"there is no directory {self.path}{hint}")
         if not self.config_file.exists():
             runs = sorted(str(file.parent) for file in self.path.glob(f"*/{self.config_file.name}"))
             hint = f"; there are {', '.join(runs[:5])}" if runs else ""

@@ -54,7 +54,7 @@ class RunWriter:
         self._skipped = StepLines(directory.skipped_file, step)
         if not step and self._metrics.dropped:  # killed before its first checkpoint, or its checkpoints are gone
             last = max(line["step"] for line in self._metrics.dropped)
-            self.say(f"WARNING: the run has no checkpoint and begins anew; its metrics up to step {last:,} are dropped")
+            self.say(f"WARNING: the run begins anew; its metrics up to step {last:,} are dropped")
         self._wandb = WandbRun(config, directory, self.say)  # last, so that no later failure here leaves it open
 
     def __enter__(self) -> "RunWriter":
@@ -142,8 +142,10 @@ class RunWriter:
         with self.writing(must=must):
             self.checkpoints.wait()
 
-    def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
+    def average(self, params: Any, step: int, count: int, *, final: bool) -> tuple[Any, Choice]:
         """Averages as `Checkpoints.average` does, but puts damaged checkpoints aside and averages the others.
+
+        Warns of missing checkpoints and, at the end of a run, of a run that is too short for so many.
 
         Raises:
           UnreadableError: a checkpoint cannot be read, and several processes train; or no other checkpoint can be read
@@ -158,7 +160,7 @@ class RunWriter:
                 aside = self.checkpoints.put_aside(error.step, "damaged")
                 self.say(f"WARNING: {error}; it is put aside as {aside.name}")
                 continue
-            if warning := choice.warning(self._directory.path, count):
+            if warning := choice.warning(self._directory.path, count if final else 1):
                 self.say(f"WARNING: {warning}")
             return averaged, choice
 

@@ -205,7 +205,7 @@ class Trainer:
         if average == 1:
             return self._parallel.unreplicate(state.params), Choice([step])
         self.writer.wait()  # the newest checkpoint may not be on the disk yet
-        return self.writer.average(self._parallel.local(state.params), step, average)
+        return self.writer.average(self._parallel.local(state.params), step, average, final=last)
 
     def report(self, evaluations: dict[str, Evaluation], step: int) -> None:
         """Prints the scores of the last evaluation, and where the run's files are."""

@@ -162,8 +162,6 @@ def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
     """Checks that runs of `config` with these seeds can be trained together."""
     if len(set(seeds)) < len(seeds) or not seeds:
         raise UserError(f"--seeds={','.join(map(str, seeds))}: name different seeds, such as 0,1,2")
-    if len(seeds) == 1:
-        return
     if config.eval.patience:
         raise UserError(
             f"config.eval.patience is {config.eval.patience}; seeds that are trained together all make config.steps "
