@@ -82,7 +82,7 @@ def test_nothing_in_a_run_is_executed_or_unpickled(place):
     assert (place / "proof").exists()  # that the bait works
     mine = place / "mine.txt"
     mine.write_text("five years of work\n")
-    for name in ("selection.json", "skipped.jsonl", ".lock", "translations/204.txt"):
+    for name in ("selection.json", ".lock", "translations/204.txt"):
         (place / "run" / name).unlink(missing_ok=True)
         (place / "run" / name).symlink_to(mine)
     restore(place / "run").translate(["zwei"])
