@@ -81,7 +81,7 @@ def done(trained, tmp_path):
         {"parallel__num_devices": 2, "accumulation_steps": 2},
         {"parallel__mode": "pmap", "parallel__num_devices": 2, "ema_decay": 0.9, "data__batching": "packed"},
         long({"optimizer__name": "muon", "data__num_buckets": 1}),
-        {"optimizer__name": "schedule_free", "r_drop": 5.0, "data__bpe_dropout": 0.1, "data__num_buckets": 1},
+        long({"optimizer__name": "schedule_free", "r_drop": 5.0, "data__bpe_dropout": 0.1, "data__num_buckets": 1}),
     ],
     ids=["jit", "pmap, packed", "muon", "schedule-free, r-drop, bpe-dropout"],
 )
@@ -390,7 +390,7 @@ def test_where_an_average_can_read_no_checkpoint_nothing_is_put_aside(done, tmp_
     for step in (2, 4, 6):  # while the run is at step 6
         cut_short(workdir.checkpoints / str(step))
     with opened(workdir, 6) as writer, pytest.raises(UserError, match="checkpoints/4 cannot be read"):
-        writer.average(state.params, 6, 2)
+        writer.average(state.params, 6, 2, final=True)
     assert saved_steps(workdir.checkpoints) == [2, 4, 6]
 
 
