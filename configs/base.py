@@ -47,7 +47,7 @@ def get_config() -> ConfigDict:
     config.model.positions = "sinusoidal"
     config.model.max_length = 512  # number of learned positions; other positions have no limit
     config.model.clip_distance = 16  # of relative positions: larger distances are clipped to this one
-    config.model.neighbourhood = 0  # r: self-attention sees this many positions around its own (section 4); 0: all
+    config.model.neighbourhood = 0  # r: self-attention sees r // 2 positions on either side (section 4); 0: all
     # The next fields allow what is not in the paper's text, but in its released code, or in earlier or later work:
     config.model.compatibility = "scaled_dot"  # score of q and k; or "dot", unscaled, or "additive" (section 3.2.1)
     config.model.attention_dropout = 0.0  # on attention weights
@@ -135,7 +135,8 @@ def get_config() -> ConfigDict:
     config.decode.beam_size = 4
     config.decode.length_penalty = "gnmt"  # ((5 + |Y|) / 6)^alpha, or "length": |Y|^alpha, or "none"
     config.decode.alpha = 0.6
-    config.decode.min_length = 2  # shortest output in tokens, the end symbol included; 1 also allows no token before it
+    # Shortest output in tokens, the end symbol included. The paper names no shortest: 1, which allows an empty output.
+    config.decode.min_length = 2
     config.decode.max_extra_length = 50  # an output may have this many tokens more than the input
     # Tokens. Longer inputs are cut and counted, and so are longer pairs whose loss is measured.
     config.decode.max_input_length = 256

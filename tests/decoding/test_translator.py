@@ -226,7 +226,7 @@ def test_scores_need_a_target_for_each_source():
 def test_lines_cut_for_scoring_are_counted_once(caplog):
     translator = make(max_input_length=16)
     [scores, _] = translator.score(["a" * 40, "b"], ["c" * 60, "d"])
-    assert "1 of 2 lines were cut" in caplog.text
+    assert "1 of 2 lines were cut to 16 tokens of input and 20 of output" in caplog.text
     # Of the 21 tokens of the longest output, the last would be the end symbol, with which a cut target does not end.
     [whole, _] = translator.score(["a" * 40, "b"], ["c" * 20, "d"])
     assert len(whole) == 21

@@ -30,6 +30,8 @@ from transformer_flax.files import write_whole
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 MOST_IN_TITLE = 3  # most fields that a title names
+# Fields that change the tokens of the text, or the tokens that a model has learned for it.
+TOKENS = ("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized")
 NONE = "—"  # an empty cell
 WORDS = ("row", "variant", "field", "changes")  # columns aligned to the left
 Column = tuple[str, Callable[[Any], str]]  # the column's name; item -> text of the cell
@@ -230,6 +232,12 @@ def _methods(comparison: Comparison) -> str:
         f"Perplexities are compared by their logarithm, the loss in nats a {unit}: 0.01 is about 1 % of any "
         "perplexity.",
     ]
+    changed = {field for entry in comparison.entries for run in entry.runs for field in run.changes}
+    if changed & {f"data.{name}" for name in TOKENS}:
+        lines.append(
+            "Perplexities of variants that change the pieces of the text are of other pieces, or, with BPE-dropout, of "
+            "one spelling among several that the model has learned. Only their scores compare with base's."
+        )
     if comparison.score is BLEU:
         signatures = sorted({run.signature for entry in comparison.entries for run in entry.runs})
         tokens = "tokenised" if comparison.config.get("data.tokenized") else "detokenised"

@@ -1,8 +1,6 @@
 """Table 3 of the paper and rows beyond it: the fields that each row changes, and the paper's results."""
 
 import dataclasses
-import functools
-import operator
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, TypeVar
@@ -142,13 +140,14 @@ def apply(row: Row, base: ConfigDict) -> ConfigDict:
     changes = {}
     for field, value in row.changes.items():
         section, _, name = field.rpartition(".")
-        if section and name not in config[section]:
+        owner = config[section] if section else config
+        if name not in owner:
             raise UserError(
                 f"row {row.name} sets config.{field}, which a base of kind {config.model.kind} does not have; leave "
                 "the row out, or use a Transformer"
             )
         if field in SCALED:
-            ours: Any = functools.reduce(operator.getitem, field.split("."), config)
+            ours: Any = owner[name]
             ratio = Fraction(value) / Fraction(SCALED[field])
             scaled = ratio * Fraction(ours)
             if isinstance(ours, int) and scaled.denominator != 1:

@@ -62,9 +62,9 @@ class Inputs:
             encoded[i] = [*encoded[i][: limit - 1], END_ID]
         return encoded, long
 
-    def warn_of_cut(self, cut: int, lines: int) -> None:
+    def warn_of_cut(self, cut: int, lines: int, to: str = "") -> None:
         if cut:
-            logger.warning("%d of %d lines were cut to %d tokens", cut, lines, self.max_input_length)
+            logger.warning("%d of %d lines were cut to %s", cut, lines, to or f"{self.max_input_length} tokens")
 
     def batches(
         self,

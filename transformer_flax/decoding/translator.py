@@ -153,7 +153,8 @@ class Translator(OnDevices):
         outputs, cut_outputs = self._inputs.encode([*map(target, targets)], self._longest_output)
         for i in cut_outputs:
             outputs[i].pop()
-        self._inputs.warn_of_cut(len({*cut_inputs, *cut_outputs}), len(sources))
+        longest = f"{self._inputs.max_input_length} tokens of input and {self._longest_output - 1} of output"
+        self._inputs.warn_of_cut(len({*cut_inputs, *cut_outputs}), len(sources), longest)
         pairs = list(zip(inputs, outputs, strict=True))
         scores: list[list[float]] = [[] for _ in pairs]
         # The logits [rows, width, V] need much memory, so wide batches have fewer rows than in `search`.

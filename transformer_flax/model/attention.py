@@ -183,12 +183,12 @@ class MultiHeadAttention(nn.Module):
         """x [B, Q, d_model] attends to memory [B, M, d_model] under mask [B | 1, 1, Q | 1, M] -> [B, Q, d_model]."""
         query, key, value = self.query(x), self.key(memory), self.value(memory)
         if self.rotary:
-            turns = jnp.asarray(sinusoids(len(x[0]), self.config.d_k))
+            turns = jnp.asarray(sinusoids(x.shape[1], self.config.d_k))
             query, key = rotate(query, turns), rotate(key, turns)
         if self.window and not self.is_mutable_collection("intermediates"):
             return self.output(attend_locally(self._attend, query, key, value, mask, self.window))
         if self.window:  # the weights are stored as one matrix [L, L], not in blocks
-            mask = mask & local_mask(len(x[0]), self.window)
+            mask = mask & local_mask(x.shape[1], self.window)
         return self.output(self._attend(query, key, value, mask))
 
     def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:

@@ -33,7 +33,7 @@ def attend_locally(
         broadcastable to [B', H, Q, M]; returns [B', Q, H, d_v].
       query, key, value: [B, L, H, d_k], [B, L, H, d_k] and [B, L, H, d_v].
       mask: [B | 1, 1, L | 1, L]; applies in addition to `local_mask`.
-      r: width of the window.
+      r: width of the window, which reaches r // 2 positions to either side.
 
     Returns:
       [B, L, H, d_v].

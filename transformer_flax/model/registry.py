@@ -100,7 +100,7 @@ def make_model(config: ModelConfig) -> Any:
 
 def init_params(config: ModelConfig, key: jax.Array) -> Any:
     """Returns initial float32 parameters of `make_model(config)`."""
-    return _init(make_model(config), len(kind_of(config).reads), key)
+    return _init(make_model(config), key)
 
 
 def param_shapes(config: ModelConfig) -> Any:
@@ -108,10 +108,11 @@ def param_shapes(config: ModelConfig) -> Any:
     return jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))  # without jit, JAX would compile hundreds of small programs
-def _init(model: nn.Module, sides: int, key: jax.Array) -> Any:
+@functools.partial(jax.jit, static_argnums=0)  # without jit, JAX would compile hundreds of small programs
+def _init(model: Any, key: jax.Array) -> Any:
     # The static argument is the model, not its config: a notebook may register another module for that config.
-    return model.init(key, *[jnp.ones((1, 1), jnp.int32)] * sides)["params"]
+    sides = kind_of(model.config).reads
+    return model.init(key, *[jnp.ones((1, 1), jnp.int32)] * len(sides))["params"]
 
 
 def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:
