@@ -26,9 +26,12 @@ figure() { # NAME BENCHMARK...
     run "$1" python "${@:2}" "--json=$out/$1.json"
 }
 
-# The step of 784 x (32 + 32) tokens in bfloat16, and its share of the data sheet's peak, beside PyTorch's.
-figure base benchmarks/train.py --sizes=base --steps=10
-figure big benchmarks/train.py --sizes=big --steps=5 --repeats=5
+# The step of 784 x (32 + 32) tokens in bfloat16, and its share of the data sheet's peak; then beside PyTorch's, which
+# needs the memory that JAX would allocate beforehand.
+figure base benchmarks/train.py --sizes=base --steps=10 --peers=
+figure big benchmarks/train.py --sizes=big --steps=5 --repeats=5 --peers=
+run base_beside_pytorch env XLA_PYTHON_CLIENT_PREALLOCATE=false \
+    python benchmarks/train.py --sizes=base --steps=10 "--json=$out/base_beside_pytorch.json"
 
 # The same with attention as one kernel of cuDNN; then also with q, k and v as products of their own.
 figure cudnn benchmarks/train.py --sizes=base --steps=10 --peers= --attention=cudnn

@@ -7,6 +7,7 @@ sentences among several devices; JAX_NUM_CPU_DEVICES=2 makes a CPU two devices. 
 with a model that decodes the whole output again at each step.
 """
 
+import ctypes
 import dataclasses
 import functools
 import importlib.util
@@ -93,12 +94,15 @@ def can_compare(dtype: str) -> bool:
     """Returns whether CTranslate2 is installed and would do the same work."""
     if not importlib.util.find_spec("ctranslate2"):
         return False
+    if (jax.devices()[0].platform, dtype) != ("gpu", "bfloat16"):
+        return (jax.devices()[0].platform, dtype) == ("cpu", "float32")
     import ctranslate2
 
-    platform = jax.devices()[0].platform
-    return (platform, dtype) == ("cpu", "float32") or (
-        (platform, dtype) == ("gpu", "bfloat16") and ctranslate2.get_cuda_device_count() > 0
-    )
+    try:
+        ctypes.CDLL("libcublas.so.12")  # of CUDA 12, which CTranslate2 needs beside the CUDA 13 of ".[cuda]"
+    except OSError:
+        return False
+    return ctranslate2.get_cuda_device_count() > 0
 
 
 def make_peer_search(config: TransformerConfig, params, source, beam_size: int, length: int):

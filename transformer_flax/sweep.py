@@ -130,7 +130,9 @@ def _launcher(recipe: "Recipe") -> "Local | Slurm":
     from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm
 
     if LAUNCHER.value == "local":
-        return Local(recipe.workdir, slots(JOBS.value or 1, recipe.base.parallel.num_devices), recipe.command)
+        base = recipe.base
+        rows = base.data.rows_multiple_of // (base.accumulation_steps * base.loss_chunks)
+        return Local(recipe.workdir, slots(JOBS.value or 1, base.parallel.num_devices, rows), recipe.command)
     options = {}
     for option in SBATCH.value:
         name, equals, value = option.removeprefix("--").partition("=")

@@ -13,7 +13,7 @@ import pytest
 from configs import numbers
 from tests.ablation.sweeping import run, sweeping, timeless, wait_for
 from tests.conftest import ROOT
-from transformer_flax.ablation.local import Local, explain, last_of, slots
+from transformer_flax.ablation.local import MEMORY, Local, explain, last_of, slots
 from transformer_flax.ablation.results import read
 from transformer_flax.ablation.slurm import Slurm
 from transformer_flax.ablation.trials import Job, Trial
@@ -40,7 +40,7 @@ def gpus(tmp_path, monkeypatch):
         program.chmod(0o755)
 
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
+    for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", *MEMORY):
         monkeypatch.delenv(name, raising=False)
     return tell
 
@@ -50,31 +50,41 @@ def seen(jobs, **arguments) -> list[str]:
 
 
 def test_gpus_are_dealt_out(gpus, monkeypatch):
-    gpus("0, 10, 80000", "1, 10, 80000", "2, 10, 80000", "3, 10, 80000")
-    assert seen(1) == ["0,1,2,3"]
-    assert seen(2) == ["0,2", "1,3"]
-    assert seen(4) == ["0", "1", "2", "3"]
-    assert seen(2, devices_each=2) == ["0,2", "1,3"]
-    assert seen(8, devices_each=1) == ["0", "1", "2", "3"] * 2
-    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in slots(4)[0].environment
+    gpus(*(f"GPU-{name}, 10, 80000" for name in "0123"))
+    assert seen(1) == ["GPU-0,GPU-1,GPU-2,GPU-3"]
+    assert seen(2) == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
+    assert seen(4) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    assert seen(2, devices_each=1) == ["GPU-0", "GPU-1"]
+    assert seen(8, devices_each=1) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"] * 2
+    assert not MEMORY & slots(4)[0].environment.keys()
     with pytest.raises(UserError, match=r"no free device: 2 jobs .*num_devices=4 need 8 GPUs, and there are 4"):
         slots(2, devices_each=4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     assert seen(2) == ["2", "3"]
 
 
-def test_more_jobs_than_gpus_share_them_and_their_memory(gpus):
+def test_all_jobs_get_as_many_gpus_as_their_rows_divide_among(gpus):
+    gpus(*(f"{i}, 10, 80000" for i in range(7)))
+    assert seen(1, rows_multiple_of=8) == ["0,1,2,3"]
+    assert seen(2, rows_multiple_of=8) == ["0,1", "2,3"]
+    assert seen(2, rows_multiple_of=12) == ["0,1,2", "3,4,5"]
+    assert seen(9, rows_multiple_of=8) == ["0", "1", "2", "3", "4", "5", "6", "0", "1"]
+
+
+def test_more_jobs_than_gpus_share_them_and_their_memory(gpus, monkeypatch):
     gpus("0, 10, 80000", "1, 10, 80000")
     shared = slots(5)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in shared] == ["0", "1", "0", "1", "0"]
-    assert {slot.environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] for slot in shared} == {"0.300"}
+    assert {slot.environment["XLA_CLIENT_MEM_FRACTION"] for slot in shared} == {"0.300"}
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.2")  # JAX refuses both names together
+    assert slots(5)[0].environment.keys() == {"CUDA_VISIBLE_DEVICES"}
 
 
 def test_a_gpu_that_others_use_is_not_free(gpus):
     gpus("0, 70000, 80000", "1, 10, 80000")
     assert seen(1) == ["1"]
     gpus("0, 70000, 80000", "1, 75000, 80000")
-    with pytest.raises(UserError, match="no free device: other processes use 70000 of 80000 MiB of GPU 0, 75000 of"):
+    with pytest.raises(UserError, match="no free device: other processes use 70000 of 80000 MiB of 0, 75000 of"):
         slots(1)
 
 

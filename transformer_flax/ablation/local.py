@@ -22,6 +22,8 @@ from transformer_flax.training.interruption import OTHERS, SIGNALS
 JOBS_LOCK = ".jobs.lock"  # held by a sweep and its processes, until the last of them ends
 SHARE_OF_MEMORY = 0.9  # share of a GPU's memory for all jobs on the GPU together
 TAKEN = 0.5  # share of a GPU's memory; if other processes use this much, the GPU is not free
+# JAX's settings of a GPU's memory; a user who sets one of them decides alone.
+MEMORY = {"XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"}
 OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "MemoryError", "std::bad_alloc", "Cannot allocate memory")
 # Exit statuses of a run that a signal has stopped: after the run saved its step, or before the run began.
 STOPPED = {128 + number for number in SIGNALS} | {-number for number in OTHERS}
@@ -164,43 +166,42 @@ def explain(status: int, said: str) -> str:
     return lines[-1] if lines else f"ended with status {status}"
 
 
-def slots(jobs: int, devices_each: int = 0) -> list[Slot]:
+def slots(jobs: int, devices_each: int = 0, rows_multiple_of: int = 8) -> list[Slot]:
     """Divides the machine's GPUs among jobs, or its cores if it has no GPU.
 
-    If there are more jobs than GPUs, jobs share a GPU. A job that needs `devices_each` GPUs (0: any) may not get fewer.
+    Each job gets `devices_each` GPUs. If this is 0, all get the same number of GPUs, as many as there are and as
+    `rows_multiple_of` rows divide among. If there are more jobs than GPUs, jobs share a GPU.
     """
     gpus = _free_gpus()
     if gpus is None:
         cpus = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" and jobs > 1 else []
-        return [Slot(cpus=frozenset(_deal(cpus, jobs, i))) for i in range(jobs)]
-    if devices_each > max(1, len(gpus) // jobs):
+        return [Slot(cpus=frozenset(cpus[i::jobs] or cpus[i % max(1, len(cpus)) :][:1])) for i in range(jobs)]
+    most = max(1, len(gpus) // jobs)
+    if devices_each > most:
         raise UserError(
             f"no free device: {jobs} jobs at a time with config.parallel.num_devices={devices_each} need "
             f"{jobs * devices_each} GPUs, and there are {len(gpus)}; lower --jobs or --config.parallel.num_devices"
         )
+    each = devices_each or next(count for count in range(most, 0, -1) if rows_multiple_of % count == 0)
+    shares = [",".join(share) for share in zip(*(gpus[i::each] for i in range(each)), strict=False)]
     memory = {}
     jobs_a_gpu = -(-jobs // len(gpus))
-    if jobs_a_gpu > 1 and not {"XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE"} & os.environ.keys():
-        memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{SHARE_OF_MEMORY / jobs_a_gpu:.3f}"}
-    return [Slot({"CUDA_VISIBLE_DEVICES": ",".join(_deal(gpus, jobs, i))} | memory) for i in range(jobs)]
-
-
-def _deal(things: list, hands: int, hand: int) -> list:
-    """Returns every `hands`-th thing from `hand` on; or one thing, in turn, if there are more hands than things."""
-    return things[hand::hands] or ([things[hand % len(things)]] if things else [])
+    if jobs_a_gpu > 1 and not MEMORY & os.environ.keys():
+        memory = {"XLA_CLIENT_MEM_FRACTION": f"{SHARE_OF_MEMORY / jobs_a_gpu:.3f}"}
+    return [Slot({"CUDA_VISIBLE_DEVICES": shares[i % len(shares)]} | memory) for i in range(jobs)]
 
 
 def _free_gpus() -> list[str] | None:
     """Returns the GPUs that jobs may use; None if there is no GPU, or the environment hides all GPUs."""
-    found = [line.split(", ") for line in _query_gpus("index,memory.used,memory.total")]
+    found = [line.split(", ") for line in _query_gpus("uuid,memory.used,memory.total")]  # CUDA has its own indices
     if not found:
         return None
     if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
         return named.split(",")
     measured = all(value.isdecimal() for _, *values in found for value in values)  # false under MIG
-    free = [index for index, used, total in found if not measured or int(used) < TAKEN * int(total)]
+    free = [gpu for gpu, used, total in found if not measured or int(used) < TAKEN * int(total)]
     if not free:
-        usage = ", ".join(f"{used} of {total} MiB of GPU {index}" for index, used, total in found)
+        usage = ", ".join(f"{used} of {total} MiB of {gpu}" for gpu, used, total in found)
         raise UserError(
             f"no free device: other processes use {usage}; wait for them, or name the GPUs to use nevertheless in "
             "CUDA_VISIBLE_DEVICES"

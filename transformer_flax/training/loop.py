@@ -86,10 +86,11 @@ def fit(
         contextlib.ExitStack() as trace,
     ):
         profiled = (steps[PROFILED] or steps[-5:]) if profile else range(0)
+        started = time.perf_counter()
         for step in steps:
             if step in profiled[:1]:
                 trace.enter_context(jax.profiler.trace(str(profile)))
-            started, compilations = time.perf_counter(), trainer.compilations
+            compilations = trainer.compilations
             state, metrics = trainer.train_step(state, next(batches))
             if on_cpu:
                 jax.block_until_ready(state)
@@ -105,8 +106,10 @@ def fit(
             if log or save:  # the log and the checkpoint include this step
                 trainer.read(metrics, step)
                 unread = None
+            ended = time.perf_counter()
             if trainer.compilations == compilations:  # a step's time excludes compilation
-                trainer.add_time(step, time.perf_counter() - started)
+                trainer.add_time(step, ended - started)
+            started = ended  # an accelerator computes on while the host goes through the rest
             if step in profiled[-1:]:
                 jax.block_until_ready(state)
                 trace.close()
@@ -125,6 +128,8 @@ def fit(
                 trainer.evaluate(state, step)
                 if trainer.out_of_patience(step):
                     break
+            if log or save or step in profiled[-1:]:  # the device has waited for the host
+                started = time.perf_counter()
 
     if step > trainer.start:
         trainer.require_saved(state, step)

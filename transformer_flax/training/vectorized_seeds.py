@@ -172,6 +172,11 @@ def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
             f"config.parallel.mode is {config.parallel.mode!r} and shard_params {config.parallel.shard_params}; "
             "several seeds are trained together with 'jit' and False only"
         )
+    if config.model.get("attention_implementation") == "cudnn":
+        raise UserError(
+            "config.model.attention_implementation is 'cudnn', which JAX cannot map over seeds; set it to 'plain', or "
+            "train the seeds one by one"
+        )
     if config.on_write_failure != "stop":
         raise UserError(
             f"config.on_write_failure is {config.on_write_failure!r}; seeds that are trained together resume from a "
