@@ -2,7 +2,7 @@
 
     python train.py --config=configs/multi30k_tiny.py --config.data.path=FOLDER
 
-4 + 4 layers of width 128, lower-cased text in Moses' tokens, 8,000 updates (about 150 epochs) with large dropout, and
+4 + 4 layers of width 128, lower-cased text in Moses' tokens, 8,000 updates (125 epochs) with large dropout, and
 the mean of the last ten checkpoints. Published: 41.02 BLEU on test_2016_flickr, of lower-cased tokens. This config has
 not been run here yet; a run would take two to three hours of two cores. `python -m transformer_flax.fetch multi30k`
 downloads the text.
@@ -22,5 +22,5 @@ def get_config() -> ConfigDict:
     config.optimizer.update(factor=2.5, warmup_steps=2_000, eps=1e-8, clip_norm=25.0)  # the rate's peak is 0.005
     config.decode.update(beam_size=5, length_penalty="length", alpha=1.0)
     config.eval.update(every=500, final_average=10, patience=10)
-    config.checkpoint.update(every=55, keep=10)  # every epoch
+    config.checkpoint.update(every=64, keep=10)  # every epoch
     return config

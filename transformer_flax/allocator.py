@@ -3,7 +3,7 @@
 By default, each large buffer is a separate mapping of fresh pages of 4 KB. Each page costs a page fault and an entry of
 the TLB. A small training step then waits more for memory than for arithmetic (docs/performance.md).
 
-Only training sets the allocator, because all threads then share one arena: tokenising takes three times as long, and
+Only training sets the allocator, because all threads then share one arena: tokenising takes 2.8 times as long, and
 compiling 1.3 times as long. The search gains nothing.
 """
 
