@@ -246,6 +246,12 @@ def test_the_text_that_bleu_is_of_is_named():
     assert "BLEU is sacreBLEU's, of tokenised, lower-cased text" in text_of(small(), made.BASE | {"config": config})
 
 
+def test_perplexities_of_other_pieces_are_not_for_comparison():
+    told = "Only their scores compare with base's."
+    assert told in text_of([made.result("base"), made.result("bpe-dropout")])
+    assert told not in text_of([made.result("base"), made.result("muon")])
+
+
 def test_steps_and_operations_are_of_all_seeds():
     runs = [made.result("base", seed, steps=steps, flops=1e9 * steps) for seed, steps in enumerate((300, 900, 900))]
     assert "| 300 to 900 |" in text_of(runs)
