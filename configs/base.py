@@ -97,7 +97,8 @@ def get_config() -> ConfigDict:
     config.data.tokenizer_file = ""  # use this tokenizer.json of Hugging Face's tokenizers; empty: train a tokenizer
     # Maximum number of pieces, shared by both languages. With a tokenizer_file, exactly the file's number of pieces.
     config.data.vocab_size = 37_000
-    config.data.tokenizer_sample = 2_000_000  # maximum number of pairs that the tokenizer is trained on
+    # Maximum number of pairs that the tokenizer is trained on. Text without blanks takes memory: 300 bytes a character.
+    config.data.tokenizer_sample = 2_000_000
     # Probability that BPE leaves out a merge in the training text, anew each epoch (Provilkov et al., 2020: 0.1).
     config.data.bpe_dropout = 0.0
     config.data.max_length = 256  # tokens; training leaves out pairs with a longer side

@@ -122,6 +122,10 @@ def test_a_translator_is_made_once_for_the_same_settings(run, sources):
     drawn = run.translator(sampling=Sampling(seed=1), nbest=2)
     assert drawn is run.translator(nbest=2, sampling=Sampling(seed=1))
     assert drawn is not run.translator(nbest=2, sampling=Sampling(seed=2))
+    for seed in range(100):
+        run.translator(sampling=Sampling(seed=seed))
+    assert len(run._made) < 100
+    greedy = run.translator(beam_size=1)
     run.translator(beam_size=3, nbest=3)  # which a beam of 2, the config's, could not give
     with pytest.raises(UserError, match="the best translation of each line; for more"):
         run.translate(["one"], nbest=2)
@@ -365,6 +369,14 @@ def test_runs_with_different_tokenizers_are_no_ensemble(made, tmp_path):
     other = restore(make(tmp_path / "other", words="four five six", steps=(10,)))
     with pytest.raises(UserError, match="different tokenizers"):
         restore(made).ensemble(other)
+
+
+def test_runs_of_opposite_directions_are_no_ensemble(made):
+    run = restore(made)
+    config = run.config.copy_and_resolve_references()
+    config.data.update(source_language="de", target_language="en")
+    with pytest.raises(UserError, match=r"different config\.data\.source_language"):
+        run.ensemble(dataclasses.replace(run, config=config))
 
 
 def refused(path) -> str:

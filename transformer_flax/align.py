@@ -76,11 +76,11 @@ def main() -> None:
 
 
 def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:
-    """Checks that the tokenizer keeps the number of words in a line. Otherwise the links would have wrong numbers."""
+    """Checks that the run keeps the number of words in a line. Otherwise the links would have wrong numbers."""
     if len(line.split()) != len(words):
         raise UserError(
-            f"line {number:,} has {len(line.split()):,} words, but the run's tokenizer makes {len(words):,} of them; "
-            "use a run whose tokenizer keeps the text unchanged"
+            f"line {number:,} has {len(line.split()):,} words, and {len(words):,} as the run reads them; a run with "
+            "config.data.tokenized needs a text whose words are Moses' tokens"
         )
 
 

@@ -3,6 +3,7 @@
 Commands check their flags before they import JAX, which takes seconds.
 """
 
+import io
 import logging
 import os
 import pathlib
@@ -148,6 +149,8 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as with `<&-`; a file opened later would take its place
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open until the process ends)
+        elif mode == "w" and isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may lack a letter of the text
     app.run(guarded, flags_parser=parse_flags)
 
 

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pathlib
+import re
 import shutil
 import time
 import uuid
@@ -61,7 +62,8 @@ def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """
     for abandoned in folder.parent.glob(f"{glob.escape(folder.name)}.partial.*"):
         with contextlib.suppress(OSError):  # another process has finished or removed it
-            if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+            ours = re.fullmatch(r"[0-9a-f]{32}", abandoned.name.rpartition(".")[2])
+            if ours and time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(abandoned)
     partial = folder.with_name(f"{folder.name}.partial.{uuid.uuid4().hex}")
     partial.mkdir(parents=True)

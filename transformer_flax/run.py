@@ -32,6 +32,9 @@ from transformer_flax.training.loss import perplexity
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.saved_model import load_model, save_params
 
+ALIKE = ("source_language", "target_language", "lowercase", "tokenized")  # of the members of an ensemble
+MOST_MADE = 64  # translators that a run keeps
+
 
 @dataclasses.dataclass(frozen=True)
 class Report(FullScores):
@@ -141,15 +144,19 @@ class Run:
             raise UserError(f"{name!r} is not a setting of {self.config.name}; {hint}")
         settings = {name: value for name, value in self.config.decode.items() if name in known} | settings
         key = tuple(sorted(settings.items()))
-        if key not in self._made:
+        made = self._made.get(key)
+        if made is None:
             members, num_devices = (self, *self.partners), settings.get("num_devices", 0)
             models = [run.model for run in members]
             if num_devices not in self._made:
                 params = [run.params for run in members]
                 self._made.setdefault(num_devices, on_devices(params, num_devices))
             params = self._made[num_devices]  # on the devices once for all settings
-            self._made.setdefault(key, what(models, params, *arguments, **settings))  # of several threads, one wins
-        return self._made[key]
+            made = what(models, params, *arguments, **settings)
+            made = self._made.setdefault(key, made)  # of several threads, one wins
+            for old in [each for each in list(self._made) if isinstance(each, tuple)][:-MOST_MADE]:
+                self._made.pop(old, None)  # a server may sample with a new seed for each request
+        return made
 
     def _require_translator(self) -> None:
         if self.classes is not None:
@@ -308,14 +315,13 @@ class Run:
         """Returns this run and others as one model. Its token or class probabilities are the mean over the runs.
 
         Raises:
-          UserError: the runs have different tokenizers, classes or normalisation of the text.
+          UserError: the runs have different tokenizers, classes, languages or normalisation of the text.
         """
         for other in others:
             for what, ours, theirs in (
                 ("classes", self.classes and self.classes.names, other.classes and other.classes.names),
                 ("tokenizers", self.tokenizer.to_json(), other.tokenizer.to_json()),
-                ("config.data.lowercase", self.config.data.lowercase, other.config.data.lowercase),
-                ("config.data.tokenized", self.config.data.tokenized, other.config.data.tokenized),
+                *((f"config.data.{name}", self.config.data[name], other.config.data[name]) for name in ALIKE),
             ):
                 if ours != theirs:
                     raise UserError(

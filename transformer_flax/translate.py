@@ -56,7 +56,7 @@ def main(*files: str) -> None:
         translator = run.translator(**io.settings | settings | own_settings)
         with io.writing(translator, count=None if beside is None else len(given)) as (write, progress):
             if TARGET.value is not None:
-                scores = translator.score([*lines], given, progress=progress)
+                scores = translator.log_probabilities([*lines], given, progress=progress)
                 for target, log_probs in zip(map(translator.normalise[1], given), scores, strict=True):
                     write(_show_scores(target, log_probs, run.tokenizer))
             else:

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 
@@ -133,6 +134,13 @@ def main():
 
 cli.run(main)
 """
+
+
+def test_a_terminal_that_lacks_a_letter_shows_its_number():
+    command = [sys.executable, "-c", "from transformer_flax import cli; cli.run(lambda: print('Häuser 你'))"]
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
+    result = subprocess.run(command, cwd=ROOT, env=ascii_only, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "H\\xe4user \\u4f60\n")
 
 
 def test_a_closed_terminal_ends_a_command_which_clears_away_what_is_half_done():

@@ -57,11 +57,14 @@ def test_a_corpus_is_the_ids_of_its_pairs_each_closed_by_the_end_symbol(tmp_path
 def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path, tokenizer):
     load_corpus(PAIRS, tokenizer, str(tmp_path))
     [key] = entries(tmp_path)
-    (tmp_path / "corpora" / key).rename(tmp_path / "corpora" / f"{key}.partial.old")
-    shutil.copytree(tmp_path / "corpora" / f"{key}.partial.old", tmp_path / "corpora" / f"{key}.partial.new")
-    os.utime(tmp_path / "corpora" / f"{key}.partial.old", (0, 0))
+    old, new, anothers = (tmp_path / "corpora" / f"{key}.partial.{end}" for end in ("0" * 32, "1" * 32, "mine"))
+    (tmp_path / "corpora" / key).rename(old)
+    for folder in (new, anothers):
+        shutil.copytree(old, folder)
+    for folder in (old, anothers):
+        os.utime(folder, (0, 0))
     load_corpus(PAIRS, tokenizer, str(tmp_path))
-    assert entries(tmp_path) == [key, f"{key}.partial.new"]
+    assert entries(tmp_path) == [key, new.name, anothers.name]
 
 
 def test_sentences_keep_their_places_beyond_a_chunk(tmp_path, tokenizer):

@@ -71,6 +71,14 @@ def test_bleu_of_tokens_is_of_tokens_alone():
     assert score(ours, theirs).bleu == pytest.approx(100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** (1 / 4))
 
 
+@pytest.mark.parametrize(("language", "tokens"), [("zh", "zh"), ("ja", "char"), ("th", "char")])
+def test_bleu_of_a_language_without_blanks_counts_characters(language, tokens):
+    # Right are 5/6, 4/5, 3/4 and 2/3 of the n-grams: a product of 1/3.
+    scores = score(["一二三四五六"], ["一二三四五七"], Normaliser(language))
+    assert scores.bleu == pytest.approx(100 * (1 / 3) ** (1 / 4))
+    assert f"|tok:{tokens}|" in scores.signature
+
+
 def test_bleu_is_of_the_corpus_with_a_brevity_penalty():
     # All n-grams of the half that is there are right: precision 1, so BLEU is the penalty exp(1 - 16/6) alone.
     # 13a tokens: 7 (the full stop apart) and 9 (comma and full stop apart) in the references, 6 in the translation.

@@ -206,7 +206,7 @@ def test_scores_do_not_depend_on_the_other_lines():
         [alone] = make().score([source], [target])
         np.testing.assert_allclose(log_probs, alone, atol=1e-4)
         assert max(log_probs) <= 0
-    backwards = make(batch_size=1).score(sources[::-1], targets[::-1])
+    backwards = make(batch_size=1, window=5).score(sources[::-1], targets[::-1])
     np.testing.assert_allclose(np.concatenate(backwards[::-1]), np.concatenate(together), atol=1e-4)
 
 
@@ -224,7 +224,7 @@ def test_scores_need_a_target_for_each_source():
 
 
 def test_lines_cut_for_scoring_are_counted_once(caplog):
-    translator = make(max_input_length=16)
+    translator = make(max_input_length=16, window=1)
     [scores, _] = translator.score(["a" * 40, "b"], ["c" * 60, "d"])
     assert "1 of 2 lines were cut to 16 tokens of input and 20 of output" in caplog.text
     # Of the 21 tokens of the longest output, the last would be the end symbol, with which a cut target does not end.
@@ -278,7 +278,7 @@ def test_progress_counts_a_window_only_once_it_is_reached():
 
 def test_progress_of_scores_ends_with_all_lines():
     done = []
-    make(batch_size=4).score([line.strip() for line in LINES], ["a"] * len(LINES), progress=done.append)
+    make(batch_size=4, window=7).score([line.strip() for line in LINES], ["a"] * len(LINES), progress=done.append)
     assert done == sorted(done)
     assert done[-1] == len(LINES)
 

@@ -143,9 +143,11 @@ def _words(sentences: Sentences, begins: np.ndarray, known: dict[bytes, int]) ->
     first[sentences.offsets[:-1]] = True
     starts = np.flatnonzero(first)
     content, size = sentences.ids.tobytes(), sentences.ids.itemsize
-    spans = itertools.pairwise([*(starts * size).tolist(), len(content)])
-    numbers = (known.setdefault(content[start:end], len(known)) for start, end in spans)
-    return Sentences(np.fromiter(numbers, np.int64, len(starts)), np.searchsorted(starts, sentences.offsets))
+    ends, numbers = np.append(starts[1:], len(first)), np.empty(len(starts), np.int64)
+    for block in blocks(len(starts)):  # lists of the whole text would take much memory
+        spans = zip((starts[block] * size).tolist(), (ends[block] * size).tolist(), strict=True)
+        numbers[block] = [known.setdefault(content[start:end], len(known)) for start, end in spans]
+    return Sentences(numbers, np.searchsorted(starts, sentences.offsets))
 
 
 def _sums(values: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ class Inputs:
 
     tokenizer: Tokenizer
     max_input_length: int  # tokens, the end symbol included; longer lines are cut and counted in a warning
-    batch_size: int  # rows of a batch on each device; long lines get fewer rows
+    batch_size: int  # rows of a batch on each device; long lines, and windows of fewer lines, get fewer rows
     window: int  # lines to read and sort by length at a time
     refuse_long: bool = False  # raise an error for longer lines instead of cutting them
     devices: int = 1  # number of devices that share a batch
@@ -87,13 +87,14 @@ class Inputs:
         Yields:
           (indices of the lines, rows, width) of each batch.
         """
+        most = min(self.batch_size, -(-self.window // self.devices))
         pending = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
         while pending:
             width = NARROWEST
             while width < lengths[pending[0]]:
                 width *= 2
             width = min(width, longest or self.max_input_length)
-            rows = self.devices * max(1, self.batch_size * roomy // max(width, roomy))
+            rows = self.devices * max(1, most * roomy // max(width, roomy))
             yield pending[:rows], rows, width
             done += len(pending[:rows])
             progress(done)

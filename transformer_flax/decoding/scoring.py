@@ -12,6 +12,8 @@ import sacrebleu
 from transformer_flax.data.normalisation import PLAIN, Normaliser, moses_tools
 from transformer_flax.errors import UserError
 
+# sacreBLEU's tokenisation of languages without blanks between words. Its own of Japanese needs another package.
+UNSPACED = {"zh": "zh", "ja": "char", "th": "char"}
 LENGTH_RATIOS = 0.9, 1.1  # `full_scores` warns of length ratios outside this range
 TOKENISED_SHARE = 0.1  # `full_scores` warns if a larger share of the lines has marks of a tokenizer
 
@@ -24,7 +26,7 @@ _MARKS = re.compile(r"\s[.,](?!\S)|@@(?!\S)|▁|@-@|##AT##|&(?:amp|apos|quot|lt|
 class TranslationScores:
     """Scores of translations with one reference each."""
 
-    bleu: float  # 0 to 100; for plain text: cased, with sacreBLEU's 13a tokenisation
+    bleu: float  # 0 to 100; for plain text: cased, with sacreBLEU's 13a tokenisation, or that of UNSPACED
     exact_match: float  # share of translations equal to their reference, 0 to 1
     signature: str  # sacreBLEU's description of how `bleu` was measured
     length_ratio: float  # tokens of the translations / tokens of the references, as `bleu` counts tokens
@@ -56,7 +58,7 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
             "give as many of one as of the other, and at least one"
         )
     # `force` only silences sacreBLEU's warning of tokenised text: `full_scores` has a warning of its own.
-    tokenize = "none" if text.tokenized else "13a"
+    tokenize = "none" if text.tokenized else UNSPACED.get(text.language, "13a")
     metric = sacrebleu.BLEU(lowercase=text.lowercase, tokenize=tokenize, force=True)
     bleu = metric.corpus_score(list(translations), [list(references)])
     matches = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))

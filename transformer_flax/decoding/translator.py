@@ -139,7 +139,13 @@ class Translator(OnDevices):
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, progress: Callable[[int], Any] = _ignore
     ) -> list[list[float]]:
-        """Computes log P of each token of given targets, the end symbol included, in one teacher-forced pass.
+        """Returns what `log_probabilities` yields."""
+        return list(self.log_probabilities(sources, targets, progress=progress))
+
+    def log_probabilities(
+        self, sources: Sequence[str], targets: Sequence[str], *, progress: Callable[[int], Any] = _ignore
+    ) -> Iterator[list[float]]:
+        """Yields log P of each token of each given target, the end symbol included, in one teacher-forced pass.
 
         Each target is a translation of its source. A target longer than the longest output is cut or refused, like an
         input. A cut target has no end symbol. `progress` is called with the number of lines done.
@@ -148,19 +154,27 @@ class Translator(OnDevices):
           UserError: the numbers of targets and sources differ, or a line is too long and `refuse_long` is set.
         """
         require_as_many("the source text", sources, "the target text", targets)
-        source, target = self.normalise
-        inputs, cut_inputs = self._inputs.encode([*map(source, sources)], self._inputs.max_input_length)
-        outputs, cut_outputs = self._inputs.encode([*map(target, targets)], self._longest_output)
-        for i in cut_outputs:
-            outputs[i].pop()
+        cut = 0
+        for start in range(0, len(sources), self._inputs.window):
+            window = slice(start, start + self._inputs.window)
+            limits = self._inputs.max_input_length, self._longest_output
+            (inputs, cut_inputs), (outputs, cut_outputs) = (
+                self._inputs.encode([*map(normalise, lines[window])], limit, lines_before=start)
+                for normalise, lines, limit in zip(self.normalise, (sources, targets), limits, strict=True)
+            )
+            for i in cut_outputs:
+                outputs[i].pop()
+            cut += len({*cut_inputs, *cut_outputs})
+            yield from self._score_window(list(zip(inputs, outputs, strict=True)), start, progress)
         longest = f"{self._inputs.max_input_length} tokens of input and {self._longest_output - 1} of output"
-        self._inputs.warn_of_cut(len({*cut_inputs, *cut_outputs}), len(sources), longest)
-        pairs = list(zip(inputs, outputs, strict=True))
+        self._inputs.warn_of_cut(cut, len(sources), longest)
+
+    def _score_window(self, pairs, lines_before: int, progress) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in pairs]
         # The logits [rows, width, V] need much memory, so wide batches have fewer rows than in `search`.
         limits = {"longest": self._longest_output, "roomy": NARROWEST}
         lengths = [max(map(len, pair)) for pair in pairs]
-        for chosen, rows, width in self._inputs.batches(lengths, progress, **limits):
+        for chosen, rows, width in self._inputs.batches(lengths, progress, done=lines_before, **limits):
             source, target = (fill([pairs[i][side] for i in chosen], rows, width) for side in (0, 1))
             for i, log_probs in zip(chosen, np.asarray(self._score(self.params, source, target)), strict=False):
                 scores[i] = log_probs[: len(pairs[i][1])].tolist()
