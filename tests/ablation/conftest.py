@@ -4,6 +4,13 @@ from tests.ablation.sweeping import CONFIG
 from tests.training.small import write_text
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_poll():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer_flax.ablation.sweep.POLL", 0.05)
+        yield
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")

@@ -134,7 +134,7 @@ with Interruption() as interruption:
     print("begun", flush=True)
     while interruption.signal is None:
         time.sleep(0.02)
-    time.sleep(1)  # a long step
+    time.sleep(0.4)  # a long step
 print("saved", flush=True)
 sys.exit({})
 """

@@ -494,8 +494,7 @@ def test_variants_beyond_table_3_do_not_change_the_agreement_over_training():
     assert [*among_others] == [*alone] == [*range(300, 3_001, 300)]
 
 
-def test_the_same_results_give_the_same_files_whatever_their_order_and_what_lies_there(tmp_path):
-    first = report.write(small(), made.BASE, tmp_path / "first").parent
+def test_the_same_results_give_the_same_files_whatever_their_order_and_what_lies_there(written, tmp_path):
     outside, second = tmp_path / "outside", tmp_path / "sweep/report"
     outside.mkdir()
     second.mkdir(parents=True)
@@ -503,7 +502,7 @@ def test_the_same_results_give_the_same_files_whatever_their_order_and_what_lies
     for name in ("report.md", "index.html", ".report.md.partial", *PICTURES):
         (second / name).symlink_to(outside / "notes.md")
     report.write(small()[::-1], made.BASE, second)
-    files = {file.name: file.read_bytes() for file in first.iterdir()}
+    files = {file.name: file.read_bytes() for file in written.iterdir()}
     assert files.keys() == {"report.md", "index.html", *PICTURES}
     assert files == {file.name: file.read_bytes() for file in second.iterdir()}
     assert not any(file.is_symlink() for file in second.iterdir())

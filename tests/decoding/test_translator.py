@@ -1,5 +1,7 @@
 """The translator on untrained models: whatever they put out, it must obey the laws."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -64,9 +66,14 @@ def test_order_of_the_lines_changes_nothing_but_the_order():
     assert texts(found([LINES[i] for i in order])) == [texts(expected)[i] for i in order]
 
 
+@pytest.fixture
+def no_programs(monkeypatch):
+    """Nothing is compiled yet."""
+    monkeypatch.setattr(devices, "_program", functools.lru_cache(16)(devices._program.__wrapped__))
+
+
 @pytest.mark.parametrize("changes", [{}, {"sampling": Sampling(), "nbest": 2}], ids=str)
-def test_eight_devices_translate_and_score_as_one_does(changes):
-    devices._program.cache_clear()  # so that all that are used are compiled here
+def test_eight_devices_translate_and_score_as_one_does(no_programs, changes):
     one, eight = (new(batch_size=1, num_devices=num_devices, **changes) for num_devices in (1, 0))
     assert (one.num_devices, eight.num_devices) == (1, 8)
     lines = WORDS * 2  # on eight devices, the last batch has rows to spare
@@ -331,8 +338,7 @@ def test_equal_translators_share_their_programs():
     assert compilations == [1, 0, 1]
 
 
-def test_samples_of_another_seed_are_others_by_the_same_program():
-    devices._program.cache_clear()
+def test_samples_of_another_seed_are_others_by_the_same_program(no_programs):
     drawn, compilations = [], []
     for seed in (0, 2**32 - 1, 0):
         translator = new(sampling=Sampling(temperature=2.0, seed=seed))

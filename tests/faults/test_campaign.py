@@ -8,6 +8,7 @@ SHORT = {"steps": 16, "checkpoint__every": 3, "eval__every": 6, "data__tokens_pe
 
 
 def test_killed_runs_end_as_if_nobody_had_touched_them(tmp_path):
-    counts = campaign(tmp_path, 2, number=signal.SIGKILL, seed=0, modes={"one device": MODES["one device"] | SHORT})
+    modes = {"one device": MODES["one device"] | SHORT}
+    counts = campaign(tmp_path, 2, number=signal.SIGKILL, seed=0, modes=modes, twice=False)
     assert counts["one device"]["kills"] == 2
     assert counts["one device"]["runs"] >= 1

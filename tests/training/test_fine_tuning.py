@@ -8,11 +8,12 @@ import pytest
 
 from tests.conftest import long
 from tests.training.small import final_state
+from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.run import restore
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config
+from transformer_flax.training.setup import checked_config, prepare_data
 
 STEPS = 4
 
@@ -92,22 +93,26 @@ def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path, cap
         assert not any(same) if part.startswith("decoder") else all(same), part
 
 
-@pytest.mark.parametrize("average", [long({"ema_decay": 0.9}), {"optimizer.name": "schedule_free"}], ids=str)
-def test_what_is_not_trained_stays_the_same_in_an_average_too(finished, text, tmp_path, average):
-    before = jax.device_get(restore(finished).params)
-    train(fine_tuned(finished, text, train_only="decoder", **average), tmp_path / "run")
-    after = restore(tmp_path / "run")
+@pytest.fixture(scope="module", params=[long({"ema_decay": 0.9}), {"optimizer.name": "schedule_free"}], ids=str)
+def averaged(finished, text, request, tmp_path_factory):
+    """A run of the decoder alone that keeps an average of its parameters."""
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    train(fine_tuned(finished, text, train_only="decoder", **request.param), folder)
+    return folder
+
+
+def test_what_is_not_trained_stays_the_same_in_an_average_too(finished, averaged):
+    before, after = jax.device_get(restore(finished).params), restore(averaged)
     assert after.parameters == f"the moving average at step {STEPS}"
     for part in before:
         same = jax.tree.leaves(jax.tree.map(np.array_equal, before[part], after.params[part]))
         assert not any(same) if part.startswith("decoder") else all(same), part
 
 
-def test_a_named_checkpoint_gives_its_parameters_and_not_their_average(finished, text, tmp_path):
-    train(fine_tuned(finished, text, ema_decay=0.9), tmp_path / "averaged")
-    start = {"init_from": f"{tmp_path / 'averaged'}@{STEPS}", "steps": 1, "optimizer__factor": 1e-30}
+def test_a_named_checkpoint_gives_its_parameters_and_not_their_average(finished, text, averaged, tmp_path):
+    start = {"init_from": f"{averaged}@{STEPS}", "steps": 1, "optimizer__factor": 1e-30}
     train(fine_tuned(finished, text, **start), tmp_path / "run")
-    jax.tree.map(np.testing.assert_array_equal, params(tmp_path / "run", 1), params(tmp_path / "averaged"))
+    jax.tree.map(np.testing.assert_array_equal, params(tmp_path / "run", 1), params(averaged))
 
 
 @pytest.mark.parametrize(
@@ -142,16 +147,22 @@ def test_where_only_the_initial_values_differ_a_model_fits(finished, text):
     checked_config(fine_tuned(finished, text, model__start="fairseq", model__branch_init=0.5, model__dropout=0.3))
 
 
+def prepare(config, folder):
+    """What training does before its first step."""
+    with Progress() as progress:
+        prepare_data(checked_config(config), RunDirectory(folder), progress)
+
+
 def test_a_model_of_other_languages_is_said(finished, text, tmp_path, capsys):
     turned = {"data.source_language": "en", "data.target_language": "de"}
-    train(fine_tuned(finished, text, steps=1, **turned), tmp_path / "run")
+    prepare(fine_tuned(finished, text, **turned), tmp_path / "run")
     assert "WARNING: that model translates de-en, and this run is en-de" in capsys.readouterr().out
 
 
 def test_another_model_at_the_same_place_is_noticed_when_the_run_resumes(finished, text, tmp_path):
     config = fine_tuned(finished, text, steps=1, init_from=str(tmp_path / "start"))
     restore(finished).export(tmp_path / "start")
-    train(config, tmp_path / "run")
+    prepare(config, tmp_path / "run")
     (tmp_path / "start" / "model.safetensors").unlink()
     (tmp_path / "start" / "config.json").unlink()
     (tmp_path / "start" / "tokenizer.json").unlink()

@@ -209,7 +209,7 @@ def main():
         multihost._POLL_SECONDS = 0.02  # too short for the value, as a second is for others on a busy machine
         print(len(multihost.from_first(lambda: "x" * 50_000_000)))
     elif args.doing == "fail":
-        multihost.GOODBYE_SECONDS = 1  # that the other, which works, does not answer
+        multihost.GOODBYE_SECONDS = multihost._POLL_SECONDS = 0.2  # that the other, which works, does not answer
         if args.process_id == 1:
             raise RuntimeError("a defect")
         work()

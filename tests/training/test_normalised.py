@@ -41,7 +41,7 @@ def run(workdir):
 def test_a_split_is_measured_as_in_training(run, workdir):
     sources, references = run.split("valid")
     assert sources[0].startswith("Isn't it: ")
-    report = run.evaluate(sources, references)
+    report = run.evaluate(sources, references, num_devices=1)
     (measured,) = (line for line in read_json_lines(workdir / "metrics.jsonl") if "valid/perplexity" in line)
     assert report.perplexity == pytest.approx(measured["valid/perplexity"], rel=1e-5)
     assert report.bleu == pytest.approx(measured["valid/bleu"])
@@ -55,8 +55,8 @@ def test_any_text_that_a_run_is_given_is_normalised(run):
     plain = dataclasses.replace(run, config=run.config.copy_and_resolve_references())
     plain.config.data.update(lowercase=False, tokenized=False)
     english, german = "isn &apos;t it : forty-two ?", "isn &apos; t it : forty-two ?"
-    assert run.translate([LINE]) == plain.translate([english])
-    assert run.score([LINE], [LINE]) == plain.score([english], [german])
+    assert run.translate([LINE], num_devices=1) == plain.translate([english], num_devices=1)
+    assert run.score([LINE], [LINE], num_devices=1) == plain.score([english], [german], num_devices=1)
     attention = run.attention(LINE, LINE)
     assert [" ".join(side.words) for side in (attention.source, attention.target)] == [english, german]
     with pytest.raises(UserError, match=r"have different config\.data\.lowercase"):

@@ -23,7 +23,8 @@ from transformer_flax.run import restore
 from transformer_flax.training.config_checks import check, check_text, device_dtype, model_config
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config, prepare_data
+from transformer_flax.training.saved_model import load_setup
+from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.tasks import make_task
 
 
@@ -258,26 +259,30 @@ def test_a_tokenizer_of_one_s_own_is_used_and_is_the_run_s(own, folder, tmp_path
         data__cache_dir=str(tmp_path / "cache"),
         data__tokenizer_file=str(own),
         data__vocab_size=20,
-        steps=1,
     )
-    run = tmp_path / "run"
-    train(config, run)
+    run = RunDirectory(tmp_path / "run")
+
+    def prepare():
+        checked = checked_config(config, run)
+        with Progress() as progress:
+            set_up_devices(checked, progress)
+            prepare_data(checked, run, progress)
+
+    prepare()
     told = capsys.readouterr().out
     assert "with a vocabulary of 20," in told
     assert "vocabulary 20\n" in told
     assert "training the tokenizer" not in told
-    restored = restore(run)
-    assert restored.model.config.vocab_size == 20
-    assert restored.tokenizer.pieces("d d é") == ["d", "d", "?", "<end>"]
+    _, tokenizer, model = load_setup(run)
+    assert model.vocab_size == 20
+    assert tokenizer.pieces("d d é") == ["d", "d", "?", "<end>"]
 
     moved = own.rename(tmp_path / "moved.json")  # the path is free, what it holds is not
     config.data.tokenizer_file = str(moved)
-    config.steps = 2
-    train(config, run)
-    assert "resuming from step 1 " in capsys.readouterr().out
+    prepare()
     moved.write_text(moved.read_text().replace('"z"', '"Z"'))
     with pytest.raises(UserError, match=r"the tokenizer given is not \S+run/tokenizer\.json"):
-        train(config, run)
+        prepare()
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -318,7 +323,8 @@ def test_a_split_that_has_changed_is_not_evaluated(finished, tmp_path):
 
 
 def test_a_tokenizer_put_in_place_of_the_run_s_is_refused_with_and_without_checksums(folder, tmp_path):
-    config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), steps=1)
+    given = {"data__path": str(folder), "data__cache_dir": str(tmp_path / "cache"), "data__max_length": 20}
+    config = small_config(**given, steps=1)
     run = tmp_path / "run"
     train(config, run)
     theirs = restore(run).tokenizer.vocab_size

@@ -98,14 +98,14 @@ def test_devices_and_micro_batches_do_not_change_the_gradient(plain, mode, num_d
     assert float(metrics.grad_norm) == pytest.approx(float(optax.tree.norm(plain)), rel=1e-4)
 
 
-@pytest.mark.parametrize("mode", [long("jit"), "pmap"])
+@pytest.mark.parametrize("mode", [long("jit"), long("pmap")])
 def test_chunks_of_the_loss_do_not_change_the_gradient(plain, mode):
     gradient, metrics = update(mode=mode, num_devices=2, accumulation_steps=2, loss_chunks=4)
     assert_close(gradient, plain)
     assert metrics.counts["loss"] == (BATCH["target"] != 0).sum()
 
 
-@pytest.mark.parametrize("mode", ["jit", long("pmap")])
+@pytest.mark.parametrize("mode", [long("jit"), "pmap"])
 def test_r_drop_divides_once_by_the_tokens_of_all_parts(plain, mode):
     parts = {"num_devices": 2, "accumulation_steps": 2, "loss_chunks": 2, "mode": mode}
     gradient, metrics = update(r_drop=5.0, **parts)  # without dropout both passes agree

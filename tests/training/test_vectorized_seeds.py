@@ -65,7 +65,7 @@ def test_each_is_within_float_tolerance_what_it_is_alone(together, alone):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=2e-5), *states)
         restored = transformer_flax.restore(together / f"seed{seed}")  # an ordinary run
         assert restored.config.seed == seed
-        assert restored.translate(evaluation.sources) == evaluation.outputs
+        assert restored.translate(evaluation.sources, num_devices=2) == evaluation.outputs
         ours, theirs = (read_json_lines(path / "metrics.jsonl") for path in (together / f"seed{seed}", folder))
         assert [line["step"] for line in ours] == [line["step"] for line in theirs]
         assert ours[-1]["valid/perplexity"] == pytest.approx(theirs[-1]["valid/perplexity"], rel=1e-4)
