@@ -26,6 +26,7 @@ def watched(tmp_path, monkeypatch, *, terminal: bool) -> str:
         "color_system": None,
         "width": 120 if terminal else 1_000,
     }  # in which no path is broken
+    monkeypatch.setattr("transformer_flax.ablation.sweep.POLL", 0.5)  # bars are drawn every 0.1 s
     real = rich.console.Console
     monkeypatch.setattr(console.rich.console, "Console", lambda **given: real(**given | options))
     base = numbers.get_config()
