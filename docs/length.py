@@ -55,7 +55,7 @@ def measure(path: str):
     from transformer_flax.analysis.scores_by_length import load_written, measure_by_length
     from transformer_flax.data.sources import load_pairs
     from transformer_flax.training.run_directory import RunDirectory
-    from transformer_flax.training.saved_model import load_setup
+    from transformer_flax.training.trained_model import load_setup
 
     place = RunDirectory(path)
     config, tokenizer, _ = load_setup(place)

@@ -14,7 +14,7 @@ from tests.commands.process import refused, succeeds
 from transformer_flax.errors import UserError
 from transformer_flax.run import restore
 from transformer_flax.training.loop import train
-from transformer_flax.training.saved_model import checksum
+from transformer_flax.training.trained_model import checksum
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.model.registry import init_params
 from transformer_flax.run import Run, restore
-from transformer_flax.training import saved_model
+from transformer_flax.training import trained_model
 from transformer_flax.training.checkpoint_files import load_params
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.config_checks import model_config
@@ -304,7 +304,7 @@ def test_a_checkpoint_that_training_deletes_meanwhile_is_no_longer_chosen(made, 
         shutil.rmtree(checkpoints / "10", ignore_errors=True)
         return load_params(checkpoints, step, *arguments, **settings)
 
-    monkeypatch.setattr(saved_model, "load_params", delete_oldest_first)
+    monkeypatch.setattr(trained_model, "load_params", delete_oldest_first)
     assert restore(training, average=4).parameters == "the mean of the parameters at steps 20, 30, 34"
     with pytest.raises(UserError, match="has no checkpoint of step 10"):
         restore(training, steps=[10, 20])

@@ -78,7 +78,7 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
 def restore_named(name: str, average: str | None = None) -> "Run":
     """Restores the run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,...`, with the `average` of --average."""
     from transformer_flax.run import restore
-    from transformer_flax.training.saved_model import parse_name
+    from transformer_flax.training.trained_model import parse_name
 
     directory, steps = parse_name(name)
     return restore(directory, average=int(average) if average and average.isdecimal() else average, steps=steps)

@@ -30,7 +30,7 @@ from transformer_flax.files import require_free, whole_folder, write_whole
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import load_model, save_params
+from transformer_flax.training.trained_model import load_model, save_params
 
 ALIKE = ("source_language", "target_language", "lowercase", "tokenized")  # of the members of an ensemble
 MOST_MADE = 64  # translators that a run keeps

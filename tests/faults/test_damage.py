@@ -12,7 +12,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.run import restore
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import load_setup
+from transformer_flax.training.trained_model import load_setup
 
 FLIPS = 5  # of each file
 IDLE = ("translations", "selection.json", "events.out")  # that nobody reads again

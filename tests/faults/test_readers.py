@@ -17,7 +17,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import load_setup
+from transformer_flax.training.trained_model import load_setup
 
 PAIRS = ListPairs((f"number {n}", f"die Nummer {n}") for n in range(3))
 TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 270)

@@ -23,9 +23,9 @@ from transformer_flax.run import restore
 from transformer_flax.training.config_checks import check, check_text, device_dtype, model_config
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import load_setup
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.tasks import make_task
+from transformer_flax.training.trained_model import load_setup
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from transformer_flax.model.config import ModelConfig
 from transformer_flax.relatives.vector_files import TOKENIZER, Vectors
 from transformer_flax.training.config_fields import complete, require_run
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import load_setup, parse_name
+from transformer_flax.training.trained_model import load_setup, parse_name
 
 # Fields of a model that may differ, because they do not change what the parameters mean.
 SAME_PARAMETERS = (

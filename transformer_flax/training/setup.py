@@ -30,8 +30,8 @@ from transformer_flax.training.config_fields import AUTO, flatten, needs_bfloat1
 from transformer_flax.training.fine_tuning import are_trained, complete_run, load_embeddings
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.saved_model import SavedModel, checksum, load_model, parse_name
 from transformer_flax.training.sharding import Parallel, divide_cpu, make_parallel
+from transformer_flax.training.trained_model import TrainedModel, checksum, load_model, parse_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Data:
     train: Batches
     classes: Classes | None = None  # the classes, if the targets are labels
     embeddings: Vectors | None = None  # the vectors that the embeddings start from
-    start: SavedModel | None = None  # the trained model that the run starts from
+    start: TrainedModel | None = None  # the trained model that the run starts from
 
 
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # XLA reads this flag when the backend starts

@@ -27,7 +27,7 @@ from transformer_flax.training.config_fields import require_fields, require_run
 from transformer_flax.training.run_directory import RunDirectory
 
 
-class SavedModel(NamedTuple):
+class TrainedModel(NamedTuple):
     """A trained model with everything that is needed to use it."""
 
     config: ConfigDict
@@ -49,7 +49,7 @@ def parse_name(name: str) -> tuple[str, list[int] | None]:
 
 def load_model(
     workdir: str | os.PathLike, *, average: int | str | None = None, steps: int | Sequence[int] | None = None
-) -> SavedModel:
+) -> TrainedModel:
     """Loads the model of a run or of an exported folder. Nothing in the folder is executed or unpickled.
 
     Args:
@@ -69,7 +69,7 @@ def load_model(
     else:
         params, parameters = _load_chosen(place, config, like, average=average, steps=steps)
     fingerprints, classes = place.load_fingerprints(), place.load_classes()
-    return SavedModel(config, tokenizer, make_model(model), params, parameters, fingerprints, classes)
+    return TrainedModel(config, tokenizer, make_model(model), params, parameters, fingerprints, classes)
 
 
 def _load_chosen(place: RunDirectory, config: ConfigDict, like: Any, **which: Any) -> tuple[Any, str]:
