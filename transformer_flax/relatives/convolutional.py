@@ -154,7 +154,7 @@ class ConvolutionalTranslator(Seq2Seq):
     def decode_step(self, tokens: jax.Array, parents: jax.Array, position: jax.Array) -> jax.Array:
         """Does the same as `Transformer.decode_step`."""
         memory = self.get_variable("memory", "memory")
-        here = self.positions(self.config.max_length)[position]
+        here = jnp.take(self.positions(self.config.max_length), position, axis=0)
         y = embedded = self._embed(self.target_embedding, tokens, here)
         for layer in self.decoder:
             y = layer.decode_step(y, embedded, memory, parents)
