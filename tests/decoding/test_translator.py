@@ -26,6 +26,7 @@ from tests.decoding.translators import (
 )
 from transformer_flax.data.normalisation import Normaliser
 from transformer_flax.decoding import devices
+from transformer_flax.decoding.inputs import Inputs
 from transformer_flax.decoding.search import Hypotheses, Sampling
 from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import Transformer
@@ -327,6 +328,12 @@ def test_programs_are_compiled_once_for_a_width():
     translator.translate(LINES[::-1], prefixes="ab")
     translator.translate(["ab", "x" * 20, "y" * 31, "x" * 100] * 3)
     assert translator.compilations == 2
+
+
+@pytest.mark.parametrize(("window", "devices", "rows"), [(1, 1, 1), (1, 4, 4), (6, 4, 8), (500, 4, 256)])
+def test_a_batch_has_no_more_rows_than_a_window_fills(window, devices, rows):
+    inputs = Inputs(make().tokenizer, max_input_length=40, batch_size=64, window=window, devices=devices)
+    assert [found for _, found, _ in inputs.batches([5], lambda done: None)] == [rows]
 
 
 def test_equal_translators_share_their_programs():
