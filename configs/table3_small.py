@@ -41,7 +41,7 @@ def get_config(data: str = "numbers") -> ConfigDict:
         config.optimizer.update(factor=0.3, warmup_steps=100)  # the paper's factor is for batches 12 times as large
     else:
         config.steps = 5_000
-        config.data.vocab_size = 2_000
+        config.data.update(vocab_size=2_000, num_buckets=6)
         config.model.update(d_model=128, d_ff=512, d_k=16, d_v=16, branch_init=0.5)  # 0.5: docs/initial_values.md
         config.optimizer.update(factor=1.0, warmup_steps=400)
     evaluations = {"numbers": 4, "multi30k": 10}[data]

@@ -89,11 +89,11 @@ def test_muon_makes_the_update_of_every_matrix_orthogonal_and_adam_trains_the_re
             # The first of Adam with Nesterov's momentum.
             np.testing.assert_allclose(np.abs(change), np.abs(change).mean(), rtol=1e-3)
             continue
-        outputs = change.shape[1:] if path[-2].key in ("query", "key", "value") else change.shape[-1:]
-        matrix = np.reshape(change, (-1, np.prod(outputs)))
-        values = np.linalg.svd(matrix, compute_uv=False) / (0.5 * 0.2 * max(matrix.shape) ** 0.5)
-        assert 0.5 < values.min() <= values.max() < 1.3, (path, values)
-        matrices += 1
+        by_head = path[-2].key in ("query", "key", "value")
+        for matrix in np.moveaxis(change, 1, 0) if by_head else [np.reshape(change, (-1, change.shape[-1]))]:
+            values = np.linalg.svd(matrix, compute_uv=False) / (0.5 * 0.2 * max(matrix.shape) ** 0.5)
+            assert 0.5 < values.min() <= values.max() < 1.3, (path, values)
+            matrices += 1
     assert matrices >= 4
 
     _, stood_still = update(jax.tree.map(lambda g: g * jnp.nan, grads), after, params, finite=jnp.array(False))

@@ -111,16 +111,18 @@ def muon(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
 def matrices(params: Any) -> Any:
     """Returns, for optax, the input axes and output axes of each layer's kernel; None for other parameters.
 
-    W^Q, W^K and W^V [d_model, H, d_k] have two output axes. All other kernels have one output axis, the last. Several
-    input axes may precede it: W^O [H, d_v, d_model], a convolution [width, inputs, outputs].
+    A kernel with the W_i^Q, W_i^K or W_i^V of all heads, [d_model, H, d_k], is H matrices, each orthogonal by itself
+    (section 3.2.2; GLM-5 Team, 2026). Any other kernel is one matrix with one output axis, the last. Several input axes
+    may precede it: W^O [H, d_v, d_model], a convolution [width, inputs, outputs].
     """
 
     def axes(path: Any, leaf: Any) -> Any:
         *_, module, name = ("", *(part.key for part in path))
         if name != "kernel":
             return None
-        inputs = 1 if module in ("query", "key", "value") else leaf.ndim - 1
-        return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, leaf.ndim)))
+        if module in ("query", "key", "value"):
+            return optax.contrib.MuonDimensionNumbers(0, 2)  # for optax, any other axis numbers matrices
+        return optax.contrib.MuonDimensionNumbers(tuple(range(leaf.ndim - 1)), leaf.ndim - 1)
 
     return jax.tree_util.tree_map_with_path(axes, params)
 
