@@ -75,7 +75,8 @@ KINDS = {"transformer": base, "recurrent": recurrent, "convolutional": convoluti
 @pytest.mark.parametrize("kind", ["transformer", long("recurrent"), long("convolutional"), "classifier"])
 def test_muon_makes_the_update_of_every_matrix_orthogonal_and_adam_trains_the_rest(kind):
     config = KINDS[kind].get_config()
-    sizes = {"num_layers": 1, "d_model": 12, "d_ff": 20, "num_heads": 2, "d_k": 3, "d_v": 5}
+    # All heads together have more features than d_model: orthogonal as one matrix, they would not be orthogonal alone.
+    sizes = {"num_layers": 1, "d_model": 12, "d_ff": 20, "num_heads": 4, "d_k": 6, "d_v": 5}
     config.model.update({name: value for name, value in sizes.items() if name in config.model} | {"dtype": "float32"})
     shapes = jax.eval_shape(lambda: init_params(make_config(29, config.model), jax.random.key(0)))
     rng = np.random.default_rng(0)
