@@ -120,9 +120,8 @@ def matrices(params: Any) -> Any:
         *_, module, name = ("", *(part.key for part in path))
         if name != "kernel":
             return None
-        if module in ("query", "key", "value"):
-            return optax.contrib.MuonDimensionNumbers(0, 2)  # for optax, any other axis numbers matrices
-        return optax.contrib.MuonDimensionNumbers(tuple(range(leaf.ndim - 1)), leaf.ndim - 1)
+        inputs = 1 if module in ("query", "key", "value") else leaf.ndim - 1
+        return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), leaf.ndim - 1)  # an axis between: of matrices
 
     return jax.tree_util.tree_map_with_path(axes, params)
 
