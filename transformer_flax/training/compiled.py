@@ -7,6 +7,7 @@ import collections
 import functools
 import json
 from collections.abc import Callable
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -24,7 +25,7 @@ from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
 from transformer_flax.training.tasks import make_loss, make_task
 
-# No step depends on these fields. Runs that differ only in these fields share their compiled programs.
+# Runs that differ only in these fields share their compiled programs. A cooldown needs `steps`.
 NOT_COMPILED = (
     "seed",
     "steps",
@@ -41,10 +42,16 @@ NOT_COMPILED = (
 )
 
 
+def compiled_fields(config: ConfigDict) -> dict[str, Any]:
+    """Returns the fields of a config that its compiled steps depend on."""
+    fields = {name: value for name, value in config.to_dict().items() if name not in NOT_COMPILED}
+    return fields | {"steps": config.steps} if config.optimizer.cooldown_steps else fields
+
+
 class Steps:
     """The training and evaluation steps of a model, compiled for its devices.
 
-    `config` is the run's config without the fields in NOT_COMPILED.
+    `config` is the run's config as `compiled_fields` returns it.
     """
 
     def __init__(self, config: ConfigDict, model: nn.Module, parallel: Parallel):
@@ -93,9 +100,8 @@ class Programs:
 
     def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
         self.parallel, self._config, self._data = parallel, config, data
-        compiled = {name: value for name, value in config.to_dict().items() if name not in NOT_COMPILED}
         self.model = make_model(model_config(config, data.tokenizer.vocab_size))
-        self.steps = _steps(json.dumps(compiled), self.model, parallel)
+        self.steps = _steps(json.dumps(compiled_fields(config)), self.model, parallel)
         self._traced_before = self.steps.traced.copy()
         self.task = make_task(config, self.model, data)
         self.schedule = make_schedule(config)

@@ -31,11 +31,17 @@ def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Call
 
 
 def make_schedule(config: ConfigDict) -> Callable[[jax.typing.ArrayLike], jax.Array]:
-    """Returns the learning rate of a run: the paper's. With Schedule-Free, the rate stays at its peak."""
+    """Returns the learning rate of a run, by number of earlier updates: the paper's.
+
+    In the last `cooldown_steps` of the run, the rate falls to zero: the paper's rate times a factor that falls linearly
+    (Hägele et al., 2024). With Schedule-Free, the rate stays at its peak.
+    """
     c = config.optimizer
     schedule = paper_schedule(config.model.d_model, c.warmup_steps, c.factor)
     if c.name == SCHEDULE_FREE:
         return lambda count: schedule(jnp.minimum(count, c.warmup_steps - 1))
+    if c.cooldown_steps:
+        return lambda count: schedule(count) * jnp.clip((config.steps - count) / c.cooldown_steps, 0, 1)
     return schedule
 
 
@@ -176,9 +182,10 @@ def make_average(config: ConfigDict) -> Average | None:
     """Returns the average that a run with this config keeps, or None."""
     if config.optimizer.name != SCHEDULE_FREE:
         return exponential(config.ema_decay) if config.ema_decay else None
-    if config.ema_decay:
-        raise UserError(
-            f"config.ema_decay is {config.ema_decay}; it must be 0 with config.optimizer.name 'schedule_free', which "
-            "keeps an average of its own"
-        )
+    for name, value in (("ema_decay", config.ema_decay), ("optimizer.cooldown_steps", config.optimizer.cooldown_steps)):
+        if value:
+            raise UserError(
+                f"config.{name} is {value}; it must be 0 with config.optimizer.name 'schedule_free', which keeps an "
+                "average of its own at a constant rate"
+            )
     return schedule_free(config.optimizer.warmup_steps, config.optimizer.b1)
