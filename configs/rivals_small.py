@@ -19,7 +19,7 @@ KINDS = {"transformer": multi30k, "recurrent": recurrent, "convolutional": convo
 OWN = {  # values of model and optimizer; docs/rivals.md explains how rates and dropout were chosen
     "transformer": {
         "model": {"d_model": 96, "d_ff": 256, "d_k": 24, "d_v": 24, "dropout": 0.1},
-        "optimizer": {"factor": 1.0, "warmup_steps": 400},
+        "optimizer": {"factor": 1.0, "warmup_steps": 400, "cooldown_steps": 0},
     },
     "recurrent": {"model": {"d_model": 140, "dropout": 0.1}, "optimizer": {"factor": 1.0}},
     "convolutional": {"model": {"d_model": 92, "dropout": 0.1}, "optimizer": {"factor": 1.0}},
@@ -33,7 +33,8 @@ def get_config(kind: str = "transformer") -> ConfigDict:
     config.name = f"rivals_small-{kind}"
     config.steps = 7_500  # 10.6 epochs
     config.update(OWN[kind])
-    config.data.update(vocab_size=3_000, tokens_per_batch=1024)
+    config.data.update(vocab_size=3_000, tokens_per_batch=1024, num_buckets=6)
+    config.decode.update(length_penalty="gnmt", alpha=0.6)
     config.eval.update(every=750, sentences=500)
     config.parallel.cpu_devices = 1  # a sweep gives each run a core
     return config
