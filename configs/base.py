@@ -123,7 +123,7 @@ def get_config() -> ConfigDict:
     config.optimizer.b1 = 0.9  # momentum (Muon: 0.95); Schedule-Free: gradients are at (1 - b1) parameters + b1 average
     config.optimizer.b2 = 0.98
     config.optimizer.eps = 1e-9
-    config.optimizer.cooldown_steps = 0  # last steps, in which the rate falls linearly to 0; 0: the paper's schedule
+    config.optimizer.cooldown = 0.0  # share of the steps, at the end, in which the rate falls linearly to 0
     config.optimizer.clip_norm = 0.0  # largest norm of the whole gradient; 0: no clipping
 
     config.parallel = ConfigDict()

@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     config.model.update(num_layers=4, d_model=128, d_ff=256, num_heads=4, d_k=32, d_v=32, dropout=0.3)
     config.model.update(start="fairseq", branch_init=1.0)  # theirs, as they used fairseq
     config.data.update(vocab_size=10_000, tokens_per_batch=8_192, lowercase=True, tokenized=True)
-    config.optimizer.update(factor=2.5, warmup_steps=2_000, cooldown_steps=0)  # peak: 0.005
+    config.optimizer.update(factor=2.5, warmup_steps=2_000, cooldown=0.0)  # peak: 0.005
     config.optimizer.update(eps=1e-8, clip_norm=25.0)
     config.decode.update(beam_size=5, length_penalty="length", alpha=1.0)
     config.eval.update(every=500, final_average=10, patience=10)

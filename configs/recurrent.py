@@ -27,6 +27,6 @@ def get_config() -> ConfigDict:
     # elsewhere; config.json records the choice. Parameters, states and loss are float32.
     config.model.dtype = "auto"
     config.steps = 5_500
-    config.optimizer.update(factor=0.35, warmup_steps=400, cooldown_steps=0)
+    config.optimizer.update(factor=0.35, warmup_steps=400, cooldown=0.0)
     config.optimizer.clip_norm = 1.0  # some gradients through many time steps are huge
     return config

@@ -19,7 +19,7 @@ KINDS = {"transformer": multi30k, "recurrent": recurrent, "convolutional": convo
 OWN = {  # values of model and optimizer; docs/rivals.md explains how rates and dropout were chosen
     "transformer": {
         "model": {"d_model": 96, "d_ff": 256, "d_k": 24, "d_v": 24, "dropout": 0.1},
-        "optimizer": {"factor": 1.0, "warmup_steps": 400, "cooldown_steps": 0},
+        "optimizer": {"factor": 1.0, "warmup_steps": 400, "cooldown": 0.0},
     },
     "recurrent": {"model": {"d_model": 140, "dropout": 0.1}, "optimizer": {"factor": 1.0}},
     "convolutional": {"model": {"d_model": 92, "dropout": 0.1}, "optimizer": {"factor": 1.0}},

@@ -43,7 +43,7 @@ def get_config(data: str = "numbers") -> ConfigDict:
         config.steps = 5_000
         config.data.update(vocab_size=2_000, num_buckets=6)
         config.model.update(d_model=128, d_ff=512, d_k=16, d_v=16, branch_init=0.5)  # 0.5: docs/initial_values.md
-        config.optimizer.update(factor=1.0, warmup_steps=400, cooldown_steps=0)
+        config.optimizer.update(factor=1.0, warmup_steps=400, cooldown=0.0)
     evaluations = {"numbers": 4, "multi30k": 10}[data]
     config.eval.update(every=config.steps // evaluations, sentences=100, average=1, final_average=1, test=False)
     config.checkpoint.update(every=config.steps // evaluations, keep=1)

@@ -80,7 +80,7 @@ def done(trained, tmp_path):
 @pytest.mark.parametrize(
     "mode",
     [
-        {"parallel__num_devices": 2, "accumulation_steps": 2, "optimizer__cooldown_steps": 4},
+        {"parallel__num_devices": 2, "accumulation_steps": 2, "optimizer__cooldown": 0.7},
         {"parallel__mode": "pmap", "parallel__num_devices": 2, "ema_decay": 0.9, "data__batching": "packed"},
         long({"optimizer__name": "muon"}),
         long({"optimizer__name": "schedule_free", "r_drop": 5.0, "data__bpe_dropout": 0.1}),
@@ -123,8 +123,8 @@ def test_runs_of_a_process_share_their_programs_where_they_compute_the_same(text
     steps, search = programs("first")
     assert programs("same", seed=1, steps=9) == (steps, search)
     assert programs("other", accumulation_steps=2)[0] is not steps
-    cooled, _ = programs("cooled", optimizer__cooldown_steps=2)
-    assert programs("cooled sooner", optimizer__cooldown_steps=2, steps=4)[0] is not cooled
+    cooled, _ = programs("cooled", optimizer__cooldown=0.5)
+    assert programs("cooled sooner", optimizer__cooldown=0.5, steps=4)[0] is not cooled
     monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Other))
     of_other_class = programs("another class")
     assert of_other_class[0] is not steps

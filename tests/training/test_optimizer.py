@@ -114,7 +114,7 @@ def test_schedule_free_keeps_the_peak_of_the_papers_rate():
 def test_in_the_cooldown_the_papers_rate_falls_to_zero():
     config = base.get_config()
     papers = make_schedule(config)
-    config.update(steps=10_000, optimizer={"cooldown_steps": 4_000})
+    config.update(steps=10_000, optimizer={"cooldown": 0.4})
     rates = [make_schedule(config)(count) for count in (0, 3_999, 6_000, 8_000, 9_999, 10_000, 10_001)]
     expected = [papers(0), papers(3_999), papers(6_000), papers(8_000) / 2, papers(9_999) / 4_000, 0, 0]
     np.testing.assert_allclose(rates, expected, rtol=1e-6)
@@ -170,7 +170,7 @@ def test_the_warm_up_of_schedule_free_may_be_long():
     assert float(schedule_free(50_000, 0.9).weight(jnp.int32(100_000))) == pytest.approx(1.5e-5, rel=1e-3)
 
 
-@pytest.mark.parametrize(("name", "value"), [("ema_decay", 0.9), ("optimizer.cooldown_steps", 2)])
+@pytest.mark.parametrize(("name", "value"), [("ema_decay", 0.9), ("optimizer.cooldown", 0.5)])
 def test_schedule_free_is_alone(name, value):
     with pytest.raises(UserError, match=rf"config\.{name} is {value}; it must be 0 with config\.optimizer\.name"):
         check(small_config(optimizer__name="schedule_free", **{name.replace(".", "__"): value}))

@@ -45,7 +45,7 @@ NOT_COMPILED = (
 def compiled_fields(config: ConfigDict) -> dict[str, Any]:
     """Returns the fields of a config that its compiled steps depend on."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_COMPILED}
-    return fields | {"steps": config.steps} if config.optimizer.cooldown_steps else fields
+    return fields | {"steps": config.steps} if config.optimizer.cooldown else fields
 
 
 class Steps:

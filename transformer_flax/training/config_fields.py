@@ -77,7 +77,7 @@ class OptimizerConfig:
     eps: float = positive()
     clip_norm: float = at_least(0)
     name: str = one_of(("adam", "muon", "schedule_free"), default="adam")
-    cooldown_steps: int = at_least(0, default=0)
+    cooldown: float = rate(default=0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

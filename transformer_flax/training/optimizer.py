@@ -33,15 +33,15 @@ def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Call
 def make_schedule(config: ConfigDict) -> Callable[[jax.typing.ArrayLike], jax.Array]:
     """Returns the learning rate of a run, by number of earlier updates: the paper's.
 
-    In the last `cooldown_steps` of the run, the rate falls to zero: the paper's rate times a factor that falls linearly
-    (Hägele et al., 2024). With Schedule-Free, the rate stays at its peak.
+    In the last steps of the run, of which `cooldown` is the share, it is multiplied by a factor that falls linearly to
+    zero (Hägele et al., 2024). With Schedule-Free, the rate stays at its peak.
     """
     c = config.optimizer
     schedule = paper_schedule(config.model.d_model, c.warmup_steps, c.factor)
     if c.name == SCHEDULE_FREE:
         return lambda count: schedule(jnp.minimum(count, c.warmup_steps - 1))
-    if c.cooldown_steps:
-        return lambda count: schedule(count) * jnp.clip((config.steps - count) / c.cooldown_steps, 0, 1)
+    if c.cooldown:
+        return lambda count: schedule(count) * jnp.clip((config.steps - count) / (c.cooldown * config.steps), 0, 1)
     return schedule
 
 
@@ -182,7 +182,7 @@ def make_average(config: ConfigDict) -> Average | None:
     """Returns the average that a run with this config keeps, or None."""
     if config.optimizer.name != SCHEDULE_FREE:
         return exponential(config.ema_decay) if config.ema_decay else None
-    for name, value in (("ema_decay", config.ema_decay), ("optimizer.cooldown_steps", config.optimizer.cooldown_steps)):
+    for name, value in (("ema_decay", config.ema_decay), ("optimizer.cooldown", config.optimizer.cooldown)):
         if value:
             raise UserError(
                 f"config.{name} is {value}; it must be 0 with config.optimizer.name 'schedule_free', which keeps an "
