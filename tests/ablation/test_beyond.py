@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from configs import base, numbers, table3_small
+from configs import base, multi30k, numbers, table3_small
 from configs import table3 as table3_config
 from tests.ablation import made
 from tests.ablation.test_table3 import flat
@@ -92,6 +92,12 @@ def test_on_another_base_a_larger_batch_has_as_many_epochs_and_the_root_of_its_s
 def test_starts_are_compared_by_themselves_on_a_base_with_lighter_sub_layers():
     rows = make_variants(table3_small.get_config("multi30k"), "xavier,fairseq,deepnorm")
     assert {row.config.model.branch_init for row in rows} == {1.0}
+
+
+def test_schedule_free_has_no_cooldown_on_a_base_with_one():
+    [row] = make_variants(multi30k.get_config(), "schedule-free")
+    assert multi30k.get_config().optimizer.cooldown > 0
+    check(row.config)
 
 
 def test_rows_beyond_are_swept_by_name_or_all_at_once_and_never_unasked():

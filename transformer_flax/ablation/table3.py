@@ -111,7 +111,7 @@ RECIPES = _by_name(
     Row("deepnorm", {"model.start": "deepnorm", "model.branch_init": 1.0}),
     # With the momentum of Jordan et al. (2024).
     Row("muon", {"optimizer.name": "muon", "optimizer.b1": 0.95}),
-    Row("schedule-free", {"optimizer.name": "schedule_free"}),
+    Row("schedule-free", {"optimizer.name": "schedule_free", "optimizer.cooldown": 0.0}),
     # The same number of epochs. The warm-up is shortened too, so equation 3 gives twice the rate at every epoch.
     Row("batch-x4", {"data.tokens_per_batch": 100_000, "steps": 25_000, "optimizer.warmup_steps": 1_000}),
 )
