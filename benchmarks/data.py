@@ -31,6 +31,7 @@ from transformer_flax.data.filtering import select_training_pairs
 from transformer_flax.data.sources import Pairs, load_pairs
 from transformer_flax.data.text_files import read_side_by_side
 from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 
 SOURCE = flags.DEFINE_string("source", None, "a file of sentences; default: number words")
@@ -53,7 +54,7 @@ class Lines(list):
 
 
 def read_pairs() -> Lines:
-    if SOURCE.value is not None:
+    if SOURCE.value is not None and TARGET.value is not None:
         sides = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))
         return Lines(itertools.islice(zip(*sides, strict=True), LINES.value))
     pairs = load_pairs(numbers.get_config().data, "train")
@@ -162,6 +163,8 @@ def growth(write: Callable[[pathlib.Path, int], None], prepare: Callable, *argum
 
 
 def main() -> None:
+    if (SOURCE.value is None) != (TARGET.value is None):
+        raise UserError("--source and --target belong together: give both, or none for number words")
     console = rich.console.Console(highlight=False)
     pairs = read_pairs()
     tokenizer = Tokenizer.train((text for pair in pairs[:20_000] for text in pair), 8_000)

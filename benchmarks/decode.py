@@ -3,8 +3,7 @@
 A random model translates random sentences into outputs of one forced length. Prints sentences and output tokens a
 second: the median of interleaved calls, with the slowest and the fastest. If CTranslate2 is installed, it runs beside
 them with the same model and length: on a CPU in float32 with as many threads, on a GPU in float16. --devices shares the
-sentences among several devices; JAX_NUM_CPU_DEVICES=2 makes a CPU two devices. --without_cache adds the same search
-with a model that decodes the whole output again at each step.
+sentences among several devices; JAX_NUM_CPU_DEVICES=2 makes a CPU two devices.
 """
 
 import ctypes
@@ -31,11 +30,9 @@ from benchmarks.sizes import SIZES
 from benchmarks.timing import interleaved
 from transformer_flax import cli
 from transformer_flax.decoding.devices import OnDevices
-from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, follow, greedy_search
+from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, greedy_search
 from transformer_flax.decoding.translator import as_step
-from transformer_flax.model.attention import padding_mask
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.layers import to_logits
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
@@ -50,38 +47,16 @@ SOURCE_LENGTH = flags.DEFINE_integer("source_length", 24, "tokens of each input"
 PEER = flags.DEFINE_bool("ctranslate2", None, "also search with CTranslate2; default: if it can")
 DTYPE = flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "type of the computation; default suits the device")
 REPEATS = flags.DEFINE_integer("repeats", 5, "timed calls of each search")
-WITHOUT_CACHE = flags.DEFINE_bool("without_cache", False, "also search without a cache of keys and values")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 
 
-def decode_anew(module: Transformer, tokens, memory, memory_mask, position):
-    """Returns the logits after `position`, decoding all of the output so far [B, L]."""
-    y = module.decode(tokens, memory, memory_mask)
-    return to_logits(y[:, position], module.output_embedding.embedding)
-
-
-def begin_without_cache(model: Transformer, params, source, hypotheses: int, length: int):
-    """Does what `as_step` does, without a cache of keys and values: each step decodes all tokens."""
-    memory = model.apply({"params": params}, source, method="encode")
-
-    def step(tokens, parents, position, cache):
-        outputs, memory, mask = cache
-        # The tokens given at a position are the outputs of the position before. At 0, shift_right drops them.
-        outputs = follow(outputs, parents).at[:, :, position - 1].set(tokens)
-        of_each = (jnp.repeat(x, hypotheses, axis=0) for x in (memory, mask))
-        logits = model.apply({"params": params}, outputs.reshape(-1, length), *of_each, position, method=decode_anew)
-        return logits.reshape(*tokens.shape, -1), (outputs, memory, mask)
-
-    return step, (jnp.zeros((source.shape[0], hypotheses, length), jnp.int32), memory, padding_mask(source))
-
-
-def make_search(begin, model: Transformer, params, source, beam_size: int, length: int, num_devices: int = 1):
+def make_search(model: Transformer, params, source, beam_size: int, length: int, num_devices: int = 1):
     """Returns a compiled search for outputs of exactly `length` tokens."""
     devices = OnDevices(params, num_devices)
     penalty = LengthPenalty("gnmt", 0.6)
 
     def search(params, source):
-        step, cache = begin(model, params, source, beam_size, length)
+        step, cache = as_step(model, params, source, beam_size, length)
         bounds = Bounds.of(jnp.full(source.shape[0], length), length, shortest=length)
         if beam_size == 1:
             return greedy_search(step, cache, bounds, penalty)
@@ -129,14 +104,10 @@ def main() -> None:
         for beam_size in map(int, BEAM_SIZE.value):
             name = f"{size}, beam {beam_size}"
             for num_devices in map(int, DEVICES.value):
-                together = make_search(as_step, model, params, source, beam_size, length, num_devices)
+                together = make_search(model, params, source, beam_size, length, num_devices)
                 searches[f"{name}, {num_devices} devices" if num_devices > 1 else name] = together
             if compare:
                 searches[f"{name}, CTranslate2"] = make_peer_search(config, params, source, beam_size, length)
-            if WITHOUT_CACHE.value:
-                searches[f"{name}, no cache"] = make_search(
-                    begin_without_cache, model, params, source, beam_size, length
-                )
     timings = interleaved(searches, REPEATS.value)
     table = rich.table.Table("search", "sentences a second", "tokens a second", "a step", "first call")
     for name, timing in timings.items():
@@ -153,9 +124,6 @@ def main() -> None:
     console.print(about, table, sep="\n")
     ratios = {}
     for name, timing in timings.items():
-        if slow := timings.get(f"{name}, no cache"):
-            np.testing.assert_allclose(slow.result.scores, timing.result.scores, rtol=1e-3, err_msg=name)
-            console.print(f"{name}: {slow.median / timing.median:.1f} times as fast as without a cache, same scores")
         if peer := timings.get(f"{re.sub(', [0-9]+ devices', '', name)}, CTranslate2"):
             ratio, low, high = timing.times_as_fast_as(peer)
             ratios[name] = {"median": ratio, "low": low, "high": high}

@@ -276,7 +276,6 @@ def test_processes_that_no_cluster_has_started_are_told_what_to_give(tmp_path):
 @pytest.mark.parametrize(
     ("config", "processes", "message"),
     [
-        ({"mode": "pmap", "num_devices": 0}, [0, 0, 1, 1], "mode is 'pmap'"),
         ({"mode": "jit", "num_devices": 2}, [0, 0, 1, 1], "num_devices is 2; 2 processes use all their 4"),
         ({"mode": "jit", "num_devices": 0}, [0, 1, 1], r"process 0: 1, process 1: 2\); they must have the same"),
     ],

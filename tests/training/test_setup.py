@@ -20,6 +20,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import make_model
 from transformer_flax.run import restore
+from transformer_flax.training import config_checks
 from transformer_flax.training.config_checks import check, check_text, device_dtype, model_config
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
@@ -155,6 +156,17 @@ def test_one_language_on_both_sides_is_refused(source):
         check(config)
     config.data.source = "copy"  # has none
     check(config)
+
+
+def test_pmap_keeps_all_parameters_on_each_device_and_is_for_one_process(monkeypatch):
+    with pytest.raises(UserError, match=r"config\.parallel\.shard_params is True; it must be False with pmap"):
+        check(small_config(parallel__mode="pmap", parallel__shard_params=True))
+    monkeypatch.setattr(config_checks, "share", lambda: (0, 2))
+    for name, value, only in (("parallel.mode", "pmap", "jit"), ("on_write_failure", "go on", "stop")):
+        with pytest.raises(
+            UserError, match=rf"config\.{name} is '{value}'; it must be '{only}' with several processes"
+        ):
+            check(small_config(**{name.replace(".", "__"): value}))
 
 
 def test_what_is_averaged_must_be_kept():

@@ -265,7 +265,6 @@ def test_steps_differ_in_their_dropout_and_seeds_too():
         ({"mode": "jit", "num_devices": -1}, 8, 1, "num_devices is -1"),
         ({"mode": "jit", "num_devices": 3}, 8, 1, "rows_multiple_of is 8, which does not divide among 3 devices"),
         ({"mode": "pmap", "num_devices": 8}, 8, 2, "set it to a multiple of 16"),
-        ({"mode": "pmap", "num_devices": 1, "shard_params": True}, 8, 1, "set the mode to 'jit', or shard_params to F"),
     ],
 )
 def test_what_does_not_divide_is_refused(parallel, rows, accumulation_steps, message):

@@ -78,7 +78,7 @@ class Slurm:
             additional_parameters={"requeue": True} | options,
         )
         self._queued: dict[Job, Any] = {}  # submitit's jobs
-        self._missing: set[Job] = set()  # jobs that were not in the queue at the last poll
+        self._missing: list[Job] = []  # jobs that were not in the queue at the last poll
         self._states: dict[str, str] | None = None  # states of the sweep's jobs, by number; None until Slurm answers
         self._asked = -float("inf")
 
@@ -108,7 +108,7 @@ class Slurm:
     def poll(self) -> list[tuple[Job, str]]:
         if not self._ask():
             return []
-        missing = {job for job, submitted in self._queued.items() if submitted.job_id not in (self._states or {})}
+        missing = [job for job, submitted in self._queued.items() if submitted.job_id not in (self._states or {})]
         ended = [job for job in missing if job in self._missing]  # a requeued job may be missing for a moment
         self._missing = missing
         return [(job, _problem(self._queued.pop(job).stderr() or "")) for job in ended]

@@ -15,9 +15,9 @@ def product_of_few_rows(x: jax.Array, y: jax.Array) -> jax.Array:
     """Computes the matrix products x y of a decoding step: [B, H, K, D], [B, H, D, M] -> float32 [B, H, K, M].
 
     On a CPU, several rows use sums of products. A matrix product of a few rows would first repack all of y, which takes
-    several times as long (benchmarks/ancestors.py). A single row uses the product of a vector and a matrix, which
-    repacks nothing and is several times as fast as the sums. Other devices use matrix products, because the sums would
-    write y in float32.
+    several times as long (docs/log.md, "Following a beam's ancestors"). A single row uses the product of a vector and a
+    matrix, which repacks nothing and is several times as fast as the sums. Other devices use matrix products, because
+    the sums would write y in float32.
     """
 
     def multiply(x, y):

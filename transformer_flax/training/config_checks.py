@@ -13,10 +13,17 @@ from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import find_kind, make_config, param_shapes
-from transformer_flax.training.config_fields import AUTO, flatten, needs_bfloat16, require_fields, require_run
+from transformer_flax.training.config_fields import (
+    AUTO,
+    flatten,
+    needs_bfloat16,
+    require_fields,
+    require_only,
+    require_run,
+)
 from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, require_alike
 from transformer_flax.training.multihost import share
-from transformer_flax.training.optimizer import keeps_average
+from transformer_flax.training.optimizer import SCHEDULE_FREE, keeps_average
 from transformer_flax.training.wandb_run import require_wandb
 
 
@@ -39,7 +46,12 @@ def check(config: ConfigDict) -> None:
         "0 where config.eval.every is 0: patience counts evaluations during training",
     )
     if share()[1] > 1:
-        require("on_write_failure", config.on_write_failure == "stop", "stop with several processes")
+        require_only(config, {"parallel.mode": "jit", "on_write_failure": "stop"}, "with several processes")
+    if config.parallel.mode == "pmap":
+        require_only(config, {"parallel.shard_params": False}, "with pmap, which copies the parameters to each device")
+    if config.optimizer.name == SCHEDULE_FREE:
+        only = {"ema_decay": 0.0, "optimizer.cooldown": 0.0}
+        require_only(config, only, "with schedule_free, which keeps an average of its own at a constant rate")
     fields, kind = flatten(config.to_dict()), find_kind(config.model.kind)
     if not (kind.segments or kind.classifies):
         require(
@@ -55,8 +67,9 @@ def check(config: ConfigDict) -> None:
     given = given_tokenizer(config)
     if config.init_from:
         require_alike(config, model)
-        for name in ("data.tokenizer_file", "embedding_init"):
-            require(name, not fields[name], "empty with config.init_from, which has its own")
+        require_only(
+            config, {"data.tokenizer_file": "", "embedding_init": ""}, "with config.init_from, which has its own"
+        )
     load_embeddings(config, given)
     if config.train_only:
         are_trained(config.train_only, param_shapes(model))
@@ -68,10 +81,9 @@ def check(config: ConfigDict) -> None:
     )
     tokenizer = config.data.tokenizer
     if kind.classifies:
-        only_values = {"loss_chunks": 1, "r_drop": 0, "data.bpe_dropout": 0}
-        only_values |= {"data.batching": "bucketed", "data.max_length_ratio": 0}
-        for name, only in only_values.items():
-            require(name, fields[name] == only, f"{only!r} where texts are classified")
+        only = {"loss_chunks": 1, "r_drop": 0, "data.bpe_dropout": 0}
+        only |= {"data.batching": "bucketed", "data.max_length_ratio": 0}
+        require_only(config, only, "where texts are classified")
     else:
         require("data.tokenizer", tokenizer in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")
         if config.data.bpe_dropout and given:

@@ -175,6 +175,14 @@ def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
     _require_fields(config, dataclass, "config", saved=saved)
 
 
+def require_only(config: ConfigDict, values: Mapping[str, Any], where: str) -> None:
+    """Checks that each of these fields has the only value that works `where` something else is so."""
+    fields = flatten(config.to_dict())
+    for name, only in values.items():
+        if fields.get(name, only) != only:
+            raise UserError(f"config.{name} is {fields[name]!r}; it must be {only!r} {where}")
+
+
 def make_floats(config: ConfigDict, dataclass: Any = RunConfig) -> None:
     """Converts whole numbers in the float fields of a Transformer's run, so that a dropout of 0 can be set to 0.1."""
     for field in dataclasses.fields(dataclass):

@@ -13,8 +13,6 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from transformer_flax.errors import UserError
-
 SCHEDULE_FREE = "schedule_free"  # config.optimizer.name
 MUON = "muon"
 ADAMS_RMS = 0.2  # RMS of Adam's updates over the learning rate; Muon's are scaled to this RMS (Liu et al., 2025)
@@ -180,12 +178,6 @@ def keeps_average(config: ConfigDict) -> bool:
 
 def make_average(config: ConfigDict) -> Average | None:
     """Returns the average that a run with this config keeps, or None."""
-    if config.optimizer.name != SCHEDULE_FREE:
-        return exponential(config.ema_decay) if config.ema_decay else None
-    for name, value in (("ema_decay", config.ema_decay), ("optimizer.cooldown", config.optimizer.cooldown)):
-        if value:
-            raise UserError(
-                f"config.{name} is {value}; it must be 0 with config.optimizer.name 'schedule_free', which keeps an "
-                "average of its own at a constant rate"
-            )
-    return schedule_free(config.optimizer.warmup_steps, config.optimizer.b1)
+    if config.optimizer.name == SCHEDULE_FREE:
+        return schedule_free(config.optimizer.warmup_steps, config.optimizer.b1)
+    return exponential(config.ema_decay) if config.ema_decay else None

@@ -179,11 +179,6 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
 
     `rows_multiple_of` must divide among the devices, the accumulation steps and the chunks of the loss.
     """
-    if config.shard_params and config.mode == "pmap":
-        raise UserError(
-            "config.parallel.shard_params is True and config.parallel.mode is 'pmap', which keeps a copy of the "
-            "parameters on each device; set the mode to 'jit', or shard_params to False"
-        )
     # Rows are divided among the processes in order of the process index, which the device ids need not follow.
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     if jax.process_count() > 1:
@@ -207,8 +202,6 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
 
 def _check_processes(config, devices: list[jax.Device]) -> None:
     """Checks that several processes can use these devices as `config.parallel` specifies."""
-    if config.mode == "pmap":
-        raise UserError("config.parallel.mode is 'pmap', which is for one process; several need 'jit'")
     if config.num_devices not in (0, len(devices)):
         raise UserError(
             f"config.parallel.num_devices is {config.num_devices}; {jax.process_count()} processes use all their "

@@ -15,6 +15,7 @@ from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
+from transformer_flax.training.config_fields import require_only
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.fine_tuning import complete_run
 from transformer_flax.training.interruption import Interruption
@@ -162,25 +163,12 @@ def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
     """Checks that runs of `config` with these seeds can be trained together."""
     if len(set(seeds)) < len(seeds) or not seeds:
         raise UserError(f"--seeds={','.join(map(str, seeds))}: name different seeds, such as 0,1,2")
-    if config.eval.patience:
-        raise UserError(
-            f"config.eval.patience is {config.eval.patience}; seeds that are trained together all make config.steps "
-            "steps: set it to 0, or train the seeds one by one"
-        )
-    if config.parallel.mode != "jit" or config.parallel.shard_params:
-        raise UserError(
-            f"config.parallel.mode is {config.parallel.mode!r} and shard_params {config.parallel.shard_params}; "
-            "several seeds are trained together with 'jit' and False only"
-        )
+    only = {"parallel.mode": "jit", "parallel.shard_params": False, "eval.patience": 0, "on_write_failure": "stop"}
+    require_only(config, only, "where seeds are trained together, each step of all of them at once")
     if config.model.get("attention_implementation") == "cudnn":
         raise UserError(
             "config.model.attention_implementation is 'cudnn', which JAX cannot map over seeds; set it to 'plain', or "
             "train the seeds one by one"
-        )
-    if config.on_write_failure != "stop":
-        raise UserError(
-            f"config.on_write_failure is {config.on_write_failure!r}; seeds that are trained together resume from a "
-            "step that all of them have saved: set it to 'stop'"
         )
     if share()[1] > 1:
         raise UserError("several seeds are trained together by one process, without --distributed")
