@@ -47,6 +47,7 @@ from transformer_flax.model.config import IMPLEMENTATIONS, TransformerConfig
 from transformer_flax.model.flops import training_flops
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
+from transformer_flax.special_tokens import PAD_ID
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.sharding import Parallel
@@ -114,7 +115,8 @@ def lower_search(config: TransformerConfig, devices: list[jax.Device], rows: int
 
     def find(params, source):
         begun = as_step(model, params, source, beam_size, length)
-        bounds = search.Bounds.of(jnp.full(rows, length), length)
+        longest = jnp.full(rows, length)
+        bounds = search.Bounds(jnp.ones_like(longest), longest, jnp.full((rows, length), PAD_ID))
         return search.beam_search(*begun, bounds, search.LengthPenalty("gnmt", 0.6), beam_size=beam_size)
 
     here = jax.sharding.SingleDeviceSharding(devices[0])

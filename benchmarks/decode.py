@@ -35,7 +35,7 @@ from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.registry import init_params
 from transformer_flax.model.transformer import Transformer
-from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
+from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 from transformer_flax.training.config_checks import device_dtype
 
 SIZE = flags.DEFINE_list("sizes", ["small", "base"], f"sizes of the model: {', '.join(SIZES)}")
@@ -57,7 +57,8 @@ def make_search(model: Transformer, params, source, beam_size: int, length: int,
 
     def search(params, source):
         step, cache = as_step(model, params, source, beam_size, length)
-        bounds = Bounds.of(jnp.full(source.shape[0], length), length, shortest=length)
+        exactly = jnp.full(len(source), length)
+        bounds = Bounds(exactly, exactly, jnp.full((len(source), length), PAD_ID))
         if beam_size == 1:
             return greedy_search(step, cache, bounds, penalty)
         return beam_search(step, cache, bounds, penalty, beam_size=beam_size)

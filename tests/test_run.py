@@ -4,6 +4,7 @@ import concurrent.futures
 import dataclasses
 import gc
 import json
+import math
 import pathlib
 import shutil
 import subprocess
@@ -145,6 +146,28 @@ def test_threads_may_share_a_run_from_its_first_call_on(run, sources):
 def test_a_string_is_no_list_of_lines(run):
     with pytest.raises(UserError, match=r"a list of lines, not a string: \['zwei'\]"):
         run.translate("zwei")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"beam_size": 0}, "beam_size is 0; it must be at least 1"),
+        ({"beam_size": "4"}, "beam_size is '4'; it must be a whole number"),
+        ({"beam_size": 2.5}, "beam_size is 2.5; it must be a whole number"),
+        ({"alpha": math.inf}, "alpha is inf; it must be finite"),
+        ({"alpha": "0.6"}, "alpha is '0.6'; it must be a number"),
+        ({"min_length": -1}, "min_length is -1; it must be at least 0"),
+        ({"max_extra_length": -1}, "max_extra_length is -1; it must be at least 0"),
+        ({"max_input_length": 1}, "max_input_length is 1; it must be at least 2"),
+        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        ({"window": 0}, "window is 0; it must be at least 1"),
+        ({"num_devices": -1}, "num_devices is -1; it must be at least 0"),
+    ],
+    ids=str,
+)
+def test_a_setting_of_another_type_or_out_of_range_is_refused(run, setting, message):
+    with pytest.raises(UserError, match=message):
+        run.translator(**setting)
 
 
 def test_what_is_no_text_and_what_is_no_setting_is_refused_in_words(run):

@@ -28,6 +28,7 @@ from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.files import require_free, whole_folder, write_whole
 from transformer_flax.special_tokens import END_ID
+from transformer_flax.training.config_fields import require_settings
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.trained_model import load_model, save_params
@@ -142,6 +143,7 @@ class Run:
             typo = "" if name in self.config.decode else did_you_mean(name, known)
             hint = typo or f"its settings are {', '.join(known)}"
             raise UserError(f"{name!r} is not a setting of {self.config.name}; {hint}")
+        require_settings(settings)
         settings = {name: value for name, value in self.config.decode.items() if name in known} | settings
         key = tuple(sorted(settings.items()))
         made = self._made.get(key)
@@ -187,7 +189,7 @@ class Run:
         translations = translator.translate(sources, progress=progress)
         seconds, compilations = time.perf_counter() - started, translator.compilations - compiled
         _, text = self.normalise
-        scores = full_scores(translations, [*map(text, references)], self.config.data.target_language, text)
+        scores = full_scores(translations, [*map(text, references)], text)
         log_probs = [log_prob for line in translator.score(sources, references) for log_prob in line]
         return Report(
             **vars(scores),

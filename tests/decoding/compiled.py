@@ -77,21 +77,21 @@ def any_penalty(kind, alpha):
 
 @functools.partial(jax.jit, static_argnames=("step", "beam_size", "nbest"))
 def compiled_beam(toys, sentences, bounds, kind, alpha, step, beam_size, nbest):
-    bounds = Bounds.of(**bounds, max_length=bounds["prefix"].shape[1])
+    bounds = Bounds(**bounds)
     step, cache = model(toys, sentences, beam_size, step)
     return beam_search(step, cache, bounds, any_penalty(kind, alpha), beam_size=beam_size, nbest=nbest)
 
 
 @functools.partial(jax.jit, static_argnames="step")
 def compiled_greedy(toys, sentences, bounds, kind, alpha, step):
-    bounds = Bounds.of(**bounds, max_length=bounds["prefix"].shape[1])
+    bounds = Bounds(**bounds)
     step, cache = model(toys, sentences, 1, step)
     return greedy_search(step, cache, bounds, any_penalty(kind, alpha))
 
 
 @functools.partial(jax.jit, static_argnames="sampling")
 def compiled_sample(toy, sentences, bounds, seeds, sampling):
-    bounds = Bounds.of(**bounds, max_length=bounds["prefix"].shape[1])
+    bounds = Bounds(**bounds)
     keys = jax.vmap(jax.vmap(jax.random.key))(seeds)
     return sample(step, begin(toy, sentences, keys.shape[1]), bounds, LengthPenalty(*GNMT), keys, sampling)
 

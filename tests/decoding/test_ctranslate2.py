@@ -47,7 +47,8 @@ def test_it_finds_the_same_hypotheses(config, tmp_path):
             logits, cache = step_of_all(tokens, parents, position, cache)
             return jnp.where(jnp.where(position < WORDS, ids >= NUM_SPECIAL, ids == END_ID), logits, -jnp.inf), cache
 
-        bounds = Bounds.of(jnp.full(len(source), WORDS + 1), WORDS + 1)
+        longest = jnp.full(len(source), WORDS + 1)
+        bounds = Bounds(jnp.ones_like(longest), longest, jnp.zeros((len(source), WORDS + 1), jnp.int32))
         return beam_search(step, cache, bounds, LengthPenalty("none", 0), beam_size=HYPOTHESES, nbest=HYPOTHESES)
 
     ours = search(params, source)

@@ -87,18 +87,6 @@ def test_settings_that_make_no_sense_are_refused(make, message):
     assert str(refusal.value).startswith(message)
 
 
-def test_bounds_allow_everything_that_nothing_is_said_about():
-    longest = np.array([3, 6], np.int64)
-    free = Bounds.of(longest, 6)
-    assert free.longest.tolist() == [3, 6]
-    assert free.shortest.tolist() == [1, 1]
-    assert free.prefix.tolist() == [[PAD_ID] * 6] * 2
-    bounds = Bounds.of(longest, 6, shortest=np.array([2, 4]), prefix=np.array([[A, B], [C, PAD_ID]]))
-    assert bounds.shortest.tolist() == [2, 4]
-    assert bounds.prefix.tolist() == [[A, B, *[PAD_ID] * 4], [C, *[PAD_ID] * 5]]
-    assert {leaf.dtype for leaf in (*free, *bounds)} == {jnp.dtype("int32")}
-
-
 def test_of_equal_hypotheses_the_first_is_the_better():
     tokens = np.arange(8).reshape(1, 4, 2)
     pool = Hypotheses(tokens, np.array([[-4.0, -3.0, -2.0, -1.0]]), np.array([[-2.0, -1.0, -1.0, -3.0]]))
@@ -285,7 +273,7 @@ def test_no_penalty_is_a_plain_number_and_serves_as_well():
         lambda: beam_search(
             step,
             begin(TOYS[0], jnp.arange(BATCH), 3),
-            Bounds.of(**bounds_of(LONG_RULES), max_length=LENGTH),
+            Bounds(**bounds_of(LONG_RULES)),
             LengthPenalty("none", 1.0),
             beam_size=3,
         )

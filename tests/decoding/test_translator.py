@@ -297,12 +297,6 @@ def test_progress_of_scores_ends_with_all_lines():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"beam_size": 0, "nbest": 1}, "beam_size is 0"),
-        ({"min_length": -1}, "min_length is -1"),
-        ({"max_extra_length": -1}, "max_extra_length is -1"),
-        ({"max_input_length": 1}, "max_input_length is 1"),
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"window": 0}, "window is 0"),
         ({"nbest": 0}, "nbest is 0"),
         ({"nbest": 4}, "nbest is 4 and beam_size 3"),
         ({"length_penalty": "gmnt"}, "length.penalty is 'gmnt'.* gnmt, length, none"),

@@ -112,7 +112,7 @@ def load_corpus(
     if folder.is_dir():
         try:
             return _open(folder, vocabularies)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
             logger.warning("the tokenised text in %s is damaged (%s) and is made anew", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
     done = written = 0
@@ -169,7 +169,7 @@ def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: path
 
 
 def _open(folder: pathlib.Path, vocabularies: Mapping[str, Vocabulary]) -> Corpus:
-    """Memory-maps a cache entry. A damaged one raises an OSError, ValueError, KeyError or TypeError."""
+    """Memory-maps a cache entry. A damaged one raises a FileNotFoundError, ValueError, KeyError or TypeError."""
     checksums, arrays = read_json(folder / CHECKSUMS), {}
     for name, dtype in _dtypes(vocabularies).items():
         file = folder / name

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from transformer_flax.decoding.inputs import require_at_least
 from transformer_flax.decoding.search import combine
+from transformer_flax.errors import UserError
 
 ROWS = "rows"
 
@@ -47,7 +47,8 @@ def on_devices(params: Any, num_devices: int) -> Any:
 
 
 def _mesh(num_devices: int) -> Mesh:
-    require_at_least(0, num_devices=num_devices)
+    if num_devices < 0:
+        raise UserError(f"num_devices is {num_devices}; it must be at least 0, which stands for all")
     return Mesh(np.array(jax.local_devices()[: num_devices or None]), (ROWS,))
 
 

@@ -29,10 +29,6 @@ class Inputs:
     refuse_long: bool = False  # raise an error for longer lines instead of cutting them
     devices: int = 1  # number of devices that share a batch
 
-    def __post_init__(self):
-        require_at_least(2, max_input_length=self.max_input_length)
-        require_at_least(1, batch_size=self.batch_size, window=self.window)
-
     def windows(self, lines: Iterable[str]) -> Iterator[tuple[int, list[list[int]]]]:
         """Yields (number of lines before, ids of each line) for each window. Reads no line beyond the window."""
         remaining = iter(lines)
@@ -107,10 +103,3 @@ def fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
     for row, ids in enumerate(lines):
         filled[row, : len(ids)] = ids
     return filled
-
-
-def require_at_least(least: int, **settings: int) -> None:
-    """Checks that no setting is below `least`."""
-    for name, value in settings.items():
-        if value < least:
-            raise UserError(f"{name} is {value}; it must be at least {least}")

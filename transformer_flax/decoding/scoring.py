@@ -48,15 +48,7 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
 
     Each translation has one reference. `text` says how both have been normalised. Moses' tokens are not tokenised
     again.
-
-    Raises:
-      UserError: there are no lines, or the numbers of translations and references differ.
     """
-    if not translations or len(translations) != len(references):
-        raise UserError(
-            f"there are {len(translations)} translations and {len(references)} references; "
-            "give as many of one as of the other, and at least one"
-        )
     # `force` only silences sacreBLEU's warning of tokenised text: `full_scores` has a warning of its own.
     tokenize = "none" if text.tokenized else UNSPACED.get(text.language, "13a")
     metric = sacrebleu.BLEU(lowercase=text.lowercase, tokenize=tokenize, force=True)
@@ -66,22 +58,16 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
     return TranslationScores(bleu.score, matches / len(references), signature, bleu.ratio)
 
 
-def full_scores(
-    translations: Sequence[str], references: Sequence[str], language: str, text: Normaliser = PLAIN
-) -> FullScores:
-    """Computes all scores of detokenised text, with warnings. For the arguments, see `score`.
-
-    `language` is the language of both texts, a code such as "de". For languages whose abbreviations Moses does not
-    know, Moses uses the English abbreviations.
-    """
+def full_scores(translations: Sequence[str], references: Sequence[str], text: Normaliser) -> FullScores:
+    """Computes all scores of detokenised text, with warnings. For the arguments, see `score`."""
     scores = score(translations, references, text)
     chrf = sacrebleu.CHRF(lowercase=text.lowercase)
     # These settings compute BLEU like multi-bleu.perl.
     tokenised = sacrebleu.BLEU(lowercase=text.lowercase, tokenize="none", smooth_method="none", force=True)
-    split = "|compounds:##AT##" if language == "de" else ""
+    split = "|compounds:##AT##" if text.language == "de" else ""
     punctuation = "normalised" if text.tokenized else "ascii"
-    how = f"tok:moses-{language}{split}|punct:{punctuation}|sacremoses:{importlib.metadata.version('sacremoses')}"
-    ours, theirs = (table2_tokens(lines, language, text) for lines in (translations, references))
+    how = f"tok:moses-{text.language}{split}|punct:{punctuation}|sacremoses:{importlib.metadata.version('sacremoses')}"
+    ours, theirs = (table2_tokens(lines, text) for lines in (translations, references))
     return FullScores(
         **vars(scores),
         chrf=chrf.corpus_score(list(translations), [list(references)]).score,
@@ -92,7 +78,7 @@ def full_scores(
     )
 
 
-def table2_tokens(lines: Sequence[str], language: str, text: Normaliser = PLAIN) -> list[str]:
+def table2_tokens(lines: Sequence[str], text: Normaliser) -> list[str]:
     """Tokenises lines for the BLEU of the paper's table 2 (the authors' get_ende_bleu.sh), with spaces between tokens.
 
     Replaces Unicode punctuation by ASCII (except the German low quote), runs Moses' tokenizer, and splits German
@@ -101,9 +87,9 @@ def table2_tokens(lines: Sequence[str], language: str, text: Normaliser = PLAIN)
     """
     tokens: list[Any] = list(lines)
     if not text.tokenized:
-        punctuation, moses = moses_tools(language)
+        punctuation, moses = moses_tools(text.language)
         tokens = [moses.tokenize(punctuation.replace_unicode_punct(line), return_str=True) for line in lines]
-    if language == "de":
+    if text.language == "de":
         # Matches bytes, as Perl does in the script. "a-b-c" is split once, because the first match consumes b. "a-ü-c"
         # is split twice, because ü has two bytes, one for each match.
         tokens = [re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", line.encode()).decode() for line in tokens]

@@ -75,18 +75,6 @@ class Bounds(NamedTuple):
     longest: jax.Array  # int32 [B], from 1 to L, and larger than the length of the prefix
     prefix: jax.Array  # int32 [B, L], the first tokens of the output, then padding
 
-    @classmethod
-    def of(cls, longest: jax.Array, max_length: int, *, shortest: Any = 1, prefix: jax.Array | None = None) -> "Bounds":
-        """Returns bounds for outputs of up to L = `max_length` tokens. A prefix is [B, P] for any P <= L."""
-        if prefix is None:
-            prefix = jnp.full((longest.shape[0], max_length), PAD_ID, jnp.int32)
-        return cls(
-            shortest=jnp.broadcast_to(shortest, longest.shape).astype(jnp.int32),
-            longest=longest.astype(jnp.int32),
-            # Not `.at[:, :P].set`: for P = L its index is empty, and in a shard_map XLA of jaxlib 0.11 crashes on that.
-            prefix=jnp.pad(prefix, ((0, 0), (0, max_length - prefix.shape[1])), constant_values=PAD_ID),
-        )
-
 
 class Hypotheses(NamedTuple):
     """Hypotheses of each sentence, best first. Unused places have a score of -inf."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.devices import LogProbs, OnDevices
-from transformer_flax.decoding.inputs import NARROWEST, Inputs, fill, require_at_least
+from transformer_flax.decoding.inputs import NARROWEST, Inputs, fill
 from transformer_flax.decoding.search import (
     Bounds,
     Hypotheses,
@@ -87,12 +86,8 @@ class Translator(OnDevices):
         refuse_long: bool = False,
         num_devices: int = 0,
     ):
-        require_at_least(0, min_length=min_length, max_extra_length=max_extra_length)
-        require_at_least(1, beam_size=beam_size, nbest=nbest)
-        if not math.isfinite(alpha):
-            raise UserError(f"alpha is {alpha}; it must be finite")
-        if sampling is None and nbest > beam_size:
-            raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam of that size holds no more hypotheses")
+        if nbest < 1 or (sampling is None and nbest > beam_size):
+            raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam holds from 1 to beam_size hypotheses")
         super().__init__(params, num_devices)
         self.tokenizer, self.normalise = tokenizer, normalise
         self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long, self.num_devices)
@@ -239,7 +234,7 @@ class _Search:
         max_length = prefix.shape[1]
         lengths = jnp.sum(source != PAD_ID, axis=1)
         wanted = jnp.maximum(lengths + self.max_extra_length, jnp.sum(prefix != PAD_ID, axis=1) + 1)
-        bounds = Bounds.of(jnp.where(lengths > 0, wanted, 1), max_length, shortest=self.min_length, prefix=prefix)
+        bounds = Bounds(jnp.full_like(lengths, self.min_length), jnp.where(lengths > 0, wanted, 1), prefix)
         hypotheses = self.beam_size if self.sampling is None else self.nbest
         begun = [
             as_step(model, one_params, source, hypotheses, max_length)

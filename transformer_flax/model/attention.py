@@ -192,13 +192,17 @@ class MultiHeadAttention(nn.Module):
         return self.output(self._attend(query, key, value, mask))
 
     def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
+        """Computes Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (equation 1) of each head, for training.
+
+        query [B, Q, H, d_k], key [B, M, H, d_k], value [B, M, H, d_v] -> [B, Q, H, d_v].
+        """
         if self.config.attention_implementation == "cudnn" and not self.is_mutable_collection("intermediates"):
             return attend_fused(query, key, value, mask, scaled=self.config.compatibility == "scaled_dot")
         offsets = self.distances(distances_between(query.shape[1], key.shape[1])) if self.distances else None
-        weights = attention_weights(query, key, mask, self.score, offsets)
+        weights = attention_weights(query, key, mask, self.score, offsets)  # softmax(Q K^T / sqrt(d_k))
         self.sow("intermediates", "weights", weights)
         weights = self.dropout(weights).astype(value.dtype)
-        return jnp.einsum("bhqm,bmhv->bqhv", weights, value)
+        return jnp.einsum("bhqm,bmhv->bqhv", weights, value)  # times V
 
     def cache_memory(self, memory: jax.Array) -> None:
         """Projects the memory [B, M, d_model] to keys and values once, for all later calls of `attend_to_memory`."""

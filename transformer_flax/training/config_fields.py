@@ -183,6 +183,13 @@ def require_only(config: ConfigDict, values: Mapping[str, Any], where: str) -> N
             raise UserError(f"config.{name} is {fields[name]!r}; it must be {only!r} {where}")
 
 
+def require_settings(settings: Mapping[str, Any]) -> None:
+    """Checks the types and the ranges of those settings that override fields of config.decode."""
+    for field in dataclasses.fields(DecodeConfig):
+        if field.name in settings and (must := requirement(field, settings[field.name])):
+            raise UserError(f"{field.name} is {settings[field.name]!r}; it must be {must}")
+
+
 def make_floats(config: ConfigDict, dataclass: Any = RunConfig) -> None:
     """Converts whole numbers in the float fields of a Transformer's run, so that a dropout of 0 can be set to 0.1."""
     for field in dataclasses.fields(dataclass):
