@@ -123,23 +123,12 @@ def test_a_name_that_means_something_else_now_is_refused(file):
         require_same_variants(journal.results.values(), {"wide": {}}, file)
 
 
-def spoilt(line: bytes) -> dict[str, bytes]:
-    return {
-        "a digit": line.replace(b"700416", b"700417"),
-        "no JSON": b"nonsense\n",
-        "no object": b"5\n",
-        "not UTF-8": b"\xff\n",
-        "an empty line": b"\n",
-        "a field too few": b'{"variant": "A-h1"}\n',
-    }
-
-
-@pytest.mark.parametrize("damage", spoilt(b""))
-def test_a_damaged_line_is_refused_by_its_number(file, damage):
+@pytest.mark.parametrize("damaged", ["nonsense", '{"variant": "A-h1"}'])
+def test_a_damaged_line_is_refused_by_its_number(file, damaged):
     journal = Journal(file, HEAD)
     journal.append(RESULT)
-    head, line = file.read_bytes().splitlines(keepends=True)
-    file.write_bytes(head + spoilt(line)[damage] + line)
+    head, line = file.read_text().splitlines(keepends=True)
+    file.write_text(f"{head}{damaged}\n{line}")
     with pytest.raises(UserError, match=r"results\.jsonl is damaged in line 2"):
         read(file)
 

@@ -302,15 +302,3 @@ def test_a_trial_that_is_given_its_type_does_not_choose_that_of_the_others(tmp_p
     run.path.parent.mkdir(parents=True)
     run.path.symlink_to(finished)
     assert chosen_dtype(made.workdir, variants) is None
-
-
-def test_a_directory_with_a_run_of_another_config_is_refused(tmp_path, finished):
-    made = recipe(tmp_path / "sweep", steps=200, **{"eval.every": 100})
-    run = made.trials(make_variants(made.base, "base"), seeds=1)[0]
-    run.path.parent.mkdir(parents=True)
-    run.path.symlink_to(finished)
-    (made.workdir / "results.jsonl").write_text("")
-    config = json.loads((finished / "config.json").read_text())["config"]
-    with pytest.raises(UserError, match=r"holds a run of another config \(config\.[a-z_.]+: .* there, .* now"):
-        run.result()
-    assert config["steps"] == 200  # it is not for its steps that it is refused

@@ -5,7 +5,6 @@ import itertools
 import os
 import pty
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -224,13 +223,6 @@ def test_help_tells_of_usage_and_every_flag():
     ):
         assert f"  --{flag}:" in told
     assert "--config" not in told
-
-
-def test_a_checkpoint_of_which_files_are_missing_is_refused_without_a_traceback(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "run")
-    (tmp_path / "run/checkpoints/200/state/manifest.ocdbt").unlink()
-    message = refused("translate", f"--workdir={tmp_path / 'run'}", given=TEXT)
-    assert message.startswith(f"the checkpoint {tmp_path / 'run/checkpoints/200'} cannot be read")
 
 
 # A run that is not there shows that these are told before it is looked for.

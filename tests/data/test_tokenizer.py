@@ -229,13 +229,6 @@ def test_a_broken_file_is_refused_by_its_name(tmp_path, content):
         Tokenizer.load(file)
 
 
-def test_half_a_file_is_refused_by_its_name(tokenizer, tmp_path):
-    file = tmp_path / "tokenizer.json"
-    file.write_text(tokenizer.to_json()[: len(tokenizer.to_json()) // 2], encoding="utf-8")
-    with pytest.raises(UserError, match=r"tokenizer\.json cannot be read"):
-        Tokenizer.load(file)
-
-
 def test_a_missing_file_is_refused_by_its_name(tmp_path):
     with pytest.raises(UserError, match=r"nowhere\.json cannot be read"):
         Tokenizer.load(tmp_path / "nowhere.json")

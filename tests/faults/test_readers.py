@@ -51,8 +51,7 @@ def described(folder: pathlib.Path, **changes) -> str:
     "value", ["16", None, True, [16], {"a": 1}, 16.0, 0, -16, 10**9, 10**30, float("nan")], ids=str
 )
 def test_a_size_that_is_none_is_refused(tmp_path, value):
-    told = described(tmp_path, model__d_model=value)
-    assert "d_model" in told or "number" in told
+    assert "d_model" in described(tmp_path, model__d_model=value)
 
 
 @pytest.mark.parametrize(
@@ -132,16 +131,6 @@ def test_a_tokenizer_that_nothing_could_be_done_with_is_refused(tmp_path, conten
         Tokenizer.load(tmp_path / "tokenizer.json")
 
 
-def test_a_tokenizer_other_than_that_of_the_run_is_refused(tmp_path):
-    claim(tmp_path)
-    other = Tokenizer.train(["quite another text"], 270)
-    (tmp_path / "tokenizer.json").write_text(other.to_json())
-    with pytest.raises(UserError, match=r"tokenizer\.json has changed since the run was made"):
-        load_setup(RunDirectory(tmp_path))
-    with pytest.raises(UserError, match=r"tokenizer\.json has changed since the run was made"):
-        RunDirectory(tmp_path).load_tokenizer()
-
-
 def test_a_run_that_has_noted_no_checksum_of_its_tokenizer_is_read(tmp_path):
     run = claim(tmp_path)
     del run["tokenizer_crc32"]
@@ -152,7 +141,9 @@ def test_a_run_that_has_noted_no_checksum_of_its_tokenizer_is_read(tmp_path):
 # metrics.jsonl
 
 
-@pytest.mark.parametrize("line", ["[]", "7", "", '{"step": 3, "seconds": 1}\x0c{"step": 4, "seconds": 1}', "\udcff"])
+@pytest.mark.parametrize(
+    "line", ["[]", "", "nonsense", '{"step": 3, "seconds": 1}\x0c{"step": 4, "seconds": 1}', "\udcff"]
+)
 def test_a_line_that_is_no_measurement_is_told_with_its_place(tmp_path, line):
     file = tmp_path / "metrics.jsonl"
     file.write_text(f'{{"step": 2, "seconds": 1}}\n{line}\n', errors="surrogateescape")
