@@ -101,7 +101,7 @@ def get_config() -> ConfigDict:
     config.data.tokenizer_sample = 2_000_000
     # Probability that BPE leaves out a merge in the training text, anew each epoch (Provilkov et al., 2020: 0.1).
     config.data.bpe_dropout = 0.0
-    config.data.max_length = 256  # tokens; training leaves out pairs with a longer side
+    config.data.max_length = 256  # tokens, end symbol included; training leaves out longer pairs
     config.data.max_length_ratio = 0.0  # maximum ratio of longer to shorter side for training; 0: any ratio
     config.data.drop_duplicates = False  # leave out pairs that occur earlier in the split
     config.data.tokens_per_batch = 25_000  # maximum tokens on each side of a batch, padding included
@@ -140,7 +140,7 @@ def get_config() -> ConfigDict:
     # Shortest output in tokens, the end symbol included. The paper names no shortest: 1, which allows an empty output.
     config.decode.min_length = 2
     config.decode.max_extra_length = 50  # an output may have this many tokens more than the input
-    # Tokens. Longer inputs are cut and counted, and so are longer pairs whose loss is measured.
+    # Tokens, end symbol included. Longer inputs are cut and counted, and so are longer pairs whose loss is measured.
     config.decode.max_input_length = 256
     config.decode.batch_size = 64  # sentences at a time, on each device; fewer if they are longer than 64 tokens
     config.decode.window = 2048  # lines that are sorted by length, so that similar lengths are translated together

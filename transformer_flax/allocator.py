@@ -4,7 +4,7 @@ By default, each large buffer is a separate mapping of fresh pages of 4 KB. Each
 the TLB. A small training step then waits more for memory than for arithmetic (docs/performance.md).
 
 Only training sets the allocator, because all threads then share one arena: tokenising takes 2.8 times as long, and
-compiling 1.3 times as long. The search gains nothing.
+compiling 1.3 times as long. A run does each once, and both are cached. The search gains nothing.
 """
 
 import ctypes

@@ -19,7 +19,7 @@ from typing import IO, Any
 from transformer_flax.errors import UserError
 
 CHECKSUM = "crc32"
-LARGEST = 1 << 20  # bytes, the limit for a JSON file; a run's files have some thousand
+MOST_JSON_BYTES = 1 << 20  # bytes, the limit for a JSON file; a run's files have some thousand
 ABANDONED_SECONDS = 24 * 3600  # nobody still writes a partial file that has not changed for so long
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def require_other(output: str, inputs: Iterable[str | int]) -> None:
         raise UserError(f"{output} is an input; write to another file")
 
 
-def read_json(file: pathlib.Path, *, largest: int = LARGEST) -> Any:
+def read_json(file: pathlib.Path, *, largest: int = MOST_JSON_BYTES) -> Any:
     """Reads a JSON file of at most `largest` bytes."""
     if file.exists() and not file.is_file():
         raise ValueError("it is not a plain file")  # reading a pipe or a device might never end
@@ -101,12 +101,12 @@ def read_json(file: pathlib.Path, *, largest: int = LARGEST) -> Any:
     return json.loads(content)
 
 
-def signed(value: dict[str, Any]) -> dict[str, Any]:
+def with_checksum(value: dict[str, Any]) -> dict[str, Any]:
     """Returns an object with its checksum as the last entry."""
     return {**value, CHECKSUM: zlib.crc32(json.dumps(value).encode())}
 
 
-def checked(value: Any) -> dict[str, Any]:
+def verify_checksum(value: Any) -> dict[str, Any]:
     """Verifies and removes the checksum of an object, if it has one; raises ValueError if it does not match.
 
     To edit such an object in its file, delete the checksum there.
@@ -114,7 +114,7 @@ def checked(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("it is not an object")
     content = {name: entry for name, entry in value.items() if name != CHECKSUM}
-    if CHECKSUM in value and signed(content)[CHECKSUM] != value[CHECKSUM]:
+    if CHECKSUM in value and with_checksum(content)[CHECKSUM] != value[CHECKSUM]:
         raise ValueError(f"it does not match its {CHECKSUM}: it has changed since it was written")
     return content
 
@@ -149,7 +149,7 @@ class JsonLines:
 
 
 def _encode_line(line: dict[str, Any]) -> bytes:
-    return json.dumps(signed(line), ensure_ascii=False).encode() + b"\n"
+    return json.dumps(with_checksum(line), ensure_ascii=False).encode() + b"\n"
 
 
 def read_json_lines(
@@ -162,7 +162,7 @@ def read_json_lines(
     parsed: list[Any] = []
     try:
         for line in file.read_bytes().split(b"\n")[:-1]:
-            parsed.append(parse(checked(json.loads(line))))
+            parsed.append(parse(verify_checksum(json.loads(line))))
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:  # from JSON, UTF-8, a checksum, or `parse`

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from absl import flags
 
 from transformer_flax.console import Progress, counted
-from transformer_flax.data.text_files import DAMAGES, LONGEST, decode_lines, open_text
+from transformer_flax.data.text_files import DAMAGES, MOST_LINE_BYTES, decode_lines, open_text
 from transformer_flax.errors import UserError
 from transformer_flax.files import require_other
 
@@ -131,7 +131,7 @@ def _count_lines(files: Sequence[BinaryIO]) -> int | None:
     for file in files:
         start = file.tell()
         try:
-            total += sum(1 for _ in iter(lambda file=file: file.readline(LONGEST), b""))
+            total += sum(1 for _ in iter(lambda file=file: file.readline(MOST_LINE_BYTES), b""))
         except DAMAGES:
             return None
         finally:

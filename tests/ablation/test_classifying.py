@@ -76,7 +76,7 @@ def test_the_grid_has_the_fields_of_a_classifier(tmp_path):
         {"model.num_layers": 1, "model.pooling": "max"},
     ]
     failure = runs[0].failure("it is a test")
-    assert (failure.signature, failure.measures) == ("", ("accuracy", "macro_f1"))
+    assert (failure.signature, failure.score_names) == ("", ("accuracy", "macro_f1"))
     assert failure.parameters > 500_000
 
 
@@ -97,4 +97,4 @@ def test_another_kind_of_classifier_has_no_bleu_either(tmp_path, monkeypatch):
     base.model = ConfigDict({"kind": "other", "num_layers": 1, "d_model": 4, "dropout": 0.0, "dtype": "float32"})
     base.model.num_classes = 2
     [run] = Recipe("configs/other.py", base, {}, tmp_path).trials(variants.make_variants(base, "base"), seeds=1)
-    assert run.failure("it is a test").measures == ("accuracy", "macro_f1")
+    assert run.failure("it is a test").score_names == ("accuracy", "macro_f1")

@@ -35,14 +35,16 @@ def test_p_is_corrected_for_all_variants_of_a_measure():
     assert len(comparison.rows) == 20
     effects = [entry.effects[BLEU] for entry in comparison.entries if entry.effects]
     assert len(effects) == 19 + 1
-    assert [effect.p for effect in effects] == statistics.holm([effect.ours.p for effect in effects])
-    assert {effect.significant for effect in effects} == {effect.p < 0.05 for effect in effects} == {True, False}
+    assert [effect.corrected_p for effect in effects] == statistics.holm([effect.ours.p for effect in effects])
+    assert (
+        {effect.significant for effect in effects} == {effect.corrected_p < 0.05 for effect in effects} == {True, False}
+    )
 
 
 def test_one_seed_has_no_test_and_leaves_the_others_theirs():
     several = made.sweep(["base", "A-h1", "A-h4"])
     found = compare([*several, made.result("E", 0, bleu=30)])
-    assert entry(found, "E").effects[BLEU].p is None
+    assert entry(found, "E").effects[BLEU].corrected_p is None
     assert not entry(found, "E").effects[BLEU].significant
     assert entry(found, "A-h1").effects == entry(compare(several), "A-h1").effects
 

@@ -205,7 +205,7 @@ def test_slurm_trains_what_is_trained_without_it_though_the_sweep_is_left_alone(
         process.wait()
         said = process.said
         assert process.status == 128 + signal.SIGINT, said
-    assert re.search(r"they go on in Slurm, and the same command waits for them; scancel --name=\S+ ends them", said)
+    assert re.search(r"its jobs continue in Slurm, and the same command waits for them; scancel --name=\S+ ends", said)
     status, said = run(config, tmp_path / "slurm", *flags)
     assert status == 0, said
     assert not list((tmp_path / "slurm/base").rglob("*.pkl"))

@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.small import small_config
 from transformer_flax.data.batches import BucketedBatches, PackedBatches
-from transformer_flax.data.bpe_dropout import SPELLINGS, BpeDropout, spell
+from transformer_flax.data.bpe_dropout import SPELLINGS, BpeDropout, split_with_dropout
 from transformer_flax.data.corpus import Corpus, Sentences
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
@@ -41,8 +41,8 @@ def dropout(corpus, tokenizer):
 
 def test_each_merge_is_left_out_at_its_rate_at_each_step():
     ranks = {("b", "c"): 0, ("a", "b"): 1, ("a", "bc"): 2}
-    assert spell("abc", ranks, 0.0, random.Random(0)) == ["abc"]
-    spelt = [tuple(spell("abc", ranks, 0.2, random.Random(seed))) for seed in range(4000)]
+    assert split_with_dropout("abc", ranks, 0.0, random.Random(0)) == ["abc"]
+    spelt = [tuple(split_with_dropout("abc", ranks, 0.2, random.Random(seed))) for seed in range(4000)]
     # First b and c are merged, or else a and b, or neither; then, in the first case, a and bc.
     expected = {("abc",): 0.8 * 0.8, ("a", "bc"): 0.8 * 0.2, ("ab", "c"): 0.2 * 0.8, ("a", "b", "c"): 0.2 * 0.2}
     for pieces, share in expected.items():
@@ -75,7 +75,7 @@ def test_epochs_draw_every_spelling_but_the_tokenizers_own(dropout):
     indices, seen = np.arange(len(LINES)), set()
     for number in range(20):
         source = dropout.epoch(0, number).source
-        spellings, _, too_long = source.spell(indices)
+        spellings, _, too_long = source.choose(indices)
         drawn = spellings[~np.repeat(too_long, source.words.lengths_of(indices))]
         seen |= set((drawn % SPELLINGS).tolist())
     assert seen == set(range(1, SPELLINGS))

@@ -10,11 +10,11 @@ from configs import numbers
 from tests.disks import files_up_to
 from transformer_flax.data import text_files as module
 from transformer_flax.data.sources import load_pairs
-from transformer_flax.data.text_files import BLOCK, Lines, write_pairs
+from transformer_flax.data.text_files import BLOCK_BYTES, Lines, write_pairs
 from transformer_flax.errors import UserError
 
 NOWHERE = pathlib.Path("/proc/nowhere")  # where no folder can be made
-LONG = ["a", "", "größer " * (BLOCK // 8), "\r", "🐕" * (BLOCK // 4), "z"]  # in three blocks
+LONG = ["a", "", "größer " * (BLOCK_BYTES // 8), "\r", "🐕" * (BLOCK_BYTES // 4), "z"]  # in three blocks
 SIZE = sum(len(line.encode()) + 1 for line in LONG)
 
 
@@ -24,7 +24,7 @@ TEXTS = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categori
 @given(texts=TEXTS, block=st.integers(1, 50), data=st.data())
 def test_lines_come_back_in_any_order(tmp_path_factory, texts, block, data):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "BLOCK", block)
+        patch.setattr(module, "BLOCK_BYTES", block)
         lines = Lines(texts, tmp_path_factory.getbasetemp())
     assert lines.read(range(len(texts))) == texts
     assert len(lines) == len(texts)
@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_is_refused_with_what_it_is_for():
         Lines(LONG, NOWHERE)
 
 
-@pytest.mark.parametrize("room", [0, 500, 3 * BLOCK // 2, SIZE - 1])
+@pytest.mark.parametrize("room", [0, 500, 3 * BLOCK_BYTES // 2, SIZE - 1])
 def test_a_full_disk_is_reported_with_all_that_is_needed_and_leaves_nothing_behind(tmp_path, room):
     needs = rf"needs {SIZE / 1e6:.1f} MB in {re.escape(str(tmp_path))}, "
     with pytest.raises(UserError, match=needs), files_up_to(room):

@@ -158,7 +158,7 @@ def test_without_a_network_it_is_told_what_could_not_be_reached_and_what_can_be_
         read(tmp_path, name="wmt14_translate/de-en")
     message = str(refusal.value)
     assert "http://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz could not be reached" in message
-    assert f"put into {tmp_path}/downloads/manual by hand" in message
+    assert f"Put these files into {tmp_path}/downloads/manual by hand" in message
     for archive in ("training-parallel-commoncrawl.tgz", "training-parallel-nc-v9.tgz", "dev.tgz"):
         assert f"\n  {archive} from http://" in message
     assert "configs/multi30k.py" in message

@@ -12,7 +12,7 @@ import pytest
 
 from tests.data.make import ListPairs
 from tests.training.small import small_config
-from transformer_flax.data.text_files import LONGEST, decode_lines, open_text
+from transformer_flax.data.text_files import MOST_LINE_BYTES, decode_lines, open_text
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
@@ -170,11 +170,11 @@ def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path):
     with open_text(file) as stream:
         lines = decode_lines(stream, "bomb")
         assert next(lines) == "short"
-        with pytest.raises(UserError, match=rf"bomb, line 2: longer than {LONGEST:,} bytes"):
+        with pytest.raises(UserError, match=rf"bomb, line 2: longer than {MOST_LINE_BYTES:,} bytes"):
             next(lines)
-        assert stream.tell() <= 6 + LONGEST
+        assert stream.tell() <= 6 + MOST_LINE_BYTES
 
 
 def test_a_line_of_nearly_the_longest_is_read():
-    line = b"x" * (LONGEST - 2)
+    line = b"x" * (MOST_LINE_BYTES - 2)
     assert list(decode_lines(io.BytesIO(line + b"\n" + line), "text")) == [line.decode()] * 2

@@ -104,7 +104,7 @@ def test_the_fields_of_a_config_make_the_model_that_they_name():
     ("change", "message"),
     [
         ({"kind": "transfomer"}, "config.model.kind is 'transfomer'; it must be one of transformer"),
-        ({"cell": "gru"}, "config.model.cell is not a field of kind 'transformer'; start from the file"),
+        ({"cell": "gru"}, "config.model.cell is not a field of kind 'transformer'; its fields are num_layers"),
         ({"d_ff": None}, "config.model.d_ff is missing for kind 'transformer'"),
     ],
 )

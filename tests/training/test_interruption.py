@@ -188,3 +188,19 @@ def test_a_run_ends_on_a_full_disk_goes_on_when_there_is_room_and_without_a_disk
         status, _ = ended(process)
     assert status == 128 + signal.SIGTERM
     assert all("step" in line for line in read_json_lines(small_disk / "metrics.jsonl"))
+
+
+def test_a_run_that_may_go_on_without_a_checkpoint_is_saved_where_a_signal_ends_its_evaluation(tmp_path, small_disk):
+    slow = "--config.decode.batch_size=1", "--config.decode.beam_size=8", "--config.decode.max_extra_length=1000"
+    with training(tmp_path, *slow, "--config.on_write_failure=go on", eval_every=200) as process:
+        process.wait_for("loss")
+        fill(small_disk)
+        told = process.wait_for("evaluating the parameters of step 200")
+        assert "a checkpoint" in told
+        assert not saved_steps(small_disk / "checkpoints")
+        os.remove(small_disk / "other")
+        process.send_signal(signal.SIGTERM)
+        status, told = ended(process)
+    assert status == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM while evaluating step 200, which is saved" in told
+    assert saved_steps(small_disk / "checkpoints") == [200]

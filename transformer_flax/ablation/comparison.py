@@ -69,12 +69,12 @@ class Effect:
     """The difference of a variant from base in one measure."""
 
     ours: Estimate
-    p: float | None  # p-value, corrected for the number of variants
+    corrected_p: float | None  # p-value, corrected for the number of variants
     paper: float | None  # None: not a row of table 3, or not the paper's change on this base
 
     @property
     def significant(self) -> bool:
-        return self.p is not None and self.p < SIGNIFICANT
+        return self.corrected_p is not None and self.corrected_p < SIGNIFICANT
 
     @property
     def has_papers_sign(self) -> bool | None:
@@ -198,7 +198,7 @@ def _order(result: Result) -> tuple:
 
 
 def _choose_score(finished: Sequence[Result]) -> Measure:
-    if finished and finished[0].measures == CLASSIFYING:
+    if finished and finished[0].score_names == CLASSIFYING:
         return ACCURACY
     return BLEU if any(result.scores["valid"]["bleu"] for result in finished) else EXACT_MATCH
 
@@ -246,7 +246,7 @@ def agreement(comparison: Comparison, measure: Measure) -> Agreement:
     return Agreement(
         same,
         other,
-        sum(effects[variant].p is not None for variant in same + other),
+        sum(effects[variant].corrected_p is not None for variant in same + other),
         [variant for variant in same if effects[variant].significant],
         [variant for variant in other if effects[variant].significant],
         len(effects),
@@ -290,4 +290,4 @@ def curve_of(run: Result, measure: Measure) -> dict[float, float]:
 
 def _scores_of(run: Result, point: Sequence[float]) -> dict[str, float]:
     """Returns the scores of a point of a curve, by name."""
-    return dict(zip(("perplexity", *run.measures, "source_gain"), point[2:], strict=False))
+    return dict(zip(("perplexity", *run.score_names, "source_gain"), point[2:], strict=False))

@@ -33,7 +33,7 @@ MOST_IN_TITLE = 3  # most fields that a title names
 # Fields that change the tokens of the text, or the tokens that a model has learned for it.
 TOKENS = ("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized")
 NONE = "—"  # an empty cell
-WORDS = ("row", "variant", "field", "changes")  # columns aligned to the left
+LEFT_COLUMNS = ("row", "variant", "field", "changes")  # columns aligned to the left
 Column = tuple[str, Callable[[Any], str]]  # the column's name; item -> text of the cell
 PICTURES = {  # captions by the names of `figures.draw`
     "differences": "Difference of each variant from base",
@@ -341,7 +341,7 @@ def _name_column(entries: Sequence[Entry]) -> Column:
 
 def _table(columns: Sequence[Column], items: Sequence[Any]) -> str:
     """Returns a Markdown table with a line for each item. Numbers are aligned to the right."""
-    align = ["---" if name in WORDS else "---:" for name, _ in columns]
+    align = ["---" if name in LEFT_COLUMNS else "---:" for name, _ in columns]
     rows = [[cell(item) for _, cell in columns] for item in items]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in ([name for name, _ in columns], align, *rows))
 
@@ -359,7 +359,7 @@ def _difference(effect: Effect, measure: Measure) -> str:
 
 
 def _ps(effect: Effect) -> str:
-    return NONE if effect.ours.p is None else f"{effect.ours.p:.2g} ({effect.p:.2g})"
+    return NONE if effect.ours.p is None else f"{effect.ours.p:.2g} ({effect.corrected_p:.2g})"
 
 
 def _papers(effect: Effect, measure: Measure) -> str:

@@ -59,7 +59,7 @@ class Result:
         return self.status == FINISHED
 
     @property
-    def measures(self) -> tuple[str, str]:
+    def score_names(self) -> tuple[str, str]:
         """The names of the task's scores."""
         return TRANSLATING if self.signature else CLASSIFYING
 

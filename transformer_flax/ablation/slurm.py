@@ -114,7 +114,7 @@ class Slurm:
         return [(job, _problem(self._queued.pop(job).stderr() or "")) for job in ended]
 
     def stop(self) -> str:
-        return f"they go on in Slurm, and the same command waits for them; scancel --name={self._name} ends them"
+        return f"its jobs continue in Slurm, and the same command waits for them; scancel --name={self._name} ends them"
 
     def _ask(self) -> bool:
         """Asks Slurm for the states of the sweep's jobs, at most every POLL seconds; returns whether it answered."""

@@ -208,7 +208,7 @@ def _show_scores(results: Sequence[Result]) -> str:
     def mean(name: str) -> float:
         return statistics.fmean(each[name] for each in scores)
 
-    if results[0].measures == CLASSIFYING:
+    if results[0].score_names == CLASSIFYING:
         others = f"accuracy {mean('accuracy'):.1%}, macro-F1 {mean('macro_f1'):.1%}"
     else:
         others = f"BLEU {mean('bleu'):.2f}, exact {mean('exact_match'):.1%}"

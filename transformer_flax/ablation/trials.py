@@ -33,7 +33,7 @@ from transformer_flax.training.config_fields import AUTO, differences, flatten
 from transformer_flax.training.run_directory import RunDirectory
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that no variant's folder may have
-LONGEST = 120  # most characters of a folder's name, without the checksum
+MOST_CHARACTERS = 120  # most characters of a folder's name, without the checksum
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class TrialProgress:
     seconds: float = 0.0  # evaluations included; seeds trained together share them
     loss: float | None = None
     flops: float = 0.0
-    measures: tuple[str, str] = TRANSLATING
+    score_names: tuple[str, str] = TRANSLATING
     curve: tuple[list[float], ...] = ()  # as in `Result.curve`
     scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # by split; empty before the end
 
@@ -53,7 +53,7 @@ class TrialProgress:
         shown = [] if self.loss is None else [f"loss {self.loss:.3f}"]
         if self.curve:
             *_, first, second = zip(*(point[:5] for point in self.curve), strict=True)
-            if self.measures == CLASSIFYING:
+            if self.score_names == CLASSIFYING:
                 shown.append(f"accuracy {max(first):.1%}")
             else:  # BLEU of single words is 0
                 shown.append(f"BLEU {max(first):.2f}" if max(first) else f"exact {max(second):.1%}")
@@ -215,8 +215,8 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:
     lines = _share_seconds(lines)
     trained = [line for line in lines if "train/learning_rate" in line]
     evaluated = [line for line in lines if "valid/perplexity" in line]
-    measures = CLASSIFYING if any("valid/macro_f1" in line for line in evaluated) else TRANSLATING
-    names = ("step", "seconds", "valid/perplexity", *(f"valid/{name}" for name in measures))
+    score_names = CLASSIFYING if any("valid/macro_f1" in line for line in evaluated) else TRANSLATING
+    names = ("step", "seconds", "valid/perplexity", *(f"valid/{name}" for name in score_names))
     if all("valid/source_gain" in line for line in evaluated):
         names += ("valid/source_gain",)
     curve = tuple([line[name] for name in names] for line in evaluated)
@@ -232,7 +232,7 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:
         seconds=lines[-1]["seconds"] if lines else 0.0,
         loss=trained[-1].get("train/loss") if trained else None,
         flops=_count_flops(trained),
-        measures=measures,
+        score_names=score_names,
         curve=curve,
         scores=scores,
     )
@@ -271,9 +271,9 @@ def folder_name(variant: str) -> str:
     It is the variant's name if that is safe on any system, else a safe form with a checksum.
     """
     safe = re.sub(r"[^\w.=+ -]", "_", variant, flags=re.ASCII)
-    if safe == variant and len(safe) <= LONGEST and safe[:1] not in ".- " and safe not in RESERVED:
+    if safe == variant and len(safe) <= MOST_CHARACTERS and safe[:1] not in ".- " and safe not in RESERVED:
         return safe.replace(" ", ",")
-    return f"{safe.replace(' ', ',').lstrip('.-,')[:LONGEST]}-{zlib.crc32(variant.encode()):08x}"
+    return f"{safe.replace(' ', ',').lstrip('.-,')[:MOST_CHARACTERS]}-{zlib.crc32(variant.encode()):08x}"
 
 
 def chosen_dtype(workdir: pathlib.Path, variants: Sequence[Variant]) -> str | None:

@@ -26,8 +26,9 @@ def word_weights(
 ) -> np.ndarray:
     """Returns the share of attention that each target word gives each source word: [target words, source words].
 
-    Weights are summed over the pieces of a source word, and averaged over the pieces of a target word. So a row sums to
-    1 minus the weight of the end symbol.
+    Weights are summed over the pieces of a source word, and averaged over the pieces of a target word. The end symbol
+    and tokens of blanks alone belong to no word, so a row sums to 1 minus their weight. The row of a word without a
+    token of its own is zero.
 
     Args:
       attention: the attention of a sentence and its translation.

@@ -40,12 +40,13 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
     config = complete_run(config)
     check(config)
     model, data = model_config(config, config.data.vocab_size), config.data
-    rows = data.tokens_per_batch // length // data.rows_multiple_of * data.rows_multiple_of
-    if length > data.max_length or rows == 0:
+    longest = min(data.max_length, data.tokens_per_batch // data.rows_multiple_of)
+    if length > longest:
         raise UserError(
-            f"--length is {length}; config.data.max_length is {data.max_length} and a batch has tokens_per_batch="
-            f"{data.tokens_per_batch} slots a side, in rows by {data.rows_multiple_of}"
+            f"--length is {length}; it must be at most {longest}, the smaller of config.data.max_length and "
+            "config.data.tokens_per_batch / config.data.rows_multiple_of"
         )
+    rows = data.tokens_per_batch // length // data.rows_multiple_of * data.rows_multiple_of
     lengths = np.full(passes(config) * rows, length)
     parameters = count_parameters(model)
     step_flops = training_flops(model, lengths, lengths)

@@ -64,8 +64,8 @@ class Batches(abc.ABC):
       data_seed: determines the order of shapes.
       seed: determines which pairs fill each batch.
       text: returns the pairs of an epoch; no sentence may be longer than in `corpus`. None: `corpus` in every epoch.
-      share: (i, n) makes the i-th of n equal parts of each batch's rows, so that n hosts make one batch together. n
-        must divide `rows_multiple_of`.
+      share: (i, n), with i from 0, makes part i of n equal parts of each batch's rows, so that n hosts make one
+        batch together. n must divide `rows_multiple_of`.
     """
 
     batches_per_epoch: int
@@ -125,7 +125,7 @@ class Batches(abc.ABC):
         return [*first.values()]
 
     def lengths(self, k: int) -> dict[str, np.ndarray]:
-        """Returns the number of source and target tokens of each pair of batch k, over all shares: int64 [pairs]."""
+        """Returns the source and target tokens of each pair of batch k, uncut, over all shares: int64 [pairs]."""
         pairs = self.pairs(k)
         return {side: getattr(self.corpus_of(k), side).lengths_of(pairs) for side in SIDES}
 

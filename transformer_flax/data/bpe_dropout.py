@@ -20,11 +20,11 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.special_tokens import END_ID
 
 SPELLINGS = 32  # of a word: the tokenizer's own spelling and SPELLINGS - 1 drawn spellings
-LONGEST = 64  # a word of this many pieces or more gets no drawn spellings: drawing takes quadratic time
+MOST_PIECES = 64  # a word of this many pieces or more gets no drawn spellings: drawing takes quadratic time
 ROOM = 2.0  # a sentence has room for its mean drawn length plus this many standard deviations
 
 
-def spell(word: str, ranks: Mapping[tuple[str, str], int], rate: float, rng: random.Random) -> list[str]:
+def split_with_dropout(word: str, ranks: Mapping[tuple[str, str], int], rate: float, rng: random.Random) -> list[str]:
     """Merges the letters of a word as BPE does, but skips each possible merge with probability `rate` at each step.
 
     Algorithm 1 of Provilkov et al.
@@ -51,18 +51,18 @@ class Respelt:
 
     def lengths_of(self, indices: np.ndarray) -> np.ndarray:
         """Returns the number of tokens of each of these sentences, the end symbol included: int64 [len(indices)]."""
-        return self.spell(indices)[1]
+        return self.choose(indices)[1]
 
     def tokens(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Returns the first `lengths` tokens of each of these sentences, concatenated: [sum of lengths]."""
-        spellings, whole, _ = self.spell(indices)
+        spellings, whole, _ = self.choose(indices)
         tokens = self.spellings.tokens(spellings, self.spellings.lengths_of(spellings))
         return tokens[ranges(np.cumsum(whole) - whole, lengths)]
 
     def __getitem__(self, index) -> np.ndarray:
         return self.tokens(np.array([index]), self.lengths_of(np.array([index])))
 
-    def spell(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Chooses the spelling of each word of these sentences.
 
         A sentence without room for its drawn spellings keeps the tokenizer's own spellings. Returns the spelling of
@@ -106,9 +106,10 @@ class BpeDropout:
         tokens, lengths = array.array(dtype.char), array.array("I")  # lists of lists take several times the memory
         for word in known:
             own = np.frombuffer(word, dtype).tolist()
-            parts = tokenizer.words([pieces[i] for i in own]) if own != [END_ID] and len(own) < LONGEST else []
+            parts = tokenizer.words([pieces[i] for i in own]) if own != [END_ID] and len(own) < MOST_PIECES else []
             drawn = (
-                [ids[piece] for part in parts for piece in spell(part, ranks, rate, rng)] for _ in range(SPELLINGS - 1)
+                [ids[piece] for part in parts for piece in split_with_dropout(part, ranks, rate, rng)]
+                for _ in range(SPELLINGS - 1)
             )
             for spelling in itertools.chain([own], drawn):
                 tokens.extend(spelling or own)
@@ -134,7 +135,7 @@ class BpeDropout:
     def too_long(self, indices: np.ndarray, seed: int) -> int:
         """Counts the sentences of these pairs without room for their drawn spellings in the first epoch."""
         sides = self.epoch(seed, 0)
-        return sum(int(side.spell(indices[block])[2].sum()) for side in sides for block in blocks(len(indices)))
+        return sum(int(side.choose(indices[block])[2].sum()) for side in sides for block in blocks(len(indices)))
 
 
 def _words(sentences: Sentences, begins: np.ndarray, known: dict[bytes, int]) -> Sentences:

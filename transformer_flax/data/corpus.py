@@ -23,7 +23,7 @@ FORMAT = "3"  # increase when the content of cache entries changes
 CHUNK = 2048  # pairs encoded at a time
 THREADS = 3  # chunks that are encoded at the same time
 CHECKSUMS = "checksums.json"
-BLOCK = 1 << 18  # pairs processed by NumPy at a time, so that temporary arrays stay small
+BLOCK_PAIRS = 1 << 18  # pairs processed by NumPy at a time, so that temporary arrays stay small
 
 Vocabulary = Tokenizer | Classes  # encodes one side of the pairs
 
@@ -63,8 +63,8 @@ class Sentences:
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """Returns slices of at most BLOCK indices that cover 0 .. count - 1."""
-    return (slice(start, min(start + BLOCK, count)) for start in range(0, count, BLOCK))
+    """Returns slices of at most BLOCK_PAIRS indices that cover 0 .. count - 1."""
+    return (slice(start, min(start + BLOCK_PAIRS, count)) for start in range(0, count, BLOCK_PAIRS))
 
 
 def count(values: np.ndarray, size: int) -> np.ndarray:

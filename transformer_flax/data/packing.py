@@ -66,7 +66,19 @@ def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, width: int) -> 
 
 
 def _fill(sides: np.ndarray, counts: np.ndarray, width: int) -> list[tuple[list[int], int]]:
-    """Packs `counts` pairs of each class, with lengths `sides` [C, 2] -> (classes in a row, number of such rows)."""
+    """Packs the pairs class by class, the longest first.
+
+    A pile is a number of rows with the same content, that is, with pairs of the same classes. A class is added to whole
+    piles at once, so the time does not depend on the number of pairs.
+
+    Args:
+      sides: [C, 2], the source and target length of each class.
+      counts: [C], the number of pairs of each class.
+      width: tokens a side of a row.
+
+    Returns:
+      For each pile, the classes in a row and the number of such rows.
+    """
     piles: list[tuple[list[int], int]] = []
     with_room: list[list[int]] = []  # with_room[place]: the piles whose rows have the room of that place
     places: dict[tuple[int, int], int] = {}  # index of each room in `with_room`

@@ -97,7 +97,7 @@ class NumberPairs:
         _require_sizes(config, MOST_DIGITS, "digits")
         self.languages = (config.source_language, config.target_language)
         for language in self.languages:
-            _spell(0, language)
+            _number_words(0, language)
         self.numbers = split_numbers(split, config)
         version = importlib.metadata.version("num2words")
         described = f"numbers {split} {self.languages} {version}".encode() + self.numbers.astype("<i8").tobytes()
@@ -109,10 +109,10 @@ class NumberPairs:
     def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
         source_language, target_language = self.languages
         numbers = (int(self.numbers[i]) for i in indices)
-        return [(_spell(number, source_language), _spell(number, target_language)) for number in numbers]
+        return [(_number_words(number, source_language), _number_words(number, target_language)) for number in numbers]
 
 
-def _spell(number: int, language: str) -> str:
+def _number_words(number: int, language: str) -> str:
     try:
         return num2words(number, lang=language)
     except NotImplementedError as error:  # num2words lacks the language

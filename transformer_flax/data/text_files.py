@@ -1,6 +1,6 @@
 """Lines of text files: UTF-8, plain or compressed as .gz or .xz.
 
-Files are decompressed while they are read, and no line takes more than LONGEST bytes of memory. So a small file that
+Files are decompressed while they are read, and no line takes more than MOST_LINE_BYTES of memory. So a small file that
 decompresses to a huge text costs no more than the same text uncompressed.
 """
 
@@ -24,8 +24,8 @@ from transformer_flax.files import cache_error, write_whole
 
 OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
 DAMAGES = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, MemoryError)  # raised by damaged compressed files
-LONGEST = 1 << 20  # bytes of a line; a file with longer lines does not have one sentence a line
-BLOCK = 1 << 20  # bytes; a shorter text stays in memory
+MOST_LINE_BYTES = 1 << 20  # bytes of a line; a file with longer lines does not have one sentence a line
+BLOCK_BYTES = 1 << 20  # bytes; a shorter text stays in memory
 
 
 def open_text(file: pathlib.Path) -> BinaryIO:
@@ -93,10 +93,10 @@ def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None
     """
     number = 0
     try:
-        for number, raw in enumerate(iter(lambda: stream.readline(LONGEST), b""), start=1):
-            if len(raw) == LONGEST:
+        for number, raw in enumerate(iter(lambda: stream.readline(MOST_LINE_BYTES), b""), start=1):
+            if len(raw) == MOST_LINE_BYTES:
                 raise UserError(
-                    f"{name}, line {number:,}: longer than {LONGEST:,} bytes; a text has one sentence a line"
+                    f"{name}, line {number:,}: longer than {MOST_LINE_BYTES:,} bytes; a text has one sentence a line"
                 )
             line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).rstrip(b"\r\n")
             try:
@@ -145,7 +145,7 @@ class Lines:
     """Lines that are read once and then kept in an unnamed temporary file in `folder`, memory-mapped.
 
     The given lines have no line ends. The kept lines do not change when the file that they were read from changes.
-    Memory holds 8 bytes a line. A text shorter than BLOCK stays in memory as a whole.
+    Memory holds 8 bytes a line. A text shorter than BLOCK_BYTES stays in memory as a whole.
     """
 
     text: bytes | mmap.mmap  # UTF-8; each line ends with a line feed
@@ -176,7 +176,7 @@ class Lines:
                 raw = line.encode() + b"\n"
                 starts.append(starts[-1] + len(raw))
                 block += raw
-                if len(block) >= BLOCK:
+                if len(block) >= BLOCK_BYTES:
                     write()
             if file is None:
                 self.text = bytes(block)

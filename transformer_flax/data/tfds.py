@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_root, whole_folder
 
-SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our split names, and the names in TFDS
+TFDS_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our split names, and the names in TFDS
 ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
 CLEANING = 1  # increase when `clean` changes
 SAMPLE = 256  # pairs that go into the fingerprint
@@ -53,18 +53,20 @@ class TfdsPairs:
         self._folder = builder.data_dir
         self._languages = (config.source_language, config.target_language)
         info = builder.info
-        if SPLITS[split] not in info.splits:
+        if TFDS_SPLITS[split] not in info.splits:
             there = ", ".join(sorted(info.splits))
-            raise UserError(f"{config.name} has no {SPLITS[split]!r} split, to be used as {split!r}; it has {there}")
+            raise UserError(
+                f"{config.name} has no {TFDS_SPLITS[split]!r} split, to be used as {split!r}; it has {there}"
+            )
         try:
-            raw = builder.as_data_source(SPLITS[split], deserialize_method=DeserializeMethod.RAW_BYTES)
+            raw = builder.as_data_source(TFDS_SPLITS[split], deserialize_method=DeserializeMethod.RAW_BYTES)
             self._records = raw.data_source
         except NotImplementedError as error:
             raise UserError(
                 f"{self._folder} holds {config.name} as {info.file_format.value}, which cannot be read at random; "
                 "remove it, or name another place with --config.data.path=DIRECTORY, and it is prepared as array_record"
             ) from error
-        about = info.splits[SPLITS[split]]
+        about = info.splits[TFDS_SPLITS[split]]
         identity = [info.full_name, about.name, about.shard_lengths, about.num_bytes, self._languages, CLEANING]
         sample = self.read(range(0, len(self), max(1, len(self) // SAMPLE)))
         self.fingerprint = hashlib.sha256(json.dumps([identity, sample]).encode()).hexdigest()
@@ -140,9 +142,8 @@ def _find(tfds, config):
     except UserError as error:
         raise UserError(f"{place}: {error}") from error
     except (ValueError, AssertionError) as error:  # the data set, its config or its version does not exist
-        reason = re.split(r"\.?\s*\n|\. ", str(error).rpartition('}": ')[2].strip(". "))[
-            0
-        ]  # without TFDS's pages of advice
+        # Without the pages of advice that TFDS adds.
+        reason = re.split(r"\.?\s*\n|\. ", str(error).rpartition('}": ')[2].strip(". "))[0]
         near = ", ".join(_near(tfds, config.name))
         raise UserError(f"config.data.name is {config.name!r}: {reason}; TFDS has {near}") from error
     except Exception as error:  # a remote directory raises errors of many types
@@ -239,6 +240,6 @@ def _unreachable(builder, name: str, error) -> str:
     known = checksums.get_all_url_infos() | (builder.url_infos or {})
     if by_hand := [url for url in dict.fromkeys(urls) if url in known and known[url].filename]:
         manual = builder.data_dir_root / "downloads" / "manual"
-        message += f"\nThese files, put into {manual} by hand, are not downloaded:"
+        message += f"\nPut these files into {manual} by hand, and run the same command again:"
         message += "".join(f"\n  {known[url].filename} from {url}" for url in by_hand)
     return f"{message}\n{WITHOUT}"

@@ -26,7 +26,8 @@ SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
 UNKNOWN = "<unknown>"  # the piece for rare words in a vocabulary of "words"
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
-LARGEST = 1 << 26  # limit of a tokenizer file's bytes, and of its ids
+MOST_BYTES = 1 << 26  # of a tokenizer file
+LARGEST_ID = 1 << 26
 SAMPLE_BLOCK = 4096  # pairs of a sample read at a time
 WORD = 32  # maximum letters of a word for word-pieces: finding the longest piece takes quadratic time
 APOSTROPHE = "['\u2019]"
@@ -130,7 +131,7 @@ class Tokenizer:
           UserError: the file cannot be read or used; gives the file and the reason.
         """
         try:
-            _require_small_ids(read_json(file, largest=LARGEST))
+            _require_small_ids(read_json(file, largest=MOST_BYTES))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"{file} cannot be read as a tokenizer: {reason}") from error
@@ -235,7 +236,7 @@ def _require_small_ids(parts: Any) -> None:
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict):
         for token, number in vocabulary.items():
-            if type(number) is not int or not 0 <= number < LARGEST:
+            if type(number) is not int or not 0 <= number < LARGEST_ID:
                 raise ValueError(f"the id of {token[:40]!r} is {str(number)[:40]}")
 
 

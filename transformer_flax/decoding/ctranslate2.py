@@ -13,7 +13,7 @@ from transformer_flax.model.layers import LAYER_NORM_EPSILON
 from transformer_flax.model.positions import sinusoids
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
-LONGEST = 4_096  # positions in the stored table of sinusoids
+NUM_POSITIONS = 4_096  # positions in the stored table of sinusoids
 # Fields that need not have their default: each has a check of its own below, or changes no result.
 KNOWN = ("compatibility", "clip_distance", "neighbourhood", "branch_init", "start", "attention_implementation")
 
@@ -69,7 +69,7 @@ def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], fold
     if c.positions == "learned":
         positions = np.asarray(params["positions"]["table"])
     else:
-        positions = sinusoids(LONGEST, c.d_model, concatenated=c.positions != "sinusoidal")
+        positions = sinusoids(NUM_POSITIONS, c.d_model, concatenated=c.positions != "sinusoidal")
     shared = params.get("embedding")
     source, target, output = (
         np.asarray((shared or params[f"{name}_embedding"])["embedding"]) for name in ("source", "target", "output")

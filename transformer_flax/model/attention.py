@@ -45,7 +45,7 @@ def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Arra
     return (same & (key_segments != 0)[:, None, :])[:, None]
 
 
-def ancestor_mask(ancestors: jax.Array, position: jax.Array, window: int = 0) -> jax.Array:
+def ancestor_mask(ancestors: jax.Array, position: jax.Array, r: int = 0) -> jax.Array:
     """Returns True where hypothesis k may attend to the key that hypothesis j wrote at position l.
 
     That is so if the key belongs to a token of hypothesis k, at `position` or before.
@@ -53,7 +53,7 @@ def ancestor_mask(ancestors: jax.Array, position: jax.Array, window: int = 0) ->
     Args:
       ancestors: int [B, K, L]; [b, k, l] is the hypothesis j that wrote the token of hypothesis k at position l.
       position: the last position written.
-      window: r of local self-attention; 0 for unrestricted.
+      r: width of the neighbourhood of local self-attention (section 4); 0 for unrestricted.
 
     Returns:
       [B, 1, K, K * L], the keys ordered by (j, l).
@@ -61,7 +61,7 @@ def ancestor_mask(ancestors: jax.Array, position: jax.Array, window: int = 0) ->
     batch, hypotheses, length = ancestors.shape
     own = ancestors[:, :, None, :] == jnp.arange(hypotheses)[:, None]  # [B, K, K, L]
     past = position - jnp.arange(length)
-    seen = (past >= 0) & (past <= window // 2) if window else past >= 0
+    seen = (past >= 0) & (past <= r // 2) if r else past >= 0
     return (own & seen).reshape(batch, 1, hypotheses, -1)
 
 
@@ -175,7 +175,7 @@ class MultiHeadAttention(nn.Module):
             self.score = Additive(self.param("v", nn.initializers.normal(c.d_k**-0.5), (c.num_heads, c.d_k)))
         else:
             self.score = Dot(scaled=c.compatibility == "scaled_dot")
-        self.window = c.neighbourhood if self.to_itself else 0
+        self.r = c.neighbourhood if self.to_itself else 0
         self.rotary = self.to_itself and c.positions == "rotary"
         self.distances = Distances(c) if self.to_itself and c.positions == "relative" else None
 
@@ -185,10 +185,10 @@ class MultiHeadAttention(nn.Module):
         if self.rotary:
             turns = jnp.asarray(sinusoids(x.shape[1], self.config.d_k))
             query, key = rotate(query, turns), rotate(key, turns)
-        if self.window and not self.is_mutable_collection("intermediates"):
-            return self.output(attend_locally(self._attend, query, key, value, mask, self.window))
-        if self.window:  # the weights are stored as one matrix [L, L], not in blocks
-            mask = mask & local_mask(x.shape[1], self.window)
+        if self.r and not self.is_mutable_collection("intermediates"):
+            return self.output(attend_locally(self._attend, query, key, value, mask, self.r))
+        if self.r:  # the weights are stored as one matrix [L, L], not in blocks
+            mask = mask & local_mask(x.shape[1], self.r)
         return self.output(self._attend(query, key, value, mask))
 
     def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ IMPLEMENTATIONS = ("plain", "cudnn")
 DTYPES = ("float32", "bfloat16")
 # Larger values are typing errors. Without a limit, JAX would trace such a model for hours before it fails.
 MOST_LAYERS = 1_000
-LARGEST = 1 << 24
+LARGEST_SIZE = 1 << 24
 TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -30,7 +30,7 @@ def checked(is_valid: Callable[[Any], bool], requirement: str, **default: Any) -
     return dataclasses.field(metadata={"is_valid": is_valid, "requirement": requirement}, **default)
 
 
-def size(*, least: int = 1, most: int = LARGEST, **default: Any) -> Any:
+def size(*, least: int = 1, most: int = LARGEST_SIZE, **default: Any) -> Any:
     return checked(lambda v: least <= v <= most, f"a whole number from {least} to {most:,}", **default)
 
 

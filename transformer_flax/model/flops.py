@@ -37,8 +37,8 @@ def forward_flops(config: ModelConfig, source_lengths: np.ndarray, target_length
     its window. Padding, lookups and element-wise operations count nothing. A classifier reads the source alone.
     """
     source, target = (np.asarray(lengths, np.int64) for lengths in (source_lengths, target_lengths))
-    window = getattr(config, "neighbourhood", 0)
-    seen = 2 * (window // 2) + 1 if window else None  # keys in the window of local attention
+    r = getattr(config, "neighbourhood", 0)
+    seen = 2 * (r // 2) + 1 if r else None  # keys in the window of local attention
 
     def grown(lengths: np.ndarray, power: int) -> np.ndarray:
         return lengths * np.clip(lengths, None, seen) ** (power - 1) if power else np.ones_like(lengths)

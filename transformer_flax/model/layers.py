@@ -56,7 +56,7 @@ def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation 2."""
+    """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation 2 (section 3.3): [..., d_model] -> [..., d_model]."""
 
     config: EncoderConfig
 
@@ -106,6 +106,7 @@ class EncoderLayer(nn.Module):
         self.after_feed_forward = AddAndNorm(self.config, self.alpha)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        """x [B, S, d_model], mask [B, 1, S | 1, S] -> [B, S, d_model]."""
         x = self.after_self_attention(x, lambda x: self.self_attention(x, x, mask))
         return self.after_feed_forward(x, self.feed_forward)
 
@@ -128,6 +129,7 @@ class DecoderLayer(nn.Module):
         self.after_feed_forward = AddAndNorm(self.config, self.alpha)
 
     def __call__(self, y: jax.Array, mask: jax.Array, memory: jax.Array, memory_mask: jax.Array) -> jax.Array:
+        """y [B, T, d_model], its mask [B | 1, 1, T, T], memory [B, S, d_model] and its mask -> [B, T, d_model]."""
         y = self.after_self_attention(y, lambda y: self.self_attention(y, y, mask))
         y = self.after_cross_attention(y, lambda y: self.cross_attention(y, memory, memory_mask))
         return self.after_feed_forward(y, self.feed_forward)

@@ -76,7 +76,7 @@ def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
             continue
         problem = "is missing for" if name in known else "is not a field of"
         hint = "" if name in known else did_you_mean(name, known)
-        advice = hint or "start from the file of configs/ that is for this kind"
+        advice = hint or f"its fields are {', '.join(known)}"
         raise UserError(f"config.model.{name} {problem} kind {fields['kind']!r}; {advice}")
     return kind.config(vocab_size=vocab_size, **own)
 

@@ -26,7 +26,7 @@ from transformer_flax.model.transformer import shift_right
 from transformer_flax.relatives.seq2seq import Memory, Seq2Seq, Seq2SeqConfig, one_head_weights
 from transformer_flax.special_tokens import PAD_ID
 
-HALVED = 0.5**0.5  # a sum of two terms, times this, has the variance of one
+SQRT_HALF = 0.5**0.5  # a sum of two terms, times this, has the variance of one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class EncoderConvolution(nn.Module):
         beside = self.config.kernel_width // 2
         # Padding must look like the zeros beyond the sentence.
         padded = jnp.pad(jnp.where(mask, x, 0), ((0, 0), (beside, beside), (0, 0)))
-        return (x + self.convolution(padded)) * HALVED
+        return (x + self.convolution(padded)) * SQRT_HALF
 
 
 class DecoderConvolution(nn.Module):
@@ -101,15 +101,15 @@ class DecoderConvolution(nn.Module):
         return self._attend(self.convolution(window)[:, :, 0], y, embedded, memory)
 
     def _attend(self, h: jax.Array, y: jax.Array, embedded: jax.Array, memory: Memory) -> jax.Array:
-        query = (self.query(h) + embedded) * HALVED
+        query = (self.query(h) + embedded) * SQRT_HALF
         # ConvS2S does not scale the score, but its embeddings start ten times smaller. Without the scale, the softmax
         # would start with ones and zeros, and the factor sqrt(S) below would make the contexts much too long.
         weights = one_head_weights(self, query, memory, Dot(scaled=True))
         # A mean of S vectors has 1/S of the variance of one vector.
         weights *= jnp.sum(memory.mask, axis=-1, keepdims=True) ** 0.5
         context = jnp.einsum("bts,bsd->btd", weights.astype(y.dtype), memory.values)
-        h = (h + self.output(context)) * HALVED
-        return (y + h) * HALVED
+        h = (h + self.output(context)) * SQRT_HALF
+        return (y + h) * SQRT_HALF
 
 
 class ConvolutionalTranslator(Seq2Seq):
@@ -142,7 +142,7 @@ class ConvolutionalTranslator(Seq2Seq):
         x = embedded = self._embed(self.source_embedding, source, self.positions(source.shape[1]))
         for layer in self.encoder:
             x = layer(x, mask[..., None])
-        return Memory(x, (x + embedded) * HALVED, mask[:, None])
+        return Memory(x, (x + embedded) * SQRT_HALF, mask[:, None])
 
     def init_cache(self, source: jax.Array, hypotheses: int, length: int) -> None:
         """Does the same as `Transformer.init_cache`."""

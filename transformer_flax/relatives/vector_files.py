@@ -1,7 +1,8 @@
 """Trained word vectors: their folder on disk, and the neighbours of a word.
 
 A piece of the vocabulary counts as a word if it begins with a blank and is a whole word in most of its occurrences. The
-vector of a word of several pieces is the mean of their vectors. Such a word is never listed as a neighbour.
+vector of a word of several pieces is the mean of the vectors of those pieces that occur in the text. Such a word is
+never listed as a neighbour.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ import numpy as np
 from transformer_flax.data.corpus import Sentences, blocks
 from transformer_flax.data.tokenizer import UNKNOWN, Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.files import checked, read_json, require_free, signed, whole_folder
+from transformer_flax.files import read_json, require_free, verify_checksum, whole_folder, with_checksum
 from transformer_flax.special_tokens import END_ID
 
 TOKENIZER, DESCRIPTION = "tokenizer.json", "config.json"
@@ -54,8 +55,8 @@ class Vectors:
         return self.tokenizer.vocabulary()
 
     @functools.cached_property
-    def _spellings(self) -> list[str]:
-        return spell(self.tokenizer)
+    def _piece_texts(self) -> list[str]:
+        return piece_texts(self.tokenizer)
 
     @property
     def fingerprint(self) -> str:
@@ -63,7 +64,7 @@ class Vectors:
         return hashlib.sha256(self.vectors.tobytes()).hexdigest()
 
     def vector(self, word: str) -> np.ndarray:
-        """Returns the vector of one or several words, [d_model]: the mean over their pieces.
+        """Returns the vector of one or several words, [d_model]: the mean over those pieces that occur in the text.
 
         Raises:
           UserError: the word is empty, or none of its pieces occurs in the text.
@@ -80,7 +81,7 @@ class Vectors:
         chosen = np.flatnonzero((whole >= least) & (whole > MOSTLY * pieces))
         chosen = chosen[np.argsort(-whole[chosen], kind="stable")]
         chosen = [piece for piece in chosen if self._pieces[piece] != UNKNOWN]
-        return [(self._spellings[piece].strip(), int(piece)) for piece in chosen]
+        return [(self._piece_texts[piece].strip(), int(piece)) for piece in chosen]
 
     def nearest(self, word: str, count: int = 10, *, least: int = 5) -> list[tuple[str, float]]:
         """Returns the neighbours of a word, which are the words with the greatest cosine, and their cosines.
@@ -112,7 +113,7 @@ class Vectors:
             for name, content in contents.items():
                 (partial / name).write_bytes(content)
             checksums = {name: zlib.crc32(content) for name, content in contents.items()}
-            description = signed({"config": config, "checksums": checksums})
+            description = with_checksum({"config": config, "checksums": checksums})
             (partial / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", "utf-8")
 
     @classmethod
@@ -127,7 +128,7 @@ class Vectors:
         if not (folder / DESCRIPTION).exists():
             raise UserError(f"{folder} holds no word vectors: it has no {DESCRIPTION}")
         try:
-            description = checked(read_json(folder / DESCRIPTION))
+            description = verify_checksum(read_json(folder / DESCRIPTION))
             if "data_fingerprints" in description:
                 raise UserError(f"{folder} holds a run and no word vectors; translate or classify opens it")
             checksums = description["checksums"]
@@ -144,7 +145,7 @@ class Vectors:
         return cls(tokenizer, **arrays)
 
 
-def spell(tokenizer: Tokenizer) -> list[str]:
+def piece_texts(tokenizer: Tokenizer) -> list[str]:
     """Returns the text of each piece after another word; it begins with a blank if the piece begins a word.
 
     Incomplete characters are U+FFFD.
@@ -156,7 +157,7 @@ def spell(tokenizer: Tokenizer) -> list[str]:
 
 def count_whole_words(sides: Sequence[Sentences], tokenizer: Tokenizer) -> np.ndarray:
     """Counts how often each piece is a whole word: it begins a word, and the next piece does not continue the word."""
-    spellings = spell(tokenizer)
+    spellings = piece_texts(tokenizer)
     is_word = np.array([text.lstrip()[:1].isalnum() or text.lstrip().startswith(UNREADABLE) for text in spellings])
     begins = is_word & np.array([text[:1].isspace() for text in spellings])
     continues = is_word & ~begins

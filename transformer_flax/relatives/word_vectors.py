@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import log_sigmoid
 
-from transformer_flax.data.corpus import BLOCK, Sentences, count, ranges
+from transformer_flax.data.corpus import BLOCK_PAIRS, Sentences, count, ranges
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import CheckedConfig, checked, one_of, positive, rate, size
@@ -135,8 +135,8 @@ class Text:
         """Yields the batches of one epoch: all sentences once, shuffled."""
         rng = np.random.default_rng((self._seed, k))
         order = rng.permutation(self._count)
-        for start in range(0, len(order), BLOCK):
-            words, sentences = self._take(order[start : start + BLOCK])
+        for start in range(0, len(order), BLOCK_PAIRS):
+            words, sentences = self._take(order[start : start + BLOCK_PAIRS])
             yield from self._rows(rng, words, sentences, start, len(order))
 
     def _take(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -166,7 +166,7 @@ class Text:
         sentences = np.pad(sentences.astype(np.int32), (0, missing), constant_values=-1).reshape(-1, ROW)
         rows = rng.permutation(len(words))  # without this, all rows of one language would come before the other
         words, sentences = words[rows].reshape(shape), sentences[rows].reshape(shape)
-        block = min(total - start, BLOCK)
+        block = min(total - start, BLOCK_PAIRS)
         for i in range(len(words)):
             reach = rng.integers(1, self._config.window, words[i].shape, np.int32, endpoint=True)
             drawn = rng.random((len(words[i]), self._config.shared_negatives))
@@ -175,8 +175,8 @@ class Text:
             yield Rows(words[i], sentences[i], reach, noise.astype(np.int32), done)
 
 
-READ = 100  # steps between reads of the losses; the host waits at each read
-LEAST = 1e-10  # added to the sum of squares that Adagrad divides by
+READ_EVERY = 100  # steps between reads of the losses; the host waits at each read
+EPSILON = 1e-10  # added to the sum of squares that Adagrad divides by
 
 
 class Tables(NamedTuple):
@@ -227,7 +227,7 @@ def update(
     loss, count, grads = gradient(tables.vectors, batch, kind, negatives)
     own = {"mode": "drop", "unique_indices": True, "indices_are_sorted": True}
     squares = tables.squares.at[batch.places].get(mode="fill", fill_value=1.0) + jnp.mean(grads**2, axis=-1)
-    steps = rate * grads / jnp.sqrt(squares + LEAST)[:, None]
+    steps = rate * grads / jnp.sqrt(squares + EPSILON)[:, None]
     vectors = tables.vectors.at[batch.places].add(-steps, **own)
     return Tables(vectors, tables.squares.at[batch.places].set(squares, **own)), loss, count
 
@@ -245,8 +245,8 @@ def train_vectors(
     Args:
       sides: the text's sentences, in one language or both.
       seed: the same seed gives the same vectors.
-      progress: called after every `READ` steps and at the end of an epoch, with the epochs done and the loss per word
-        since the last call.
+      progress: called after every `READ_EVERY` steps and at the end of an epoch, with the epochs done before the last
+        batch (so never all of them) and the loss per word since the last call.
 
     Raises:
       UserError: the text is empty, or the vectors are not finite.
@@ -261,7 +261,7 @@ def train_vectors(
     text = Text(sides, counts, config, seed)
     for epoch in range(config.epochs):
         batches = text.epoch(epoch)
-        while some := list(itertools.islice(batches, READ)):
+        while some := list(itertools.islice(batches, READ_EVERY)):
             losses = []
             for rows in some:
                 left = 1 - (epoch + rows.done) / config.epochs

@@ -56,6 +56,10 @@ def choose(
     `average` is EMA, or the number of checkpoints to average, which `to_average` chooses. Its default is what the run's
     final evaluation uses. `steps` names the checkpoints to average instead. The moving average is read from them if
     `average` is EMA, or if it is None and the run keeps one.
+
+    Raises:
+      UserError: there is no checkpoint, a named step has none, `average` is no number and not EMA, or no moving average
+        was kept.
     """
     saved = saved_steps(directory)
     if not saved:

@@ -150,7 +150,10 @@ def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
 
 
 def model_config(config: ConfigDict, vocab_size: int) -> ModelConfig:
-    """Returns the model's config for a vocabulary of this size. "auto" counts as float32, if it may be float32."""
+    """Returns the model's config for a vocabulary of this size.
+
+    "auto" counts as bfloat16 if the model needs bfloat16 (`needs_bfloat16`), and as float32 otherwise.
+    """
     fields = config.model.to_dict()
     if fields.get("dtype") == AUTO:
         fields["dtype"] = "bfloat16" if needs_bfloat16(config) else "float32"

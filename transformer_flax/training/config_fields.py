@@ -176,7 +176,12 @@ def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
 
 
 def require_only(config: ConfigDict, values: Mapping[str, Any], where: str) -> None:
-    """Checks that each of these fields has the only value that works `where` something else is so."""
+    """Checks fields that allow a single value under some condition.
+
+    Args:
+      values: the only allowed value of each field, by flat name; a field that the config lacks is not checked.
+      where: the condition, as the message ends: "with several processes".
+    """
     fields = flatten(config.to_dict())
     for name, only in values.items():
         if fields.get(name, only) != only:

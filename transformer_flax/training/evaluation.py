@@ -31,7 +31,9 @@ class Evaluation:
 
 
 class Evaluator:
-    """An evaluator of parameters on a split. Every sentence of the split counts.
+    """An evaluator of parameters on a split.
+
+    The loss is measured on every pair of the split, up to its first config.decode.max_input_length tokens.
 
     The source gain shows whether a translator uses its source. It is the log-perplexity of the first 300 targets given
     another sentence's source, minus the log-perplexity given their own source, in nats per token. A language model of
@@ -103,7 +105,7 @@ class Evaluator:
                 update(done, len(sources))
                 check(alone=True)
 
-            outputs = from_first(lambda: self._task.write(params, sources, progress), lambda: check(alone=True))
+            outputs = from_first(lambda: self._task.make_outputs(params, sources, progress), lambda: check(alone=True))
         scores, signatures = self._task.measure(outputs, references)
         return Evaluation({**means, **scores}, signatures, sources, references, outputs)
 

@@ -25,9 +25,10 @@ class TokenLosses(NamedTuple):
 
 
 def cross_entropy(logits: jax.Array, target: jax.Array, smoothing: float, *, padding: bool = True) -> TokenLosses:
-    """Returns the cross-entropy -sum_v q'(v) log p(v), where q'(v) = (1 - smoothing) [v = target] + smoothing u(v).
+    """Returns the losses of each target.
 
-    The logits are [..., V] and the target is int [...]; `smoothing` is epsilon_ls. u is uniform over the labels
+    `loss` is the cross-entropy -sum_v q'(v) log p(v), where q'(v) = (1 - smoothing) [v = target] + smoothing u(v). The
+    logits are [..., V] and the target is int [...]; `smoothing` is epsilon_ls. u is uniform over the labels
     (Szegedy et al., 2016, section 7). The labels are all V ids, without id 0 if it is `padding`, as in a vocabulary.
     Because q' sums to 1, the loss is log Z - sum_v q'(v) logit(v), where log Z is the log-sum-exp of the logits.
 
@@ -104,17 +105,18 @@ def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1, 
     """Returns the loss function of translation: `loss_fn(params, batch, key) -> (sums, counts)`.
 
     The sums are over the target tokens of a batch, without padding. Without a key there is no dropout. sums and counts
-    have the same names: "loss" (which training minimises), "nll" (unsmoothed) and "accuracy" (of the teacher-forced
-    next token). The model must have a method `features`; `to_logits` makes the logits from its results.
+    have the same names: "loss" (which training minimises), "nll" (unsmoothed), "accuracy" (of the teacher-forced next
+    token) and, in a call with a key and R-Drop, "divergence". The model must have a method `features`; `to_logits`
+    makes the logits from its results.
 
     A batch is split into `chunks` parts, whose logits are computed one after another. `chunks` must divide the rows.
     With several chunks, only "loss" has a gradient.
 
-    With R-Drop (Wu et al., 2021), a call with a key makes two passes with different dropout, and the sums are the mean
-    of both passes. The gradient of "loss" is that of the mean loss + r_drop / 2 * "divergence". "divergence" is the
-    mean of both Kullback-Leibler divergences. This is half of that paper's equation 4, so gradients are clipped as
-    without R-Drop. The value of "loss" leaves the divergence out, so that losses with and without R-Drop can be
-    compared. `r_drop` is that paper's alpha; 0 for one pass.
+    With R-Drop (Wu et al., 2021), a call with a key makes two passes with different dropout. The sums are the means of
+    both passes. "divergence" is the mean of both Kullback-Leibler divergences. The value of "loss" leaves it out, so
+    that losses with and without R-Drop can be compared. The gradient of "loss" includes it: it is the gradient of
+    loss + r_drop / 2 * divergence. This is half of that paper's equation 4, so gradients are clipped as without R-Drop.
+    `r_drop` is that paper's alpha; 0 for one pass.
     """
 
     def sums_of(y, embedding, target):

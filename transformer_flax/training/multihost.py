@@ -38,7 +38,7 @@ class _Group:
     def __init__(self, index: int, size: int, client: Any, coordinator: str):
         self.index, self.size = index, size
         self.leaving = False  # once True, the other processes may end
-        self.asked = 0  # number of calls of `agreed_stop`
+        self.stop_calls = 0  # number of calls of `agreed_stop`
         self.stop_at: int | None = None  # the call of `agreed_stop` at which all processes stop
         self._client, self._published = client, 0
         self._watch(coordinator.rpartition(":")[0].strip("[]"))
@@ -287,13 +287,13 @@ def agreed_stop(asked: bool) -> bool:
     group = _group
     if group is None:
         return asked
-    group.asked += 1
+    group.stop_calls += 1
     if group.stop_at is None and stop_asked(asked):
-        group.stop_at = group.asked + 2
+        group.stop_at = group.stop_calls + 2
         group.set("stop/at", group.stop_at)
     elif group.stop_at is None and group.index > 0:
         group.stop_at = group.get("stop/at")
-    return group.stop_at is not None and group.asked >= group.stop_at
+    return group.stop_at is not None and group.stop_calls >= group.stop_at
 
 
 def stop_asked(asked: bool) -> bool:

@@ -29,10 +29,11 @@ def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Call
 
 
 def make_schedule(config: ConfigDict) -> Callable[[jax.typing.ArrayLike], jax.Array]:
-    """Returns the learning rate of a run, by number of earlier updates: the paper's.
+    """Returns the learning rate of a run, as a function of the number of earlier updates.
 
-    In the last steps of the run, of which `cooldown` is the share, it is multiplied by a factor that falls linearly to
-    zero (Hägele et al., 2024). With Schedule-Free, the rate stays at its peak.
+    The rate is the paper's (`paper_schedule`). `cooldown` is the share of the steps, at the end of the run, in which
+    the rate is also multiplied by a factor that falls linearly to zero (Hägele et al., 2024). With Schedule-Free, the
+    rate stays at its peak after the warm-up.
     """
     c = config.optimizer
     schedule = paper_schedule(config.model.d_model, c.warmup_steps, c.factor)

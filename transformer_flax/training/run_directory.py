@@ -25,11 +25,11 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import (
     CHECKSUM,
-    checked,
     is_partial,
     read_json,
-    signed,
     try_lock,
+    verify_checksum,
+    with_checksum,
     write_whole,
 )
 from transformer_flax.training.checkpoint_files import saved_steps
@@ -89,7 +89,7 @@ class RunDirectory:
             "tokenizer_crc32": self._tokenizer_checksum(tokenizer),
             **({"classes": list(classes.names)} if classes else {}),
         }
-        self._write(self.config_file, json.dumps(signed(run), indent=2) + "\n")
+        self._write(self.config_file, json.dumps(with_checksum(run), indent=2) + "\n")
         if not self.tokenizer_file.exists():  # another version may have formatted the same tokenizer differently
             self._write(self.tokenizer_file, tokenizer.to_json())
 
@@ -193,7 +193,7 @@ class RunDirectory:
         if (self.path / "model.bin").exists():
             raise UserError(f"{self.path} is a model for CTranslate2, whose library opens it (docs/translating.md)")
         try:
-            run = checked(read_json(self.config_file))
+            run = verify_checksum(read_json(self.config_file))
             if "checksums" in run:
                 raise UserError(f"{self.path} holds word vectors, which python -m transformer_flax.vectors opens")
             if unknown := sorted(run.keys() - RUN):

@@ -164,7 +164,7 @@ class RunWriter:
                 self.say(f"WARNING: {warning}")
             return averaged, choice
 
-    def keep(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
+    def write_evaluation(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
         """Prints an evaluation. Writes it, unless it is written already, perhaps with another config.decode.
 
         Each line of a final evaluation has "<split>/final": 1. It may be of other sentences and of the mean of more

@@ -21,7 +21,7 @@ class TrainState(flax.struct.PyTreeNode):
     opt_state: Any
     skipped: jax.Array  # int32 [], updates that were not made because they were not finite
     skipped_in_a_row: jax.Array  # int32 [], updates skipped since the last update that was made
-    ema: Any = None  # the moving average of the parameters after each update; None: not kept
+    ema: Any = None  # the average of the parameters, config.ema_decay's or Schedule-Free's (`optimizer.Average`)
 
     @classmethod
     def create(

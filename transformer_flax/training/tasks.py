@@ -25,7 +25,7 @@ class Task(abc.ABC):
     reads_target: bool  # the model reads the target (teacher forcing), so it may ignore the source
     compilations = 0  # the number of programs compiled for `write`
 
-    def write(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
+    def make_outputs(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
         """Translates or classifies each text, with parameters on the device."""
         decoder, decode = self._decoder(params)
         outputs = decode(sources, progress=progress)

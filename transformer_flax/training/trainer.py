@@ -185,6 +185,9 @@ class Trainer:
         def check(*, alone: bool) -> None:
             """Ends the run if it was asked to end; `alone`: the other processes are waiting for the first process."""
             if (stop_asked if alone else agreed_stop)(self._interruption.asked):
+                # With "go on", the checkpoint of this step may have failed. Several processes allow only "stop".
+                if self.config.on_write_failure != "stop":
+                    self.require_saved(state, step)
                 self._interruption.end(f"while evaluating step {step:,}, which is saved")
 
         sentences = self.config.eval.final_sentences if last else self.config.eval.sentences
@@ -194,7 +197,7 @@ class Trainer:
             started = time.perf_counter()
             evaluations[split] = self._programs.evaluators[split](params, check=check, max_sentences=sentences)
             self._evaluation_seconds = time.perf_counter() - started
-            self.writer.keep(split, step, evaluations[split], len(choice.steps), final=last)
+            self.writer.write_evaluation(split, step, evaluations[split], len(choice.steps), final=last)
         self.writer.show(splits[-1], evaluations[splits[-1]])
         return evaluations
 

@@ -38,6 +38,7 @@ def train_seeds(
 
     Raises:
       UserError: as `train` does. An error in one run ends all runs.
+      Interrupted: a signal asked the runs to end; no finished work is lost.
     """
     config = complete_run(config)
     check_seeds(config, seeds)
