@@ -161,6 +161,7 @@ def test_a_string_is_no_list_of_lines(run):
         ({"max_input_length": 1}, "max_input_length is 1; it must be at least 2"),
         ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
         ({"window": 0}, "window is 0; it must be at least 1"),
+        ({"sampling": 0.7}, r"sampling is 0\.7; it must be a Sampling"),
         ({"num_devices": -1}, "num_devices is -1; it must be at least 0"),
     ],
     ids=str,

@@ -205,10 +205,13 @@ def _set_fields(argv: list[str]) -> dict[str, str]:
 def _require_known(config: ConfigDict, argv: list[str]) -> None:
     """Checks that a config has the fields that --config.FIELD=VALUE sets."""
     for field, argument in _set_fields(argv).items():
-        section = config
-        for name in field.split("."):
+        section, names = config, field.split(".")
+        for i, name in enumerate(names):
             if not isinstance(section, ConfigDict) or name not in section:
-                hint = _suggest(name, config) or "the config file, and those it imports, list its fields"
+                near = difflib.get_close_matches(name, section, n=1) if name != names[-1] else []  # a section's name
+                right = ".".join([*names[:i], *near, *names[i + 1 :]])
+                hint = f"did you mean --config.{right}?" if near else _suggest(name, config)
+                hint = hint or "the config file, and those it imports, list its fields"
                 raise UserError(f"{argument}: this config has no field {name!r}; {hint}")
             section = section[name]
 

@@ -45,7 +45,8 @@ def command(monkeypatch):
         # A field by another name
         ("--config.model.num_head=3", "--config.model.num_head=3: this config has no field 'num_head'; did you mean "
          "--config.model.num_heads?"),
-        ("--config.optimzer.factor=3", "--config.optimzer.factor=3: this config has no field 'optimzer'; "),
+        ("--config.optimzer.factor=3", "--config.optimzer.factor=3: this config has no field 'optimzer'; did you mean "
+         "--config.optimizer.factor?"),
         ("--config.lr=1", "--config.lr=1: this config has no field 'lr'; set --config.optimizer.factor, which multi"),
         ("--config.optimizer.lr=1", "this config has no field 'lr'; set --config.optimizer.factor, which multiplies "),
         ("--learning_rate=1", "unknown flag --learning_rate; set --config.optimizer.factor, which multiplies the pa"),

@@ -10,8 +10,8 @@ from transformer_flax.files import read_json_lines
 
 KEYS = {
     "decode",
-    *("run", "text", "sentences", "bleu", "signature", "chrf", "chrf_signature", "tokenised_bleu"),
-    *("tokenised_signature", "exact_match", "perplexity", "length_ratio", "warnings", "parameters"),
+    *("run", "text", "sentences", "bleu", "signature", "chrf", "chrf_signature", "table2_bleu"),
+    *("table2_signature", "exact_match", "perplexity", "length_ratio", "warnings", "parameters"),
     *("sentences_per_second", "compilations"),
 }
 

@@ -15,7 +15,7 @@ REFERENCES = ["Ein Mann schläft auf der Bank.", "Zwei Hunde spielen im Schnee, 
 
 def test_a_perfect_translation_scores_100_and_matches_exactly():
     scores = full_scores(REFERENCES, REFERENCES, DE)
-    assert round(scores.bleu, 6) == round(scores.chrf, 6) == round(scores.tokenised_bleu, 6) == 100
+    assert round(scores.bleu, 6) == round(scores.chrf, 6) == round(scores.table2_bleu, 6) == 100
     assert scores.exact_match == scores.length_ratio == 1
     assert scores.warnings == ()
 
@@ -55,8 +55,8 @@ def test_all_scores_of_normalised_lines_say_so_and_do_not_tokenise_again():
     lines = [text(line) for line in REFERENCES]
     scores = full_scores([lines[0].removesuffix(" ."), lines[1].upper()], lines, text)
     assert "case:lc" in scores.chrf_signature
-    assert "|case:lc|" in scores.tokenised_signature
-    assert "|tok:moses-de|compounds:##AT##|punct:normalised|" in scores.tokenised_signature
+    assert "|case:lc|" in scores.table2_signature
+    assert "|tok:moses-de|compounds:##AT##|punct:normalised|" in scores.table2_signature
     assert scores.signature == score(lines, lines, text).signature
     assert scores.warnings == ()
     assert table2_tokens(["der rot-weiße &quot; hund &quot; ."], text) == [
@@ -106,20 +106,20 @@ def test_german_compounds_count_as_their_parts():
     translation, reference = "eine rot-blaue Wand steht heute da", "eine rot-grüne Wand steht heute da"
     # 6 tokens with one of them wrong: 5/6 of the words, 3/5 of the pairs, 2/4 of the triples, 1/3 of the fours: 1/12.
     whole = full_scores([translation], [reference], Normaliser("nl"))
-    assert round(whole.tokenised_bleu, 6) == round(100 * (1 / 12) ** (1 / 4), 6)
+    assert round(whole.table2_bleu, 6) == round(100 * (1 / 12) ** (1 / 4), 6)
     # 8 tokens with one of them wrong, "eine rot ##AT##-##AT## ? Wand steht heute da": 7/8, 5/7, 3/6, 1/5: 1/16.
     split = full_scores([translation], [reference], DE)
-    assert round(split.tokenised_bleu, 6) == round(100 * (1 / 16) ** (1 / 4), 6) == 50
-    assert "tok:moses-nl|punct" in whole.tokenised_signature
-    assert "tok:moses-de|compounds:##AT##|punct" in split.tokenised_signature
-    assert "smooth:none" in split.tokenised_signature
+    assert round(split.table2_bleu, 6) == round(100 * (1 / 16) ** (1 / 4), 6) == 50
+    assert "tok:moses-nl|punct" in whole.table2_signature
+    assert "tok:moses-de|compounds:##AT##|punct" in split.table2_signature
+    assert "smooth:none" in split.table2_signature
     assert whole.bleu == split.bleu
 
 
 def test_bleu_of_the_paper_is_not_smoothed():
     # No four tokens in a row are right, so that the last precision is 0; only sacreBLEU's own gives it some credit.
     scores = full_scores(["a b c x d e f"], ["a b c y d e f"], Normaliser("en"))
-    assert scores.tokenised_bleu == 0
+    assert scores.table2_bleu == 0
     assert scores.bleu > 20
 
 
@@ -152,13 +152,13 @@ def test_only_german_is_split_and_any_language_works():
 def test_odd_characters_neither_break_nor_shift_lines():
     odd = ["a\tb\u2028c\x85d e", "a\x00b c d e f", "a\nb\rc\x1cd e", "\ufeff", " ", "\u3000", ""]
     scores = full_scores(odd, odd, DE)
-    assert round(scores.bleu, 6) == round(scores.tokenised_bleu, 6) == 100
+    assert round(scores.bleu, 6) == round(scores.table2_bleu, 6) == 100
     assert len(table2_tokens(odd, DE)) == len(odd)
 
 
 def test_empty_translations_score_0_with_a_warning():
     scores = full_scores(["", " "], REFERENCES, DE)
-    assert scores.bleu == scores.chrf == scores.tokenised_bleu == scores.exact_match == scores.length_ratio == 0
+    assert scores.bleu == scores.chrf == scores.table2_bleu == scores.exact_match == scores.length_ratio == 0
     (warning,) = scores.warnings
     assert "0.000 times" in warning
     assert "2 of 2 are empty" in warning

@@ -65,7 +65,10 @@ def text_folder(path: str) -> pathlib.Path:
     if not path:
         raise UserError("config.data.path is empty: name the folder of texts with --config.data.path=FOLDER")
     if not pathlib.Path(path).is_dir():
-        raise UserError(f"config.data.path is {path!r}: there is no such folder")
+        raise UserError(
+            f"config.data.path is {path!r}: there is no such folder; name the folder of texts, or make one with "
+            "python -m transformer_flax.fetch"
+        )
     return pathlib.Path(path)
 
 

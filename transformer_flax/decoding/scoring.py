@@ -38,8 +38,8 @@ class FullScores(TranslationScores):
 
     chrf: float  # 0 to 100, F2 of character n-grams
     chrf_signature: str
-    tokenised_bleu: float  # 0 to 100, the BLEU of the paper's table 2
-    tokenised_signature: str
+    table2_bleu: float  # 0 to 100, the BLEU of the paper's table 2
+    table2_signature: str
     warnings: tuple[str, ...]  # reasons to distrust the scores, one sentence each
 
 
@@ -72,8 +72,8 @@ def full_scores(translations: Sequence[str], references: Sequence[str], text: No
         **vars(scores),
         chrf=chrf.corpus_score(list(translations), [list(references)]).score,
         chrf_signature=str(chrf.get_signature()),
-        tokenised_bleu=tokenised.corpus_score(ours, [theirs]).score,
-        tokenised_signature=str(tokenised.get_signature()).replace("tok:none", how),
+        table2_bleu=tokenised.corpus_score(ours, [theirs]).score,
+        table2_signature=str(tokenised.get_signature()).replace("tok:none", how),
         warnings=tuple(_warnings(translations, references, scores, text)),
     )
 

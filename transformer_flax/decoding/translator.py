@@ -86,6 +86,8 @@ class Translator(OnDevices):
         refuse_long: bool = False,
         num_devices: int = 0,
     ):
+        if not isinstance(sampling, Sampling | None):
+            raise UserError(f"sampling is {sampling!r}; it must be a Sampling, as in Sampling(temperature=0.7)")
         if nbest < 1 or (sampling is None and nbest > beam_size):
             raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam holds from 1 to beam_size hypotheses")
         super().__init__(params, num_devices)

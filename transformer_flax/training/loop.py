@@ -70,7 +70,7 @@ def fit(
     """
     step, steps = trainer.start, range(trainer.start + 1, config.steps + 1)
     if not steps:
-        progress.say(f"the run has ended at step {step:,} already; for more: --config.steps=N")
+        progress.say(f"the run has ended at step {step:,} already, so it is only evaluated; for more: --config.steps=N")
     elif _evaluates_after(step, config) and not trainer.is_evaluated(step):  # interrupted, or was the last step
         trainer.evaluate(state, step)
     if steps and trainer.out_of_patience(step):
