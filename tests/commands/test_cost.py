@@ -36,6 +36,12 @@ def test_the_base_model_costs_about_what_the_paper_says():
 def test_memory_is_that_of_the_type_that_suits_the_device():
     on_h100 = json.loads(succeeds("cost", NUMBERS, "--json", "--device=H100").stdout)
     assert on_h100["memory"]["activations"] < 0.8 * cost().memory["activations"]
+    unlisted, on_v100 = (
+        json.loads(succeeds("cost", NUMBERS, "--json", flag).stdout) for flag in ("--peak_tflops=989", "--device=V100")
+    )
+    assert unlisted["memory"] == on_h100["memory"]
+    assert on_v100["memory"]["activations"] == cost().memory["activations"]
+    assert "15.7 TFLOP/s each" in on_v100["device"]
 
 
 def test_tables_are_for_people():

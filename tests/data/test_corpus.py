@@ -204,6 +204,20 @@ def test_a_damaged_entry_is_noticed_and_made_anew(tmp_path, tokenizer, caplog, n
     assert not caplog.records
 
 
+def test_an_entry_that_cannot_be_read_is_not_deleted_as_damaged(tmp_path, tokenizer, monkeypatch, caplog):
+    load_corpus(PAIRS, tokenizer, str(tmp_path))
+
+    def refuse(*arguments, **settings):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(np, "memmap", refuse)
+    with pytest.raises(PermissionError):
+        load_corpus(PAIRS, tokenizer, str(tmp_path))
+    assert not caplog.records
+    monkeypatch.undo()
+    load_corpus(Unreadable(PAIRS), tokenizer, str(tmp_path))
+
+
 @pytest.mark.parametrize("times", [1, 40])
 def test_a_full_disk_is_reported_and_leaves_nothing_behind(tmp_path, tokenizer, times):
     pairs = ListPairs(PAIRS * times)
