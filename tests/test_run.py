@@ -171,6 +171,11 @@ def test_a_setting_of_another_type_or_out_of_range_is_refused(run, setting, mess
         run.translator(**setting)
 
 
+def test_a_setting_may_be_a_number_of_numpy(run):
+    ours = run.translator(beam_size=np.int64(2), alpha=np.float32(0.5))
+    assert ours is run.translator(beam_size=2, alpha=0.5)
+
+
 def test_what_is_no_text_and_what_is_no_setting_is_refused_in_words(run):
     with pytest.raises(UserError, match="translate takes a list of strings; line 2 is 7 of type int"):
         run.translate(["zwei", 7])

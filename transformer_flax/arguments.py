@@ -208,7 +208,7 @@ def _require_known(config: ConfigDict, argv: list[str]) -> None:
         section, names = config, field.split(".")
         for i, name in enumerate(names):
             if not isinstance(section, ConfigDict) or name not in section:
-                near = difflib.get_close_matches(name, section, n=1) if name != names[-1] else []  # a section's name
+                near = difflib.get_close_matches(name, section, n=1) if i + 1 < len(names) else []  # a section
                 right = ".".join([*names[:i], *near, *names[i + 1 :]])
                 hint = f"did you mean --config.{right}?" if near else _suggest(name, config)
                 hint = hint or "the config file, and those it imports, list its fields"

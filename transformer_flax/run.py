@@ -143,6 +143,7 @@ class Run:
             typo = "" if name in self.config.decode else did_you_mean(name, known)
             hint = typo or f"its settings are {', '.join(known)}"
             raise UserError(f"{name!r} is not a setting of {self.config.name}; {hint}")
+        settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
         require_settings(settings)
         settings = {name: value for name, value in self.config.decode.items() if name in known} | settings
         key = tuple(sorted(settings.items()))

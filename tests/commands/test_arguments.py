@@ -47,6 +47,7 @@ def command(monkeypatch):
          "--config.model.num_heads?"),
         ("--config.optimzer.factor=3", "--config.optimzer.factor=3: this config has no field 'optimzer'; did you mean "
          "--config.optimizer.factor?"),
+        ("--config.modl.modl=3", "this config has no field 'modl'; did you mean --config.model.modl?"),
         ("--config.lr=1", "--config.lr=1: this config has no field 'lr'; set --config.optimizer.factor, which multi"),
         ("--config.optimizer.lr=1", "this config has no field 'lr'; set --config.optimizer.factor, which multiplies "),
         ("--learning_rate=1", "unknown flag --learning_rate; set --config.optimizer.factor, which multiplies the pa"),
