@@ -56,8 +56,10 @@ def get_config() -> ConfigDict:
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
     config.model.attention_bias = False  # biases on the attention projections
     config.model.branch_init = 1.0  # multiplies the initial W^V, W^O, W_1 and W_2; see docs/initial_values.md
-    # Initial values. "xavier"; "fairseq": W^Q, W^K and W^V times 0.71 (Ott et al., 2019); "deepnorm": W^V, W^O, W_1,
-    # W_2 and residuals times factors that depend on the depth (Wang et al., 2022). branch_init applies to each of them.
+    # Initial values. "xavier"; "fairseq": W^Q, W^K and W^V times 0.71 (Ott et al., 2019). The others are for many
+    # layers, and change more than initial values: "deepnorm" multiplies residuals by a constant (Wang et al., 2022),
+    # "admin" by a parameter (Liu et al., 2020), and "t_fixup" has no LayerNorm (Huang et al., 2020). branch_init
+    # applies to each of them.
     config.model.start = "xavier"
     # The next fields change how the model is computed, not the model:
     config.model.scan_layers = False  # compile one layer for all N layers of a stack, in a fraction of the time

@@ -40,6 +40,8 @@ CHANGES = {
     "xavier": ({}, 0),
     "fairseq": ({"model.start": "fairseq"}, 0),
     "deepnorm": ({"model.start": "deepnorm"}, 0),
+    "t-fixup": ({"model.start": "t_fixup"}, -30 * 2 * 512),  # no LayerNorm after 30 sub-layers
+    "admin": ({"model.start": "admin"}, 30 * 512),  # an omega for each sub-layer
     "muon": ({"optimizer.name": "muon", "optimizer.b1": 0.95}, 0),
     "schedule-free": ({"optimizer.name": "schedule_free"}, 0),
     "batch-x4": ({"data.tokens_per_batch": 100_000, "steps": 25_000, "optimizer.warmup_steps": 1_000}, 0),
@@ -90,7 +92,7 @@ def test_on_another_base_a_larger_batch_has_as_many_epochs_and_the_root_of_its_s
 
 
 def test_starts_are_compared_by_themselves_on_a_base_with_lighter_sub_layers():
-    rows = make_variants(table3_small.get_config("multi30k"), "xavier,fairseq,deepnorm")
+    rows = make_variants(table3_small.get_config("multi30k"), "xavier,fairseq,deepnorm,t-fixup,admin")
     assert {row.config.model.branch_init for row in rows} == {1.0}
 
 

@@ -14,7 +14,7 @@ from transformer_flax.decoding.ctranslate2 import require_supported, save
 from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import TransformerConfig, one_of
+from transformer_flax.model.config import DEEP_STARTS, TransformerConfig, one_of
 from transformer_flax.model.registry import make_model
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
@@ -85,5 +85,6 @@ def test_a_field_that_the_export_does_not_know_is_refused():
 
 
 def test_residuals_with_a_weight_are_refused():
-    with pytest.raises(UserError, match=r"config.model.start is 'deepnorm', and must be xavier or fairseq"):
-        require_supported(dataclasses.replace(VARIANTS["paper"], **HEADS, start="deepnorm"))
+    for start in DEEP_STARTS:
+        with pytest.raises(UserError, match=rf"config.model.start is '{start}', and must be xavier or fairseq"):
+            require_supported(dataclasses.replace(VARIANTS["paper"], **HEADS, start=start))

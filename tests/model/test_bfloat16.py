@@ -24,6 +24,7 @@ CONFIGS = {
     "additive, distances, pre_norm, untied": dataclasses.replace(
         PAPER, positions="relative", compatibility="additive", pre_norm=True, tie_embeddings=False
     ),
+    "admin": dataclasses.replace(PAPER, start="admin"),
     "classifier": ClassifierConfig(**ENCODER, pooling="attention", num_classes=3, embedding_deviation=0.2),
     "recurrent": dataclasses.replace(RECURRENT, **SIZES),
     "convolutional": dataclasses.replace(CONVOLUTIONAL, **SIZES),

@@ -9,7 +9,7 @@ import pytest
 from configs import base
 from tests.conftest import TINY
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.config import DEEP_STARTS, TransformerConfig
 from transformer_flax.model.registry import kind_of, make_config, make_model
 from transformer_flax.model.transformer import Transformer
 
@@ -61,9 +61,10 @@ def test_rotary_positions_turn_pairs_of_features_of_a_product():
     assert dataclasses.replace(TINY, d_k=6, d_model=15, positions="rotary", compatibility="dot").d_k == 6
 
 
-def test_deepnorm_is_of_models_that_normalise_after_each_sub_layer():
-    with pytest.raises(UserError, match=r"config\.model\.pre_norm is True; it must be False with DeepNorm"):
-        dataclasses.replace(TINY, pre_norm=True, start="deepnorm")
+@pytest.mark.parametrize("start", DEEP_STARTS)
+def test_starts_of_deep_models_are_of_models_that_normalise_after_each_sub_layer(start):
+    with pytest.raises(UserError, match=rf"config\.model\.pre_norm is True; it must be False with start={start}"):
+        dataclasses.replace(TINY, pre_norm=True, start=start)
 
 
 @pytest.mark.parametrize(

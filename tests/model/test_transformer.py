@@ -5,19 +5,22 @@ Letters of shapes: B batch, S source, T target, H heads, K hypotheses, V vocabul
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from tests.conftest import TINY, VARIANTS, long
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, compiled, logits_of
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT, RIVALS
-from transformer_flax.model.config import TransformerConfig
+from transformer_flax.model.config import STARTS, TransformerConfig
 from transformer_flax.model.layers import AddAndNorm, layer_norm, to_logits
 from transformer_flax.model.registry import attention_maps, init_params, make_model
+from transformer_flax.model.starts import RESIDUALS, with_omegas
 from transformer_flax.model.transformer import Transformer, shift_right
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 
@@ -369,24 +372,86 @@ def test_attention_maps_of_the_decoder_are_lower_triangular(maps):
 
 # DeepNorm's figure 2 at N = M = 2: alpha and beta of the encoder and of the decoder.
 DEEPNORM = {"encoder": (0.81 * 2 ** (5 / 16), 0.87 / 2 ** (5 / 16)), "decoder": (6**0.25, 24**-0.25)}
+T_FIXUP = {"encoder": 0.67 * 2**-0.25, "decoder": 18**-0.25, "embedding": 18**-0.25}  # its section 3.3 at N = 2
 
 
 @functools.cache
 def initial(config):
-    return jax.tree_util.tree_leaves_with_path(jax.device_get(init_params(config, jax.random.key(0))))
+    params = flatten_dict(jax.device_get(init_params(config, jax.random.key(0))), sep=".")
+    return {name: leaf for name, leaf in params.items() if not name.endswith("omega")}
 
 
-@pytest.mark.parametrize("start", ["xavier", "fairseq", "deepnorm"])
+@pytest.mark.parametrize("start", STARTS)
 def test_a_start_scales_the_initial_values_of_its_matrices_and_nothing_else(start):
-    scaled = dataclasses.replace(TINY, start=start, branch_init=0.5)
-    for (path, value), (_, other) in zip(initial(TINY), initial(scaled), strict=True):
-        stack, _, name = jax.tree_util.keystr(path, simple=True, separator=".").partition("_")
-        gain = 1.0
+    plain, scaled = initial(TINY), initial(dataclasses.replace(TINY, start=start, branch_init=0.5))
+    left_out = {name for name in plain if ".norm." in name} if start == "t_fixup" else set()
+    assert scaled.keys() == plain.keys() - left_out
+    for name, value in scaled.items():
+        stack, gain = re.split(r"[_.]", name)[0], 1.0
         if name.endswith(("value.kernel", "output.kernel", "w_1.kernel", "w_2.kernel")):
             gain *= 0.5 * (DEEPNORM[stack][1] if start == "deepnorm" else 1)
+            gain *= T_FIXUP[stack] if start == "t_fixup" else 1
+        if start == "t_fixup" and stack == "embedding":
+            gain *= T_FIXUP[stack]
         if start == "fairseq" and name.endswith(("query.kernel", "key.kernel", "value.kernel")):
             gain *= 2**-0.5
-        np.testing.assert_allclose(gain * value, other, rtol=1e-6)
+        np.testing.assert_allclose(value, gain * plain[name], rtol=1e-6)
+
+
+def test_t_fixup_has_no_layer_norm():
+    x = jnp.array([[[100.0, -3.0, 0.5, 2.0] * 4]])
+    y = AddAndNorm(dataclasses.replace(TINY, start="t_fixup")).apply({"params": {}}, x, lambda x: 2 * x)
+    np.testing.assert_array_equal(y, 3 * x)
+
+
+def test_admin_weighs_a_residual_by_the_variances_of_all_sub_layers_before():
+    def layer(*names):
+        return {name: {"omega": np.ones(4, np.float32), "norm": name} for name in names} | {"w": 7.0}
+
+    attention, cross, feed_forward = "after_self_attention", "after_cross_attention", "after_feed_forward"
+    params = {f"encoder_{n}": layer(attention, feed_forward) for n in range(2)}
+    params |= {"decoder_0": layer(attention, cross, feed_forward), "embedding": 1.0}
+    # Of x and of Sublayer(x). After LayerNorm the variance of x is 1, and only the first x is not normalised.
+    sown = {
+        "encoder_0": {attention: {"variances": ([1.5, 0.75],)}, feed_forward: {"variances": ([1.0, 1.75],)}},
+        "encoder_1": {attention: {"variances": ([1.0, 2.25],)}, feed_forward: {"variances": ([1.0, 9.0],)}},
+        "decoder_0": {name: {"variances": ([1.0, 3.0],)} for name in (attention, cross, feed_forward)},
+    }
+    found = with_omegas(params, sown)
+    omegas = {
+        (name, residual): found[name][residual]["omega"].tolist()
+        for name in ("encoder_0", "encoder_1", "decoder_0")
+        for residual in found[name]
+        if residual != "w"
+    }
+    assert omegas == {
+        ("encoder_0", attention): [1.0] * 4,
+        ("encoder_0", feed_forward): [1.5] * 4,  # 1.5 + 0.75 = 1.5^2
+        ("encoder_1", attention): [2.0] * 4,  # 2.25 + 1.75 = 2^2
+        ("encoder_1", feed_forward): [2.5] * 4,  # 4 + 2.25 = 2.5^2
+        ("decoder_0", attention): [1.0] * 4,
+        ("decoder_0", cross): [2.0] * 4,
+        ("decoder_0", feed_forward): [pytest.approx(7**0.5)] * 4,
+    }
+    assert found["decoder_0"][cross]["norm"] == cross  # all else stays
+    assert (found["encoder_1"]["w"], found["embedding"]) == (7.0, 1.0)
+    assert params["encoder_1"][attention]["omega"].tolist() == [1.0] * 4
+
+
+def test_admin_measures_on_random_sentences_and_multiplies_residuals():
+    config = dataclasses.replace(TINY, start="admin", num_layers=4)
+    params = init_params(config, jax.random.key(0))
+    for stack, sub_layers in (("encoder", RESIDUALS[::2]), ("decoder", RESIDUALS)):
+        omegas = [float(params[f"{stack}_{n}"][name]["omega"][0]) for n in range(4) for name in sub_layers]
+        assert omegas[0] == 1
+        assert omegas == sorted(set(omegas))  # each sub-layer adds some variance
+        # Xavier's values give sub-layers of about the variance of their input, or less.
+        assert 1.5 < omegas[-1] ** 2 < 1 + 2 * len(omegas)
+    own = params["decoder_3"]["after_cross_attention"]
+    x = jax.random.normal(jax.random.key(1), (1, 3, config.d_model))
+    y = AddAndNorm(config).apply({"params": own}, x, jnp.tanh)
+    expected = layer_norm(config).apply({"params": own["norm"]}, own["omega"] * x + jnp.tanh(x))
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
 
 
 def test_without_deepnorm_residuals_are_not_multiplied():

@@ -15,8 +15,8 @@ from tests.model.sentences import SOURCES, compiled
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import EncoderConfig
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops
-from transformer_flax.model.layers import with_deepnorm
 from transformer_flax.model.registry import attention_maps, init_params, make_config
+from transformer_flax.model.starts import with_start
 from transformer_flax.relatives.classifier import POOLING, Classifier, ClassifierConfig
 from transformer_flax.special_tokens import PAD_ID
 
@@ -164,5 +164,5 @@ def test_words_start_as_small_as_it_says():
 
 
 def test_deepnorm_of_an_encoder_alone_has_factors_of_its_own():
-    config, alpha = with_deepnorm(tiny("mean", num_layers=2, start="deepnorm"), decoder=False)
+    config, alpha = with_start(tiny("mean", num_layers=2, start="deepnorm"), decoder=False)
     assert (alpha, config.branch_init) == pytest.approx((4**0.25, 16**-0.25))  # Wang et al., 2022, figure 2, N = 2

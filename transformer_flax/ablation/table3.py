@@ -109,6 +109,8 @@ RECIPES = _by_name(
     Row("xavier", {"model.start": "xavier", "model.branch_init": 1.0}),
     Row("fairseq", {"model.start": "fairseq", "model.branch_init": 1.0}),
     Row("deepnorm", {"model.start": "deepnorm", "model.branch_init": 1.0}),
+    Row("t-fixup", {"model.start": "t_fixup", "model.branch_init": 1.0}),
+    Row("admin", {"model.start": "admin", "model.branch_init": 1.0}),
     # With the momentum of Jordan et al. (2024).
     Row("muon", {"optimizer.name": "muon", "optimizer.b1": 0.95}),
     Row("schedule-free", {"optimizer.name": "schedule_free", "optimizer.cooldown": 0.0}),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import SINUSOIDS, ModelConfig, TransformerConfig
+from transformer_flax.model.config import DEEP_STARTS, SINUSOIDS, ModelConfig, TransformerConfig
 from transformer_flax.model.layers import LAYER_NORM_EPSILON
 from transformer_flax.model.positions import sinusoids
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
@@ -29,7 +29,7 @@ def require_supported(config: ModelConfig) -> None:
         ("positions", c.positions in (*SINUSOIDS, "learned"), f"one of {', '.join((*SINUSOIDS, 'learned'))}"),
         ("compatibility", c.compatibility == "scaled_dot", "scaled_dot"),
         ("neighbourhood", c.neighbourhood == 0, "0"),
-        ("start", c.start != "deepnorm", "xavier or fairseq, which do not multiply residuals"),
+        ("start", c.start not in DEEP_STARTS, "xavier or fairseq, which leave residuals and LayerNorm as they are"),
         ("d_k", c.d_k * c.num_heads == c.d_model, f"d_model / num_heads, {c.d_model / c.num_heads:g}"),
         ("d_v", c.d_v * c.num_heads == c.d_model, f"d_model / num_heads, {c.d_model / c.num_heads:g}"),
     ):

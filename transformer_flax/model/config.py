@@ -16,7 +16,8 @@ DISTANCES = ("relative", "rotary")  # used inside self-attention instead
 POSITIONS = (*SINUSOIDS, "learned", *DISTANCES)
 SCORES = ("scaled_dot", "dot", "additive")
 REMAT = ("none", "products", "layers")
-STARTS = ("xavier", "fairseq", "deepnorm")
+STARTS = ("xavier", "fairseq", "deepnorm", "t_fixup", "admin")
+DEEP_STARTS = STARTS[2:]  # they also change residuals or leave out LayerNorm
 IMPLEMENTATIONS = ("plain", "cudnn")
 DTYPES = ("float32", "bfloat16")
 # Larger values are typing errors. Without a limit, JAX would trace such a model for hours before it fails.
@@ -118,8 +119,8 @@ class EncoderConfig(ModelConfig):
         super().__post_init__()
         if self.positions in SINUSOIDS:
             self.require("d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
-        if self.start == "deepnorm":
-            self.require("pre_norm", lambda v: not v, "False with DeepNorm, which weighs residuals before LayerNorm")
+        if self.start in DEEP_STARTS:
+            self.require("pre_norm", lambda v: not v, f"False with start={self.start}, for LayerNorm after sub-layers")
         if self.positions == "rotary":
             self.require("d_k", lambda v: v % 2 == 0, "even: rotary positions turn features in pairs")
             self.require(

@@ -3,7 +3,6 @@
 Letters of shapes: B batch, S source positions, T target positions, K hypotheses of a search, V vocabulary.
 """
 
-import dataclasses
 import functools
 from typing import Any, ClassVar
 
@@ -12,9 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention
-from transformer_flax.model.config import EncoderConfig, ModelConfig, TransformerConfig
+from transformer_flax.model.config import EncoderConfig, ModelConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.linear import Dense, product, wide_einsum, xavier
+from transformer_flax.model.starts import with_start
 
 LAYER_NORM_EPSILON = 1e-6
 
@@ -28,14 +28,15 @@ def embedding(config: ModelConfig, name: str, deviation: float = 1.0) -> nn.Embe
     return nn.Embed(config.vocab_size, config.d_model, embedding_init=init, name=name)
 
 
-def embeddings(config: ModelConfig, *, tied: bool) -> tuple[nn.Embed, nn.Embed, nn.Embed]:
+def embeddings(config: ModelConfig, *, tied: bool, deviation: float = 1.0) -> tuple[nn.Embed, nn.Embed, nn.Embed]:
     """Returns the source embedding, the target embedding and the matrix of the logits.
 
-    If `tied`, all three are the same matrix (section 3.4).
+    If `tied`, all three are the same matrix (section 3.4). `embedding` explains `deviation`.
     """
     if tied:
-        return (embedding(config, "embedding"),) * 3
-    source, target, output = (embedding(config, f"{name}_embedding") for name in ("source", "target", "output"))
+        return (embedding(config, "embedding", deviation),) * 3
+    names = ("source_embedding", "target_embedding", "output_embedding")
+    source, target, output = (embedding(config, name, deviation) for name in names)
     return source, target, output
 
 
@@ -76,21 +77,29 @@ def layer_norm(config: EncoderConfig, **kwargs) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection around every sub-layer (sections 3.1 and 5.4).
 
-    With `pre_norm`, it is x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code.
+    With `pre_norm`, it is x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code. `start` may multiply the
+    residual x by a constant, alpha, or by a parameter, omega; or leave LayerNorm out.
     """
 
     config: EncoderConfig
-    alpha: float = 1.0  # DeepNorm's factor of the residual x (`with_deepnorm`)
+    alpha: float = 1.0
 
     @nn.compact
     def __call__(self, x: jax.Array, sublayer) -> jax.Array:
-        norm = layer_norm(self.config, name="norm")
         dropout = Dropout(self.config.dropout)
+        if self.config.start == "t_fixup":
+            return x + dropout(sublayer(x))
+        norm = layer_norm(self.config, name="norm")
         if self.config.pre_norm:
             return x + dropout(sublayer(norm(x)))
         # A product 1 * x would add the gradients of x in another order, and so change their rounding.
         residual = x if self.alpha == 1 else self.alpha * x
-        return norm(residual + dropout(sublayer(x)))
+        y = sublayer(x)
+        if self.config.start == "admin":
+            residual = self.param("omega", nn.initializers.ones, x.shape[-1:]) * x
+            if self.is_initializing():
+                self.sow("intermediates", "variances", jnp.stack([jnp.var(x), jnp.var(y)]))
+        return norm(residual + dropout(y))
 
 
 class EncoderLayer(nn.Module):
@@ -144,24 +153,6 @@ class DecoderLayer(nn.Module):
         return self.after_feed_forward(y, self.feed_forward)
 
 
-def with_deepnorm(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, float]:
-    """Returns the config of a stack's layers, and the alpha of their residuals: LayerNorm(alpha x + Sublayer(x)).
-
-    DeepNorm (Wang et al., 2022, figure 2) multiplies the initial W^V, W^O, W_1 and W_2 by beta, as `branch_init` does.
-    alpha and beta differ between encoder and decoder. Those of an encoder depend on whether a decoder follows it.
-    """
-    if config.start != "deepnorm":
-        return config, 1.0
-    n = config.num_layers  # of the encoder, N, and of the decoder, M
-    if not isinstance(config, TransformerConfig):
-        alpha, beta = (2 * n) ** 0.25, (8 * n) ** -0.25
-    elif decoder:
-        alpha, beta = (3 * n) ** 0.25, (12 * n) ** -0.25
-    else:
-        alpha, beta = 0.81 * n ** (5 / 16), 0.87 * n ** (-5 / 16)  # (N^4 M)^(1/16) with M = N
-    return dataclasses.replace(config, branch_init=beta * config.branch_init), alpha
-
-
 class Stack(nn.Module):
     """N layers, one after the other (section 3.1).
 
@@ -177,7 +168,7 @@ class Stack(nn.Module):
 
     def setup(self):
         layer = self.layer
-        c, alpha = with_deepnorm(self.config, decoder=layer is DecoderLayer)
+        c, alpha = with_start(self.config, decoder=layer is DecoderLayer)
         if c.remat != "none":  # the backward pass recomputes activations instead of storing them
             policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
             layer = nn.remat(layer, policy=policies[c.remat], prevent_cse=not c.scan_layers)

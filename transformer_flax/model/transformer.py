@@ -13,6 +13,7 @@ from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import DecoderLayer, EncoderLayer, Stack, embed, embeddings, to_logits
 from transformer_flax.model.positions import Positions, positions_in_segments
+from transformer_flax.model.starts import embedding_deviation
 from transformer_flax.special_tokens import BEGIN_ID
 
 
@@ -61,7 +62,9 @@ class Transformer(nn.Module):
 
     def setup(self):
         c = self.config
-        self.source_embedding, self.target_embedding, self.output_embedding = embeddings(c, tied=c.tie_embeddings)
+        self.source_embedding, self.target_embedding, self.output_embedding = embeddings(
+            c, tied=c.tie_embeddings, deviation=embedding_deviation(c)
+        )
         self.positions = Positions(c)
         self.embedding_dropout = Dropout(c.dropout)
         self.encoder, self.decoder = Encoder(c), Decoder(c)

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import ModelConfig
+from transformer_flax.model.config import DEEP_STARTS, ModelConfig
 from transformer_flax.relatives.vector_files import TOKENIZER, Vectors
 from transformer_flax.training.config_fields import complete, require_run
 from transformer_flax.training.run_directory import RunDirectory
@@ -70,7 +70,7 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
 def _deciding(model: ModelConfig) -> dict[str, Any]:
     """Returns the fields that decide what a model's parameters mean."""
     fields = {name: value for name, value in vars(model).items() if name not in SAME_PARAMETERS}
-    if fields.get("start") != "deepnorm":  # the other starts only set initial values
+    if fields.get("start") not in DEEP_STARTS:  # the other starts only set initial values
         fields.pop("start", None)
     return fields
 
