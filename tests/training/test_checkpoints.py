@@ -100,9 +100,11 @@ def test_every_part_of_a_state_is_compared_with_its_seal(tmp_path):
     checkpoints.close()
 
 
-def test_a_fingerprint_changes_where_arrays_change_places():
+def test_a_fingerprint_changes_where_arrays_or_their_elements_change_places():
     one, other = jnp.arange(3.0), jnp.ones(3)
     assert fingerprint({"b": one, "w": other}) != fingerprint({"b": other, "w": one})
+    thirds = one / 3
+    assert fingerprint(thirds) != fingerprint(thirds[::-1])
 
 
 def test_one_that_is_put_aside_is_no_longer_there_and_not_lost(tmp_path):

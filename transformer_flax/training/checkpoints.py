@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
@@ -98,9 +97,8 @@ class Checkpoints:
         """
         self.wait()
         self.require_room(state)
-        # Copied, because the next step overwrites the buffers of the state while the checkpoint is being written.
-        state = jax.tree.map(jnp.copy, state)
         with self._explaining():
+            # Orbax holds the values when this call returns, so the next step may overwrite the buffers of the state.
             response = ocp.save_checkpointables_async(
                 str(self._directory / str(state.step)), {"state": state}, custom_metadata=seal(vars(state), totals)
             )
