@@ -79,6 +79,8 @@ VARIANTS = {  # a choice is the same in every layer, and the paper's model has t
     "pre_norm": dataclasses.replace(ONE_LAYER, pre_norm=True),
     "untied": dataclasses.replace(ONE_LAYER, tie_embeddings=False),
     "attention_bias": dataclasses.replace(ONE_LAYER, attention_bias=True),
+    "t_fixup": dataclasses.replace(ONE_LAYER, start="t_fixup"),
+    "admin": dataclasses.replace(ONE_LAYER, start="admin"),
 }
 
 

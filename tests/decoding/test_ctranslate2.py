@@ -84,7 +84,7 @@ def test_a_field_that_the_export_does_not_know_is_refused():
         require_supported(Extended(**fields, gate="sigmoid"))
 
 
-def test_residuals_with_a_weight_are_refused():
+def test_starts_that_change_residuals_are_refused():
     for start in DEEP_STARTS:
         with pytest.raises(UserError, match=rf"config.model.start is '{start}', and must be xavier or fairseq"):
             require_supported(dataclasses.replace(VARIANTS["paper"], **HEADS, start=start))

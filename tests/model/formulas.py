@@ -11,20 +11,21 @@ def parameters_by_hand(c: TransformerConfig) -> dict[str, int]:
         attention += c.num_heads * (2 * c.d_k + c.d_v) + c.d_model
     if c.compatibility == "additive":
         attention += c.num_heads * c.d_k
+    after = {"t_fixup": 0, "admin": 3 * c.d_model}.get(c.start, 2 * c.d_model)
     parts = {
         "self_attention": attention + ((2 * c.clip_distance + 1) * c.d_k if c.positions == "relative" else 0),
         "feed_forward": 2 * c.d_model * c.d_ff + c.d_ff + c.d_model,
-        "after_self_attention": 2 * c.d_model,
-        "after_feed_forward": 2 * c.d_model,
+        "after_self_attention": after,
+        "after_feed_forward": after,
     }
     names = ("embedding",) if c.tie_embeddings else ("source_embedding", "target_embedding", "output_embedding")
     counts = dict.fromkeys(names, c.vocab_size * c.d_model)
     counts |= {"positions": c.max_length * c.d_model} if c.positions == "learned" else {}
     for stack in ("encoder", "decoder"):
-        cross = {"cross_attention": attention, "after_cross_attention": 2 * c.d_model} if stack == "decoder" else {}
+        cross = {"cross_attention": attention, "after_cross_attention": after} if stack == "decoder" else {}
         counts |= {f"{stack}/{part}": c.num_layers * count for part, count in (parts | cross).items()}
         counts |= {f"{stack}_norm": 2 * c.d_model} if c.pre_norm else {}
-    return counts
+    return {module: count for module, count in counts.items() if count}
 
 
 def flops_by_hand(c: TransformerConfig, source: np.ndarray, target: np.ndarray) -> dict[str, int]:

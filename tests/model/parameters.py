@@ -17,7 +17,7 @@ def random_params(config: ModelConfig) -> dict:
     def fill(path, shape):
         noise = rng.normal(size=shape.shape).astype(np.float32)
         match path[-1].key:
-            case "scale":
+            case "scale" | "omega":
                 return 1 + 0.3 * noise
             case "bias":
                 return 0.3 * noise

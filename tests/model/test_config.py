@@ -62,7 +62,7 @@ def test_rotary_positions_turn_pairs_of_features_of_a_product():
 
 
 @pytest.mark.parametrize("start", DEEP_STARTS)
-def test_starts_of_deep_models_are_of_models_that_normalise_after_each_sub_layer(start):
+def test_pre_norm_models_have_no_start_that_changes_residuals(start):
     with pytest.raises(UserError, match=rf"config\.model\.pre_norm is True; it must be False with start={start}"):
         dataclasses.replace(TINY, pre_norm=True, start=start)
 

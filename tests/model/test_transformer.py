@@ -372,7 +372,8 @@ def test_attention_maps_of_the_decoder_are_lower_triangular(maps):
 
 # DeepNorm's figure 2 at N = M = 2: alpha and beta of the encoder and of the decoder.
 DEEPNORM = {"encoder": (0.81 * 2 ** (5 / 16), 0.87 / 2 ** (5 / 16)), "decoder": (6**0.25, 24**-0.25)}
-T_FIXUP = {"encoder": 0.67 * 2**-0.25, "decoder": 18**-0.25, "embedding": 18**-0.25}  # its section 3.3 at N = 2
+# T-Fixup's section 3.3 at N = 2. It scales the embeddings of source and target.
+T_FIXUP = {"encoder": 0.67 * 2**-0.25, "decoder": 18**-0.25, "source": 18**-0.25, "target": 18**-0.25}
 
 
 @functools.cache
@@ -383,7 +384,8 @@ def initial(config):
 
 @pytest.mark.parametrize("start", STARTS)
 def test_a_start_scales_the_initial_values_of_its_matrices_and_nothing_else(start):
-    plain, scaled = initial(TINY), initial(dataclasses.replace(TINY, start=start, branch_init=0.5))
+    untied = dataclasses.replace(TINY, tie_embeddings=False)
+    plain, scaled = initial(untied), initial(dataclasses.replace(untied, start=start, branch_init=0.5))
     left_out = {name for name in plain if ".norm." in name} if start == "t_fixup" else set()
     assert scaled.keys() == plain.keys() - left_out
     for name, value in scaled.items():
@@ -391,7 +393,7 @@ def test_a_start_scales_the_initial_values_of_its_matrices_and_nothing_else(star
         if name.endswith(("value.kernel", "output.kernel", "w_1.kernel", "w_2.kernel")):
             gain *= 0.5 * (DEEPNORM[stack][1] if start == "deepnorm" else 1)
             gain *= T_FIXUP[stack] if start == "t_fixup" else 1
-        if start == "t_fixup" and stack == "embedding":
+        if start == "t_fixup" and stack in ("source", "target"):
             gain *= T_FIXUP[stack]
         if start == "fairseq" and name.endswith(("query.kernel", "key.kernel", "value.kernel")):
             gain *= 2**-0.5

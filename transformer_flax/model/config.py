@@ -16,8 +16,8 @@ DISTANCES = ("relative", "rotary")  # used inside self-attention instead
 POSITIONS = (*SINUSOIDS, "learned", *DISTANCES)
 SCORES = ("scaled_dot", "dot", "additive")
 REMAT = ("none", "products", "layers")
-STARTS = ("xavier", "fairseq", "deepnorm", "t_fixup", "admin")
-DEEP_STARTS = STARTS[2:]  # they also change residuals or leave out LayerNorm
+DEEP_STARTS = ("deepnorm", "t_fixup", "admin")  # these change residuals or LayerNorm, too, for many layers
+STARTS = ("xavier", "fairseq", *DEEP_STARTS)
 IMPLEMENTATIONS = ("plain", "cudnn")
 DTYPES = ("float32", "bfloat16")
 # Larger values are typing errors. Without a limit, JAX would trace such a model for hours before it fails.
@@ -120,7 +120,7 @@ class EncoderConfig(ModelConfig):
         if self.positions in SINUSOIDS:
             self.require("d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
         if self.start in DEEP_STARTS:
-            self.require("pre_norm", lambda v: not v, f"False with start={self.start}, for LayerNorm after sub-layers")
+            self.require("pre_norm", lambda v: not v, f"False with start={self.start}, which has its own residuals")
         if self.positions == "rotary":
             self.require("d_k", lambda v: v % 2 == 0, "even: rotary positions turn features in pairs")
             self.require(
@@ -145,3 +145,8 @@ class TransformerConfig(EncoderConfig):
     """The fields of the whole Transformer (section 3)."""
 
     tie_embeddings: bool
+
+    @property
+    def embedding_deviation(self) -> float:
+        """The initial standard deviation of embeddings times sqrt(d_model), before positions are added."""
+        return (9 * self.num_layers) ** -0.25 if self.start == "t_fixup" else 1.0  # Huang et al., 2020, section 3.3

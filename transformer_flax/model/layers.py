@@ -31,13 +31,12 @@ def embedding(config: ModelConfig, name: str, deviation: float = 1.0) -> nn.Embe
 def embeddings(config: ModelConfig, *, tied: bool, deviation: float = 1.0) -> tuple[nn.Embed, nn.Embed, nn.Embed]:
     """Returns the source embedding, the target embedding and the matrix of the logits.
 
-    If `tied`, all three are the same matrix (section 3.4). `embedding` explains `deviation`.
+    If `tied`, all three are the same matrix (section 3.4). `deviation` is of the embeddings, as in `embedding`.
     """
     if tied:
         return (embedding(config, "embedding", deviation),) * 3
-    names = ("source_embedding", "target_embedding", "output_embedding")
-    source, target, output = (embedding(config, name, deviation) for name in names)
-    return source, target, output
+    source, target = (embedding(config, f"{side}_embedding", deviation) for side in ("source", "target"))
+    return source, target, embedding(config, "output_embedding")
 
 
 def embed(embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
@@ -77,8 +76,8 @@ def layer_norm(config: EncoderConfig, **kwargs) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the residual connection around every sub-layer (sections 3.1 and 5.4).
 
-    With `pre_norm`, it is x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code. `start` may multiply the
-    residual x by a constant, alpha, or by a parameter, omega; or leave LayerNorm out.
+    With `pre_norm`, it is x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code. DeepNorm multiplies the
+    residual x by a constant, alpha. Admin multiplies it by a parameter, omega. T-Fixup leaves out LayerNorm.
     """
 
     config: EncoderConfig
@@ -96,9 +95,10 @@ class AddAndNorm(nn.Module):
         residual = x if self.alpha == 1 else self.alpha * x
         y = sublayer(x)
         if self.config.start == "admin":
+            # In float32: the gradient of omega is a sum over all tokens of a batch.
             residual = self.param("omega", nn.initializers.ones, x.shape[-1:]) * x
             if self.is_initializing():
-                self.sow("intermediates", "variances", jnp.stack([jnp.var(x), jnp.var(y)]))
+                self.sow("intermediates", "variances", jnp.stack([jnp.var(v, dtype=jnp.float32) for v in (x, y)]))
         return norm(residual + dropout(y))
 
 

@@ -118,8 +118,9 @@ def _init(model: Any, key: jax.Array) -> Any:
     config, sides = model.config, kind_of(model.config).reads
     if getattr(config, "start", None) != "admin":
         return model.init(key, *[jnp.ones((1, 1), jnp.int32)] * len(sides))["params"]
-    shape = (len(sides), PROFILED_ROWS, min(PROFILED_LENGTH, config.max_length))
-    tokens = jax.random.randint(key, shape, NUM_SPECIAL, config.vocab_size)
+    length = min(PROFILED_LENGTH, config.most_positions or PROFILED_LENGTH)
+    shape = (len(sides), PROFILED_ROWS, length)
+    tokens = jax.random.randint(jax.random.fold_in(key, 0), shape, NUM_SPECIAL, config.vocab_size)
     initial = model.init(key, *tokens, mutable=["params", "intermediates"])
     return with_omegas(initial["params"], initial["intermediates"])
 

@@ -1,4 +1,4 @@
-"""The initial values of deep models: how `config.model.start` changes each layer of a stack."""
+"""The initial values of models with many layers: DeepNorm, T-Fixup and Admin, three values of `config.model.start`."""
 
 import dataclasses
 import itertools
@@ -16,8 +16,8 @@ def with_start(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, 
     """Returns the config of a stack's layers, and the alpha of their residuals: LayerNorm(alpha x + Sublayer(x)).
 
     DeepNorm (Wang et al., 2022, figure 2) and T-Fixup (Huang et al., 2020, section 3.3) multiply the initial W^V, W^O,
-    W_1 and W_2 by beta, as `branch_init` does. T-Fixup has no LayerNorm. alpha and beta differ between encoder and
-    decoder. DeepNorm's of an encoder depend on whether a decoder follows it.
+    W_1 and W_2 by beta, as `branch_init` does. The factors of encoder and decoder differ. DeepNorm's factors of an
+    encoder depend on whether a decoder follows it.
     """
     n = config.num_layers  # of the encoder, N, and of the decoder, M
     alpha = beta = 1.0
@@ -33,20 +33,15 @@ def with_start(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, 
     return dataclasses.replace(config, branch_init=beta * config.branch_init), alpha
 
 
-def embedding_deviation(config: TransformerConfig) -> float:
-    """Returns the initial standard deviation of the embeddings' entries that a stack reads."""
-    return (9 * config.num_layers) ** -0.25 if config.start == "t_fixup" else 1.0
-
-
 def with_omegas(params: Any, sown: Any) -> Any:
-    """Returns Admin's initial parameters (Liu et al., 2020): with each omega of LayerNorm(omega x + Sublayer(x)).
+    """Sets each omega of LayerNorm(omega x + Sublayer(x)) to its first value, as Admin does (Liu et al., 2020).
 
-    The first omega of a stack is 1. The square of every other is the variance of omega x + Sublayer(x) in the sub-layer
-    before, as if both were independent. So a sub-layer changes the sum of all earlier ones by its own small share.
+    The first omega of a stack is 1. The square of every other omega is the variance of omega x + Sublayer(x) in the
+    sub-layer before, if x and Sublayer(x) are independent.
 
     Args:
       params: initial parameters, in which every omega is 1.
-      sown: what a pass with these parameters has sown: the variances of x and of Sublayer(x), by sub-layer.
+      sown: the variances of x and of Sublayer(x) in a pass with these parameters, by layer and residual connection.
     """
     params = {**params}
     for stack in ("encoder", "decoder"):

@@ -13,7 +13,6 @@ from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import DecoderLayer, EncoderLayer, Stack, embed, embeddings, to_logits
 from transformer_flax.model.positions import Positions, positions_in_segments
-from transformer_flax.model.starts import embedding_deviation
 from transformer_flax.special_tokens import BEGIN_ID
 
 
@@ -63,7 +62,7 @@ class Transformer(nn.Module):
     def setup(self):
         c = self.config
         self.source_embedding, self.target_embedding, self.output_embedding = embeddings(
-            c, tied=c.tie_embeddings, deviation=embedding_deviation(c)
+            c, tied=c.tie_embeddings, deviation=c.embedding_deviation
         )
         self.positions = Positions(c)
         self.embedding_dropout = Dropout(c.dropout)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention, padding_mask
-from transformer_flax.model.config import EncoderConfig, one_of, positive, size
+from transformer_flax.model.config import STARTS, EncoderConfig, one_of, positive, size
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import embed, embedding
 from transformer_flax.model.positions import Positions
@@ -27,6 +27,8 @@ class ClassifierConfig(EncoderConfig):
     pooling: str = one_of(POOLING)
     num_classes: int = size(least=2)  # C
     embedding_deviation: float = positive(default=1.0)
+    # T-Fixup has no factors for an encoder alone.
+    start: str = one_of(tuple(start for start in STARTS if start != "t_fixup"), default="xavier")
 
 
 class Pooling(nn.Module):
