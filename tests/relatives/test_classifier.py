@@ -163,6 +163,11 @@ def test_words_start_as_small_as_it_says():
         tiny("mean", embedding_deviation=0)
 
 
+def test_t_fixup_is_of_translators():
+    with pytest.raises(UserError, match=r"start is 't_fixup'; it must be one of xavier, fairseq, deepnorm, admin$"):
+        tiny("mean", start="t_fixup")
+
+
 def test_deepnorm_of_an_encoder_alone_has_factors_of_its_own():
     config, alpha = with_start(tiny("mean", num_layers=2, start="deepnorm"), decoder=False)
     assert (alpha, config.branch_init) == pytest.approx((4**0.25, 16**-0.25))  # Wang et al., 2022, figure 2, N = 2
