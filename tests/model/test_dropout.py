@@ -13,8 +13,8 @@ from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, logits_of
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
 from transformer_flax.model.dropout import Dropout, random_bits
-from transformer_flax.model.layers import AddAndNorm
 from transformer_flax.model.positions import sinusoids
+from transformer_flax.model.residuals import AddAndNorm, PreNorm
 from transformer_flax.model.transformer import Transformer, shift_right
 
 
@@ -125,11 +125,11 @@ def test_dropout_is_applied_to_the_sums_of_embeddings_and_positions():
         np.testing.assert_allclose(x, embedded + sinusoids(tokens.shape[1], TINY.d_model), atol=1e-5)
 
 
-@pytest.mark.parametrize("pre_norm", [False, True])
-def test_dropout_spares_the_residual_connection(pre_norm):
-    config = dataclasses.replace(TINY, dropout=0.9, pre_norm=pre_norm)
+@pytest.mark.parametrize("residual", [AddAndNorm, PreNorm])
+def test_dropout_spares_the_residual_connection(residual):
+    config = dataclasses.replace(TINY, dropout=0.9)
     x = np.random.default_rng(0).normal(size=(4, config.d_model)).astype(np.float32)
     variables = {"params": {"norm": {"scale": np.ones(config.d_model), "bias": np.zeros(config.d_model)}}}
-    y = AddAndNorm(config).apply(variables, x, jnp.zeros_like, rngs={"dropout": jax.random.key(0)})
+    y = residual(config).apply(variables, x, jnp.zeros_like, rngs={"dropout": jax.random.key(0)})
     normalised = (x - x.mean(axis=-1, keepdims=True)) / x.std(axis=-1, keepdims=True)
-    np.testing.assert_allclose(y, x if pre_norm else normalised, atol=1e-5)
+    np.testing.assert_allclose(y, x if residual is PreNorm else normalised, atol=1e-5)

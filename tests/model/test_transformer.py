@@ -18,9 +18,9 @@ from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, compiled, logits_of
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT, RIVALS
 from transformer_flax.model.config import STARTS, TransformerConfig
-from transformer_flax.model.layers import AddAndNorm, layer_norm, to_logits
+from transformer_flax.model.layers import to_logits
 from transformer_flax.model.registry import attention_maps, init_params, make_model
-from transformer_flax.model.starts import RESIDUALS, with_omegas
+from transformer_flax.model.residuals import RESIDUALS, Admin, TFixup, layer_norm, with_omegas
 from transformer_flax.model.transformer import Transformer, shift_right
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 
@@ -226,7 +226,7 @@ def test_what_is_not_in_its_history_changes_nothing_of_a_hypothesis():
 def test_layer_norm_adds_epsilon_to_the_variance():
     def normalise(*x):
         variables = {"params": {"scale": np.ones(len(x)), "bias": np.zeros(len(x))}}
-        return layer_norm(TINY).apply(variables, np.array(x, np.float32))
+        return layer_norm(TINY, "norm").apply(variables, np.array(x, np.float32))
 
     # Variance 1e-6, epsilon 1e-6: 1e-3 / sqrt(2e-6). Epsilon added to the standard deviation would give 0.999.
     np.testing.assert_allclose(normalise(1e-3, -1e-3), [0.5**0.5, -(0.5**0.5)], rtol=1e-4)
@@ -402,7 +402,7 @@ def test_a_start_scales_the_initial_values_of_its_matrices_and_nothing_else(star
 
 def test_t_fixup_has_no_layer_norm():
     x = jnp.array([[[100.0, -3.0, 0.5, 2.0] * 4]])
-    y = AddAndNorm(dataclasses.replace(TINY, start="t_fixup")).apply({"params": {}}, x, lambda x: 2 * x)
+    y = TFixup(TINY).apply({"params": {}}, x, lambda x: 2 * x)
     np.testing.assert_array_equal(y, 3 * x)
 
 
@@ -451,20 +451,9 @@ def test_admin_measures_on_random_sentences_and_multiplies_residuals():
         assert 1.5 < omegas[-1] ** 2 < 1 + 2 * len(omegas)
     own = params["decoder_3"]["after_cross_attention"]
     x = jax.random.normal(jax.random.key(1), (1, 3, config.d_model))
-    y = AddAndNorm(config).apply({"params": own}, x, jnp.tanh)
-    expected = layer_norm(config).apply({"params": own["norm"]}, own["omega"] * x + jnp.tanh(x))
+    y = Admin(config).apply({"params": own}, x, jnp.tanh)
+    expected = layer_norm(config, "norm").apply({"params": own["norm"]}, own["omega"] * x + jnp.tanh(x))
     np.testing.assert_allclose(y, expected, rtol=1e-6)
-
-
-def test_without_deepnorm_residuals_are_not_multiplied():
-    """By 1, they would still sum their gradients in another order, and a run would differ in its last bits."""
-
-    def program(alpha):
-        layer = AddAndNorm(TINY, alpha)
-        x = jnp.ones((1, 3, TINY.d_model))
-        return str(jax.make_jaxpr(lambda x: layer.init_with_output(jax.random.key(0), x, jnp.tanh)[0])(x))
-
-    assert program(2.0).count(" mul ") == program(1.0).count(" mul ") + 1
 
 
 def test_deepnorm_multiplies_residuals_which_is_as_if_sub_layers_were_divided():

@@ -9,8 +9,8 @@ import numpy as np
 
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import DEEP_STARTS, SINUSOIDS, ModelConfig, TransformerConfig
-from transformer_flax.model.layers import LAYER_NORM_EPSILON
 from transformer_flax.model.positions import sinusoids
+from transformer_flax.model.residuals import LAYER_NORM_EPSILON
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 NUM_POSITIONS = 4_096  # positions in the stored table of sinusoids

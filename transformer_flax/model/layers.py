@@ -4,6 +4,7 @@ Letters of shapes: B batch, S source positions, T target positions, K hypotheses
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -14,9 +15,7 @@ from transformer_flax.model.attention import MultiHeadAttention
 from transformer_flax.model.config import EncoderConfig, ModelConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.linear import Dense, product, wide_einsum, xavier
-from transformer_flax.model.starts import with_start
-
-LAYER_NORM_EPSILON = 1e-6
+from transformer_flax.model.residuals import AddAndNorm, choose_residual, layer_norm
 
 
 def embedding(config: ModelConfig, name: str, deviation: float = 1.0) -> nn.Embed:
@@ -68,51 +67,17 @@ class FeedForward(nn.Module):
         return dense(c.d_model, name="w_2")(Dropout(c.ffn_dropout)(hidden))
 
 
-def layer_norm(config: EncoderConfig, **kwargs) -> nn.LayerNorm:
-    # The fast variance, E[x^2] - E[x]^2, loses digits to cancellation if the mean is large and the variance small.
-    return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, dtype=config.dtype, use_fast_variance=False, **kwargs)
-
-
-class AddAndNorm(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))), the residual connection around every sub-layer (sections 3.1 and 5.4).
-
-    With `pre_norm`, it is x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code. DeepNorm multiplies the
-    residual x by a constant, alpha. Admin multiplies it by a parameter, omega. T-Fixup leaves out LayerNorm.
-    """
-
-    config: EncoderConfig
-    alpha: float = 1.0
-
-    @nn.compact
-    def __call__(self, x: jax.Array, sublayer) -> jax.Array:
-        dropout = Dropout(self.config.dropout)
-        if self.config.start == "t_fixup":
-            return x + dropout(sublayer(x))
-        norm = layer_norm(self.config, name="norm")
-        if self.config.pre_norm:
-            return x + dropout(sublayer(norm(x)))
-        # A product 1 * x would add the gradients of x in another order, and so change their rounding.
-        residual = x if self.alpha == 1 else self.alpha * x
-        y = sublayer(x)
-        if self.config.start == "admin":
-            # In float32: the gradient of omega is a sum over all tokens of a batch.
-            residual = self.param("omega", nn.initializers.ones, x.shape[-1:]) * x
-            if self.is_initializing():
-                self.sow("intermediates", "variances", jnp.stack([jnp.var(v, dtype=jnp.float32) for v in (x, y)]))
-        return norm(residual + dropout(y))
-
-
 class EncoderLayer(nn.Module):
     """A layer of the encoder (section 3.1; figure 1, left): self-attention, then feed-forward."""
 
     config: EncoderConfig
-    alpha: float = 1.0
+    residual: Callable[[EncoderConfig], nn.Module] = AddAndNorm
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
         self.feed_forward = FeedForward(self.config)
-        self.after_self_attention = AddAndNorm(self.config, self.alpha)
-        self.after_feed_forward = AddAndNorm(self.config, self.alpha)
+        self.after_self_attention = self.residual(self.config)
+        self.after_feed_forward = self.residual(self.config)
 
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         """x [B, S, d_model], mask [B, 1, S | 1, S] -> [B, S, d_model]."""
@@ -127,15 +92,15 @@ class DecoderLayer(nn.Module):
     """
 
     config: EncoderConfig
-    alpha: float = 1.0
+    residual: Callable[[EncoderConfig], nn.Module] = AddAndNorm
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
         self.cross_attention = MultiHeadAttention(self.config)
         self.feed_forward = FeedForward(self.config)
-        self.after_self_attention = AddAndNorm(self.config, self.alpha)
-        self.after_cross_attention = AddAndNorm(self.config, self.alpha)
-        self.after_feed_forward = AddAndNorm(self.config, self.alpha)
+        self.after_self_attention = self.residual(self.config)
+        self.after_cross_attention = self.residual(self.config)
+        self.after_feed_forward = self.residual(self.config)
 
     def __call__(self, y: jax.Array, mask: jax.Array, memory: jax.Array, memory_mask: jax.Array) -> jax.Array:
         """y [B, T, d_model], its mask [B | 1, 1, T, T], memory [B, S, d_model] and its mask -> [B, T, d_model]."""
@@ -168,12 +133,12 @@ class Stack(nn.Module):
 
     def setup(self):
         layer = self.layer
-        c, alpha = with_start(self.config, decoder=layer is DecoderLayer)
+        c, residual = choose_residual(self.config, decoder=layer is DecoderLayer)
         if c.remat != "none":  # the backward pass recomputes activations instead of storing them
             policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
             layer = nn.remat(layer, policy=policies[c.remat], prevent_cse=not c.scan_layers)
-        self.layers = [layer(c, alpha, name=f"{self.prefix}_{n}") for n in range(c.num_layers)]
-        self.norm = layer_norm(c, name=f"{self.prefix}_norm") if c.pre_norm else lambda x: x
+        self.layers = [layer(c, residual, name=f"{self.prefix}_{n}") for n in range(c.num_layers)]
+        self.norm = layer_norm(c, f"{self.prefix}_norm") if c.pre_norm else lambda x: x
 
     def __call__(self, x: jax.Array, *others: jax.Array) -> jax.Array:
         """Applies the layers: x [B, T, d_model], and the remaining arguments of every layer -> [B, T, d_model]."""

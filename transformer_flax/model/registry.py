@@ -23,11 +23,8 @@ from flax.traverse_util import flatten_dict
 
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.model.config import EncoderConfig, ModelConfig, TransformerConfig
-from transformer_flax.model.starts import with_omegas
+from transformer_flax.model.residuals import init_admin
 from transformer_flax.model.transformer import Transformer
-from transformer_flax.special_tokens import NUM_SPECIAL
-
-PROFILED_ROWS, PROFILED_LENGTH = 64, 16  # of the random sentences on which Admin measures variances
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,13 +113,9 @@ def param_shapes(config: ModelConfig) -> Any:
 def _init(model: Any, key: jax.Array) -> Any:
     # The static argument is the model, not its config: a notebook may register another module for that config.
     config, sides = model.config, kind_of(model.config).reads
-    if getattr(config, "start", None) != "admin":
-        return model.init(key, *[jnp.ones((1, 1), jnp.int32)] * len(sides))["params"]
-    length = min(PROFILED_LENGTH, config.most_positions or PROFILED_LENGTH)
-    shape = (len(sides), PROFILED_ROWS, length)
-    tokens = jax.random.randint(jax.random.fold_in(key, 0), shape, NUM_SPECIAL, config.vocab_size)
-    initial = model.init(key, *tokens, mutable=["params", "intermediates"])
-    return with_omegas(initial["params"], initial["intermediates"])
+    if getattr(config, "start", None) == "admin":
+        return init_admin(model, key, len(sides))
+    return model.init(key, *[jnp.ones((1, 1), jnp.int32)] * len(sides))["params"]
 
 
 def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:
