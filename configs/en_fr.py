@@ -1,18 +1,26 @@
-"""The paper's base model on WMT14 English-French (table 2).
+"""The paper's models on WMT14 English-French (table 2).
 
     pip install -e ".[wmt]"
-    python train.py --config=configs/en_fr.py
+    python train.py --config=configs/en_fr.py        # base
+    python train.py --config=configs/en_fr.py:big
 
-The first run downloads 6.7 GB of archives. In the paper: 36M pairs, 32,000 word-pieces, 38.1 BLEU on newstest2014.
+The first run downloads 6.7 GB of archives. In the paper: 36M pairs, 32,000 word-pieces; base has 38.1 BLEU on
+newstest2014, and big, with dropout 0.1, 41.8 (41.0 in the text).
 """
 
 from ml_collections import ConfigDict
 
-from configs import base
+from configs import base, big
+from transformer_flax.errors import UserError
+
+SIZES = {"base": base, "big": big}
 
 
-def get_config() -> ConfigDict:
-    config = base.get_config()
-    config.name = "en_fr"
+def get_config(size: str = "base") -> ConfigDict:
+    if size not in SIZES:
+        raise UserError(f"en_fr.py:{size}: the size behind the colon must be one of {', '.join(SIZES)}")
+    config = SIZES[size].get_config()
+    config.name = "en_fr" if size == "base" else "en_fr_big"
     config.data.update(name="wmt14_translate/fr-en", target_language="fr", tokenizer="wordpiece", vocab_size=32_000)
+    config.model.dropout = 0.1  # of big, too (section 6.1)
     return config

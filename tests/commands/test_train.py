@@ -58,6 +58,7 @@ def test_a_model_that_cannot_be_is_refused_before_anything_is_written(tmp_path):
     [
         ("table3.py:B-dk16", "37,023,744", "wmt14_translate/de-en"),
         ("en_fr.py", "60,485,632 parameters with a vocabulary of 32,000, 44,101,632", "wmt14_translate/fr-en"),
+        ("en_fr.py:big", "209,051,648 parameters with a vocabulary of 32,000, 176,283,648", "wmt14_translate/fr-en"),
     ],
 )
 def test_wmt14_without_tensorflow_or_network_is_told_behind_the_size_of_its_model(tmp_path, config, parameters, name):
