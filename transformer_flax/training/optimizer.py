@@ -51,7 +51,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
     of optax needs `skip_if_not_finite` for that.
     """
     c = config.optimizer
-    b1 = 0.0 if c.name == SCHEDULE_FREE else c.b1  # its momentum comes from where gradients are taken
+    b1 = 0.0 if c.name == SCHEDULE_FREE else c.b1  # Schedule-Free has no momentum but the average
     make = muon if c.name == MUON else adam
     optimizer = make(make_schedule(config), b1=b1, b2=c.b2, eps=c.eps)
     return optax.chain(optax.clip_by_global_norm(c.clip_norm), optimizer) if c.clip_norm else optimizer
@@ -126,7 +126,8 @@ def matrices(params: Any) -> Any:
         if name != "kernel":
             return None
         inputs = 1 if module in ("query", "key", "value") else leaf.ndim - 1
-        return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), leaf.ndim - 1)  # an axis between: of matrices
+        # Axes between the inputs and the last axis count matrices: those of the heads.
+        return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), leaf.ndim - 1)
 
     return jax.tree_util.tree_map_with_path(axes, params)
 
