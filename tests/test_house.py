@@ -27,8 +27,23 @@ def test_every_link_leads_somewhere(file):
         assert (file.parent / place).exists(), place
 
 
+def defines(file, name):
+    return re.search(rf"^ *((def|class) {name}\b|{name}(:.*)? = )", (ROOT / file).read_text(), re.MULTILINE)
+
+
 def test_the_answers_of_the_quiz_are_still_right():
     answers = re.findall(r"^   `([\w/]+\.py)`, `(\w+)`\.", (ROOT / "docs/quiz.md").read_text(), re.MULTILINE)
     assert len(answers) == 20
     for file, name in answers:
-        assert re.search(rf"^ *((def|class) {name}\b|{name}(:.*)? = )", (ROOT / file).read_text(), re.MULTILINE), name
+        assert defines(file, name), name
+
+
+def test_the_walkthrough_names_files_and_functions_that_exist():
+    text = (ROOT / "docs/walkthrough.md").read_text()
+    files = re.findall(r"`([\w/]+\.py)`", text)
+    assert len(files) > 20
+    assert all((ROOT / "transformer_flax" / file).exists() for file in files)
+    places = re.findall(r"`(?:\w+\.)?(\w+)` in `([\w/]+\.py)`", text)
+    assert len(places) > 10
+    for name, file in places:
+        assert defines(pathlib.Path("transformer_flax") / file, name), name
