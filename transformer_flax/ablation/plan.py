@@ -2,10 +2,11 @@
 
 import functools
 import math
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
+import jax
 import numpy as np
 
 from transformer_flax.ablation.results import RESULTS, Result, read, require_same_base, require_same_variants
@@ -14,9 +15,10 @@ from transformer_flax.ablation.variants import Variant
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters, training_flops
-from transformer_flax.training.config_checks import model_config
+from transformer_flax.training.config_checks import device_dtype, model_config
 from transformer_flax.training.config_fields import AUTO, flatten
 from transformer_flax.training.loss import passes
+from transformer_flax.training.peak_flops import measured_flops
 
 UTILISATION = 0.3  # assumed share of a large matrix product's rate, until a trial has finished
 TYPICAL_LENGTH = 1 / 4  # length of a typical sentence, as a share of data.max_length
@@ -60,17 +62,16 @@ def measured_rate(dtype: str) -> float:
 
     Another process measures, and frees the devices when it ends.
     """
-    program = (
-        "import jax, sys; from transformer_flax.training.peak_flops import measured_flops; "
-        "from transformer_flax.training.config_checks import device_dtype; "
-        "n = 1 if jax.default_backend() == 'cpu' else jax.device_count(); "
-        f"print(n * measured_flops(device_dtype() if sys.argv[1] == {AUTO!r} else sys.argv[1]))"
-    )
-    result = subprocess.run([sys.executable, "-c", program, dtype], capture_output=True, text=True)
-    if result.returncode:
-        last = result.stderr.strip().splitlines()[-1:] or [f"status {result.returncode}"]
-        raise UserError(f"the rate of this machine cannot be measured: {last[0]}")
-    return float(result.stdout)
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as another:
+            return another.submit(_measure_rate, dtype).result()
+    except Exception as error:  # whatever JAX raises without a working device or free memory
+        raise UserError(f"the rate of this machine cannot be measured: {error!r}") from error
+
+
+def _measure_rate(dtype: str) -> float:
+    devices = 1 if jax.default_backend() == "cpu" else jax.device_count()  # on a CPU, one product takes all cores
+    return devices * measured_flops(device_dtype() if dtype == AUTO else dtype)
 
 
 def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> None:
