@@ -35,12 +35,15 @@ ROOT = PACKAGE / "shipped" if (PACKAGE / "shipped").is_dir() else PACKAGE.parent
 flags.disclaim_key_flags()  # so that --help of each command lists the flags defined here
 
 
-def define_config(default: str) -> Callable[[], ConfigDict]:
-    """Defines --config, its fields and --languages, and returns a function that gives the config."""
+def define_config(default: str, *, explained_in: str = "base.py") -> Callable[[], ConfigDict]:
+    """Defines --config, its fields and --languages, and returns a function that gives the config.
+
+    Both arguments are files of configs/: the file to use without --config, and the one that explains the fields.
+    """
     holder = config_flags.DEFINE_config_file(
         "config",
         help_string="a config file; configs/NAME.py is found from any directory. Set any field as in "
-        f"--config.model.num_heads=16; {ROOT / 'configs/base.py'} explains the fields",
+        f"--config.data.vocab_size=8000; {ROOT / 'configs' / explained_in} explains the fields",
         flag_values=flags.FLAGS,
     )
     flag = flags.FLAGS["config"]

@@ -77,5 +77,6 @@ def test_help_tells_of_config_and_workdir():
     assert result.returncode == 0
     assert "--config:" in result.stdout
     assert "(default: configs/numbers.py)" in result.stdout
-    assert "--config.model.num_heads=16" in result.stdout
+    assert "--config.data.vocab_size=8000" in result.stdout
+    assert "configs/base.py explains" in " ".join(result.stdout.split())
     assert "--workdir:" in result.stdout
