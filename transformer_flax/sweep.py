@@ -33,7 +33,9 @@ ROWS = flags.DEFINE_string(
     "rows are scaled to the sizes of --config; "
     "default: all, or base if there is --grid or --variants",
 )
-SEEDS = flags.DEFINE_integer("seeds", 1, "number of times each is trained, with config.seed 0, 1, ...", 1)
+COUNT = flags.IntegerParser(lower_bound=1)
+COUNT.syntactic_help = "the number of seeds; --seeds=3 trains with 0, 1 and 2"  # train takes a list of seeds
+SEEDS = flags.DEFINE(COUNT, "seeds", 1, "number of times each is trained, with config.seed 0, 1, ...")
 GRID = flags.DEFINE_multi_string(
     "grid",
     [],
