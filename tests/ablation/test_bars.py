@@ -12,7 +12,7 @@ from tests.ablation.test_trials import Nowhere, trained
 from transformer_flax import console
 from transformer_flax.ablation.results import Journal
 from transformer_flax.ablation.sweep import _Sweep
-from transformer_flax.ablation.trials import Recipe
+from transformer_flax.ablation.trials import TrialFactory
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.training.interruption import Interruption
 
@@ -31,13 +31,13 @@ def watched(tmp_path, monkeypatch, *, terminal: bool) -> str:
     monkeypatch.setattr(console.rich.console, "Console", lambda **given: real(**given | options))
     base = numbers.get_config()
     (tmp_path / "mine.toml").write_text('"a[bold]b" = {model.dropout = 0.3}\n')
-    recipe = Recipe("configs/numbers.py", base, {}, tmp_path)
-    trials = recipe.trials(make_variants(base, "E", file=tmp_path / "mine.toml"), seeds=1)
+    factory = TrialFactory("configs/numbers.py", base, {}, tmp_path)
+    trials = factory.trials(make_variants(base, "E", file=tmp_path / "mine.toml"), seeds=1)
     trials[1].path.mkdir(parents=True)
     lines = [trained(250, 2.0, 1e9), trained(1000, 2.0, 1e9)]
     (trials[1].path / "metrics.jsonl").write_text(f"{json.dumps(lines[0])}\n")
     journal = Journal(tmp_path / "results.jsonl", HEAD)
-    _Sweep(trials, recipe, journal, Unfinished(), Interruption()).run(together=False)
+    _Sweep(trials, factory, journal, Unfinished(), Interruption()).run(together=False)
     return output.getvalue()
 
 

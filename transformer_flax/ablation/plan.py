@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from transformer_flax.ablation.results import RESULTS, Result, read, require_same_base, require_same_variants
-from transformer_flax.ablation.trials import Recipe, Trial, make_jobs
+from transformer_flax.ablation.trials import Trial, TrialFactory, make_jobs
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
@@ -74,17 +74,17 @@ def _measure_rate(dtype: str) -> float:
     return devices * measured_flops(device_dtype() if dtype == AUTO else dtype)
 
 
-def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> None:
+def show_plan(trials: Sequence[Trial], factory: TrialFactory, *, together: bool) -> None:
     """Prints the trials of a sweep, their expected cost, and the commands of the unfinished trials."""
-    file = recipe.workdir / RESULTS
+    file = factory.workdir / RESULTS
     head, results = read(file) if file.exists() else ({}, [])
     if head:
-        require_same_base(head["config"], flatten(recipe.base.to_dict()), file)
+        require_same_base(head["config"], flatten(factory.base.to_dict()), file)
         require_same_variants(results, {trial.variant.name: trial.variant.changes for trial in trials}, file)
     known = {result.key: result for result in results if result.finished}
     found = {trial: known.get(trial.key) or trial.result() for trial in trials}
     finished = [result for result in found.values() if result]
-    rate = math.nan if finished else measured_rate(recipe.base.model.dtype)
+    rate = math.nan if finished else measured_rate(factory.base.model.dtype)
     estimator = Estimator(trials, finished, rate)
     if finished:
         source = f"time and FLOPs as in {counted(estimator.measured, 'run')} that finished"
@@ -102,10 +102,10 @@ def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> Non
         rows.append([*cells, f"{estimator.flops(trial):.2e}", duration(estimator.seconds(trial))])
     progress = Progress()
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]
-    progress.table(f"{counted(len(trials), 'run')} in {recipe.workdir}", columns, rows)
+    progress.table(f"{counted(len(trials), 'run')} in {factory.workdir}", columns, rows)
     left = [trial for trial, result in found.items() if not result]
     for job in make_jobs(left, together=together):
-        progress.say(recipe.shown(job))
+        progress.say(factory.shown(job))
     shares = {trial: 1 - done[trial] / trial.steps for trial in left}
     flops = sum(share * estimator.flops(trial) for trial, share in shares.items())
     seconds = sum(share * estimator.seconds(trial) for trial, share in shares.items())
