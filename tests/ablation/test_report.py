@@ -260,7 +260,7 @@ def test_steps_and_operations_are_of_all_seeds():
 
 def test_one_seed_says_that_it_tells_nothing_of_chance(tmp_path):
     text = text_of(made.sweep(["base", "A-h1"], range(1), curve=[]))
-    assert "**One seed tells nothing about chance:** there are no intervals and no tests." in text
+    assert "**One seed:** no intervals and no tests." in text
     assert "significant, in" not in text
     assert "±" not in text.split("## How")[0]
 
