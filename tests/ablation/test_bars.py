@@ -1,4 +1,4 @@
-"""What a terminal shows of a sweep while it runs."""
+"""A terminal shows the runs of a sweep while it trains them."""
 
 import io
 import json
@@ -18,7 +18,7 @@ from transformer_flax.training.interruption import Interruption
 
 
 def watched(tmp_path, monkeypatch, *, terminal: bool) -> str:
-    """What is shown of a run that has trained 250 of 1,000 steps, and of one that has not begun."""
+    """Returns what is shown of a run that has trained 250 of 1,000 steps, and of one that has not begun."""
     output = io.StringIO()
     options = {
         "file": output,

@@ -38,7 +38,7 @@ def written(tmp_path_factory):
 
 
 def cells(markdown: str, head: str) -> list[list[str]]:
-    """Of the table whose head begins with a word, line by line."""
+    """Returns the cells of the table whose head begins with a word, line by line."""
     lines = markdown.split("\n")
     first = next(i for i, line in enumerate(lines) if line.startswith(f"| {head} |"))
     rows = []
@@ -60,7 +60,7 @@ def text_of(results, base=made.BASE, pictures=()) -> str:
 
 
 class Page(html.parser.HTMLParser):
-    """What a page holds and what it fetches."""
+    """Parses a page: its tags, tables, images, and the addresses that it fetches."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -348,7 +348,7 @@ def style():
 
 
 def marks(axes, marker: str) -> dict[int, float]:
-    """Where the marks of a form are, by line."""
+    """Returns where the marks of a form are, by line."""
     drawn = [line for line in axes.lines if line.get_marker() == marker]
     return {round(line.get_ydata()[0]): line.get_xdata()[0] for line in drawn}
 

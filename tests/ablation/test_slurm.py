@@ -1,4 +1,4 @@
-"""What the sweep makes of what Slurm says. Its programs are small scripts here; docs/slurm.md starts the real ones."""
+"""The sweep understands what Slurm says. Its programs are small scripts here; docs/slurm.md starts the real ones."""
 
 import pathlib
 import pickle
@@ -59,7 +59,7 @@ class Cluster:
         (self._here / "down").touch() if down else (self._here / "down").unlink()
 
     def printed(self, number: str, stderr: str) -> None:
-        """What a job, Slurm and submitit have printed."""
+        """Writes what a job, Slurm and submitit print."""
         (self.workdir / f"slurm/{number}_0_log.err").write_text(stderr)
 
 

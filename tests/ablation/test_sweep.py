@@ -33,7 +33,7 @@ LITTLE_MEMORY = ["sh", "-c", f'ulimit -v {8 << 20}; exec "$@"', "sh"]  # KiB; be
 
 
 def load(config):
-    """What the file of a config says."""
+    """Loads the config that a file defines."""
     spec = importlib.util.spec_from_file_location("config", config)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Where runs lie, the commands that train them, and what their metrics say."""
+"""A sweep's runs have their directories and commands, and their metrics become results."""
 
 import fcntl
 import json
