@@ -51,7 +51,7 @@ def main(*paths: str) -> None:
 
 
 def measure(path: str):
-    """Of a run: its positions, the tokens of the longest source it was trained on, and how right it is by length."""
+    """Returns a run's positions, the tokens of its longest training source, and its scores by length."""
     from transformer_flax.analysis.scores_by_length import load_written, measure_by_length
     from transformer_flax.data.sources import load_pairs
     from transformer_flax.training.run_directory import RunDirectory

@@ -64,9 +64,9 @@ def draw_sentences(run: transformer_flax.Run, docs: pathlib.Path) -> None:
 
 
 def crosses(attention: Attention) -> bool:
-    """Whether the ones, which stand before the tens in German, are written from farther behind than these.
+    """Returns whether a number's ones are written from farther back in the source than its tens.
 
-    By where the last layer's heads look, on average.
+    German writes the ones first. They are written from where the last layer's heads look, on average.
     """
     where = attention.weights("cross", -1).mean(axis=0) @ np.arange(len(attention.source.pieces))
     lengths = [len(piece.removeprefix(CONTINUED)) for piece in attention.target.pieces if piece != BLANK]

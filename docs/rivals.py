@@ -67,7 +67,7 @@ def require_alike(places) -> None:
 
 
 def name_of(place) -> str:
-    """What the model is called: its kind, and what it attends with where that is a choice."""
+    """Returns the model's name: its kind, and its attention where that is a choice."""
     model = place.load_config().model
     name = f"{model.kind} {model.attention}" if model.kind == "recurrent" else model.kind
     return NAMES.get(name, name.replace(" ", ", "))
@@ -88,7 +88,7 @@ def by_length(place) -> list[float]:
 
 
 def minutes_a_step(places) -> float:
-    """What a step of training takes where nothing else runs."""
+    """Returns the minutes of a training step where nothing else runs: those of the fastest steps."""
     from transformer_flax.files import read_json_lines
 
     rate = "train/steps_per_second"
@@ -96,7 +96,7 @@ def minutes_a_step(places) -> float:
 
 
 def measure_speed(places) -> dict:
-    """How fast the test split is translated, by one run of each model."""
+    """Measures how fast one run of each model translates the test split."""
     import transformer_flax
     from benchmarks.timing import interleaved
 

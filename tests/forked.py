@@ -45,7 +45,7 @@ class Forked:
 
     @property
     def out(self) -> str:
-        """What it has put out so far."""
+        """Returns its standard output so far."""
         return self._streams[1].read_bytes().decode(errors="ignore")  # a character may not be whole yet
 
     @property

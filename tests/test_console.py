@@ -1,4 +1,4 @@
-"""What a run prints, in a file and on a terminal."""
+"""A run prints its progress to a file, and draws it on a terminal."""
 
 import fcntl
 import os

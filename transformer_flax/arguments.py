@@ -35,12 +35,15 @@ ROOT = PACKAGE / "shipped" if (PACKAGE / "shipped").is_dir() else PACKAGE.parent
 flags.disclaim_key_flags()  # so that --help of each command lists the flags defined here
 
 
-def define_config(default: str) -> Callable[[], ConfigDict]:
-    """Defines --config, its fields and --languages, and returns a function that gives the config."""
+def define_config(default: str, *, explained_in: str = "base.py") -> Callable[[], ConfigDict]:
+    """Defines --config, its fields and --languages, and returns a function that gives the config.
+
+    Both arguments are files of configs/: the file to use without --config, and the one that explains the fields.
+    """
     holder = config_flags.DEFINE_config_file(
         "config",
         help_string="a config file; configs/NAME.py is found from any directory. Set any field as in "
-        f"--config.model.num_heads=16; {ROOT / 'configs/base.py'} explains the fields",
+        f"--config.data.vocab_size=8000; {ROOT / 'configs' / explained_in} explains the fields",
         flag_values=flags.FLAGS,
     )
     flag = flags.FLAGS["config"]
@@ -140,11 +143,11 @@ def _reword(error: Exception) -> str:
 
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags of a command line. Returns the program's name and the arguments that are not flags."""
-    if "config" in flags.FLAGS:
-        parser: Any = flags.FLAGS["config"].parser
-        argv = arrange(argv, default=parser.default)
-        sys.argv[:] = argv  # ml_collections looks here for the fields that are set
     try:
+        if "config" in flags.FLAGS:
+            parser: Any = flags.FLAGS["config"].parser
+            argv = arrange(argv, default=parser.default)
+            sys.argv[:] = argv  # ml_collections looks here for the fields that are set
         others = flags.FLAGS(argv)
     except (flags.Error, ValueError) as error:
         raise UserError(_explain(error)) from error
@@ -163,37 +166,23 @@ def _require_values(argv: list[str]) -> None:
 
 def arrange(argv: list[str], *, default: str) -> list[str]:
     """Spells out --languages, and moves --config to the front, because fields that are set after it override it."""
-    program, *arguments = argv
-    configs, arguments = _take("config", arguments)
-    pairs, arguments = _take("languages", arguments)
-    arranged = [program, f"--config={[default, *configs][-1]}"]
-    if pairs:
-        named = pairs[-1].split("-")
+    own = flags.FlagValues()
+    flags.DEFINE_string("config", default, "", flag_values=own)
+    flags.DEFINE_string("languages", None, "", flag_values=own)
+    program, *arguments = own(argv, known_only=True)
+    arranged, pair = [program, f"--config={own['config'].value}"], own["languages"].value
+    if pair is not None:
+        named = pair.split("-")
         if len(named) != 2 or not all(named):
             raise UserError(
-                f"--languages={pairs[-1]}: give the source and the target, as in de-en; set names with a hyphen with "
+                f"--languages={pair}: give the source and the target, as in de-en; set names with a hyphen with "
                 + " and ".join(f"--config.{field}" for field in LANGUAGES)
             )
         for field, language in zip(LANGUAGES, named, strict=True):
-            if _take(f"config.{field}", arguments)[0]:
+            if field in _set_fields(arguments):
                 raise UserError(f"--languages sets config.{field}: leave --languages or --config.{field} out")
             arranged.append(f"--config.{field}={language}")
     return arranged + arguments
-
-
-def _take(name: str, arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Returns the values of a flag, --NAME=VALUE or --NAME VALUE, and the other arguments."""
-    values, others, remaining = [], [], iter(arguments)
-    for argument in remaining:
-        found = re.fullmatch(rf"--?{re.escape(name)}(=(?P<value>.*))?", argument, re.DOTALL)
-        value = None if found is None else found["value"] if found[1] else next(remaining, None)
-        if value is not None:
-            values.append(value)
-        else:
-            others.append(argument)
-        if argument == "--":  # the rest are not flags
-            others += remaining
-    return values, others
 
 
 def _set_fields(argv: list[str]) -> dict[str, str]:

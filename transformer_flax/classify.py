@@ -11,19 +11,19 @@ import numpy as np
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.line_io import define_line_io
+from transformer_flax.line_io import LineIO
 
 RESTORE = cli.define_run(("max_input_length", "batch_size", "window"))
-OPEN = define_line_io()
+IO = LineIO()
 PROBABILITIES = flags.DEFINE_bool("probabilities", False, "print the probability of each class after the label")
 
 
 def main(*files: str) -> None:
-    with OPEN(files) as io:
+    with IO.opened(files):
         run, settings = RESTORE()
-        predictor = run.predictor(**io.settings | settings)
-        with io.writing(predictor) as (write, progress):
-            for log_probs in predictor.log_probabilities(io, progress=progress):
+        predictor = run.predictor(**IO.settings | settings)
+        with IO.writing(predictor) as (write, progress):
+            for log_probs in predictor.log_probabilities(IO, progress=progress):
                 write(_show(log_probs, predictor.classes))
 
 

@@ -36,7 +36,7 @@ SETTINGS = {  # fields of config.decode that flags override
     "min_length": (flags.DEFINE_integer, "minimum output length in tokens, end symbol included"),
     "max_extra_length": (flags.DEFINE_integer, "maximum output length in tokens, beyond the input's"),
     "max_input_length": (flags.DEFINE_integer, "longer inputs, in tokens, are cut with a warning"),
-    "batch_size": (flags.DEFINE_integer, "sentences in a batch"),
+    "batch_size": (flags.DEFINE_integer, "sentences in a batch, on each device"),
     "window": (flags.DEFINE_integer, "lines that are read and sorted by length before the first output"),
 }
 SEARCH = ("beam_size", "length_penalty", "alpha", "min_length")  # of SETTINGS, those without effect on given outputs

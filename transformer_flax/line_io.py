@@ -1,7 +1,6 @@
 """Input and output of commands that write a line for each line they read: files, pipes or a prompt."""
 
 import contextlib
-import dataclasses
 import logging
 import os
 import pathlib
@@ -21,47 +20,35 @@ flags.disclaim_key_flags()  # so that --help of each command lists the flags def
 logger = logging.getLogger(__name__)
 
 
-def define_line_io() -> Callable[..., contextlib.AbstractContextManager["LineIO"]]:
-    """Defines the flags of a command's input and output; returns a context manager that opens both.
+class LineIO:
+    """The input and output of a command, and their flags. Iterating yields the lines of the input, read on request."""
 
-    The context manager is given the names of the input's files (standard input if there are none) and, with `beside=`,
-    the name of a file that has a line for each line of the input. With such a file, there is no prompt. The output is
-    opened and not changed yet. The context manager raises a UserError if the output is one of the inputs, and an
-    OSError if a file cannot be opened.
-    """
-    output = flags.DEFINE_string("output", None, "write to this file instead of standard output")
-    invalid = flags.DEFINE_enum("invalid", "replace", ["replace", "refuse"], "treatment of non-UTF-8 lines")
-    long = flags.DEFINE_enum("long", "cut", ["cut", "refuse"], "treatment of lines longer than --max_input_length")
+    def __init__(self):
+        self._output = flags.DEFINE_string("output", None, "write to this file instead of standard output")
+        self._invalid = flags.DEFINE_enum("invalid", "replace", ["replace", "refuse"], "treatment of non-UTF-8 lines")
+        help_string = "treatment of lines longer than --max_input_length"
+        self._long = flags.DEFINE_enum("long", "cut", ["cut", "refuse"], help_string)
 
     @contextlib.contextmanager
-    def opened(files: Sequence[str], *, beside: str | None = None) -> Iterator[LineIO]:
+    def opened(self, files: Sequence[str], *, beside: str | None = None) -> Iterator[None]:
+        """Context manager: opens the files, or standard input if there are none, and the output, without changing it.
+
+        `beside` names a file that has a line for each line of the input. With such a file, there is no prompt. Raises a
+        UserError if the output is one of the inputs, and an OSError if a file cannot be opened.
+        """
         with contextlib.ExitStack() as stack:
-            inputs = [stack.enter_context(open_input(file)) for file in files] or [sys.stdin.buffer]
-            name, stream = output.value, sys.stdout.buffer
-            if name is not None:
-                require_other(name, [*(file.fileno() for file in inputs), *([beside] if beside else [])])
-                stream = stack.enter_context(open(name, "ab"))
-            prompts = not files and beside is None and sys.stdin.isatty()
-            yield LineIO(inputs, stream, name, prompts, invalid.value == "refuse", long.value == "refuse")
-
-    return opened
-
-
-@dataclasses.dataclass(frozen=True)
-class LineIO:
-    """The open input and output of a command. Iterating yields the lines of the input, read when they are requested."""
-
-    inputs: list[BinaryIO]
-    output: BinaryIO
-    name: str | None  # the name of the output; None for standard output
-    prompts: bool  # the input is a terminal
-    refuse_invalid: bool
-    refuse_long: bool
+            self.inputs = [stack.enter_context(open_input(file)) for file in files] or [sys.stdin.buffer]
+            self.name, self.output = self._output.value, sys.stdout.buffer  # None: standard output
+            if self.name is not None:
+                require_other(self.name, [*(file.fileno() for file in self.inputs), *([beside] if beside else [])])
+                self.output = stack.enter_context(open(self.name, "ab"))
+            self.prompts = not files and beside is None and sys.stdin.isatty()  # the input is a terminal
+            yield
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the model's translator or classifier that follow from the input."""
-        return {"refuse_long": self.refuse_long} | ({"batch_size": 1, "window": 1} if self.prompts else {})
+        return {"refuse_long": self._long.value == "refuse"} | ({"batch_size": 1, "window": 1} if self.prompts else {})
 
     def __iter__(self) -> Iterator[str]:
         return _prompt() if self.prompts else self.read(self.inputs)
@@ -71,7 +58,7 @@ class LineIO:
         spoilt: list[str] = []
         for file in files:
             name = getattr(file, "name", "the input")  # .xz files have no name
-            yield from decode_lines(file, name, spoilt=None if self.refuse_invalid else spoilt)
+            yield from decode_lines(file, name, spoilt=None if self._invalid.value == "refuse" else spoilt)
         if spoilt:
             logger.warning("%d lines are not UTF-8 (%s first); bytes were replaced by U+FFFD", len(spoilt), spoilt[0])
 

@@ -20,7 +20,7 @@ from transformer_flax.errors import UserError
 if TYPE_CHECKING:
     from transformer_flax.ablation.local import Local
     from transformer_flax.ablation.slurm import Slurm
-    from transformer_flax.ablation.trials import Recipe
+    from transformer_flax.ablation.trials import TrialFactory
 
 ARGUMENTS = sys.argv[1:]
 
@@ -33,7 +33,9 @@ ROWS = flags.DEFINE_string(
     "rows are scaled to the sizes of --config; "
     "default: all, or base if there is --grid or --variants",
 )
-SEEDS = flags.DEFINE_integer("seeds", 1, "number of times each is trained, with config.seed 0, 1, ...", 1)
+COUNT = flags.IntegerParser(lower_bound=1)
+COUNT.syntactic_help = "the number of seeds; --seeds=3 trains with 0, 1 and 2"  # train takes a list of seeds
+SEEDS = flags.DEFINE(COUNT, "seeds", 1, "number of times each is trained, with config.seed 0, 1, ...")
 GRID = flags.DEFINE_multi_string(
     "grid",
     [],
@@ -90,7 +92,7 @@ def main() -> None:
     from transformer_flax.ablation.plan import show_plan
     from transformer_flax.ablation.results import make_head
     from transformer_flax.ablation.sweep import sweep
-    from transformer_flax.ablation.trials import Recipe, chosen_dtype, references
+    from transformer_flax.ablation.trials import TrialFactory, chosen_dtype, references
     from transformer_flax.ablation.variants import make_variants
     from transformer_flax.training.config_fields import AUTO, flatten
     from transformer_flax.training.fine_tuning import complete_run
@@ -114,32 +116,32 @@ def main() -> None:
         for variant in variants:
             check_seeds(variant.config, range(SEEDS.value))
     config_file = _short(config_flags.get_config_filename(flags.FLAGS["config"]))
-    recipe = Recipe(config_file, base, overrides, workdir)
-    trials = recipe.trials(variants, SEEDS.value)
+    factory = TrialFactory(config_file, base, overrides, workdir)
+    trials = factory.trials(variants, SEEDS.value)
     if DRY_RUN.value:
-        show_plan(trials, recipe, together=VECTORIZE.value)
+        show_plan(trials, factory, together=VECTORIZE.value)
         return
     command = shlex.join(["python", "-m", "transformer_flax.sweep", *map(_short, ARGUMENTS)])
     machine = hardware() if LAUNCHER.value == "local" else f"Slurm, partition {PARTITION.value or 'by default'}"
-    sweep(trials, recipe, make_head(base, command, machine), _launcher(recipe), together=VECTORIZE.value)
+    sweep(trials, factory, make_head(base, command, machine), _launcher(factory), together=VECTORIZE.value)
 
 
-def _launcher(recipe: "Recipe") -> "Local | Slurm":
+def _launcher(factory: "TrialFactory") -> "Local | Slurm":
     """Returns the launcher that the flags ask for."""
     from transformer_flax.ablation.local import Local, slots
     from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm
 
     if LAUNCHER.value == "local":
-        base = recipe.base
+        base = factory.base
         rows = base.data.rows_multiple_of // (base.accumulation_steps * base.loss_chunks)
-        return Local(recipe.workdir, slots(JOBS.value or 1, base.parallel.num_devices, rows), recipe.command)
+        return Local(factory.workdir, slots(JOBS.value or 1, base.parallel.num_devices, rows), factory.command)
     options = {}
     for option in SBATCH.value:
         name, equals, value = option.removeprefix("--").partition("=")
         options[name] = value if equals else True
     return Slurm(
-        recipe.workdir,
-        recipe.command,
+        factory.workdir,
+        factory.command,
         at_a_time=JOBS.value or MOST_AT_A_TIME,
         time=TIME_LIMIT.value or 24 * 60,
         partition=PARTITION.value or None,

@@ -33,7 +33,10 @@ def main() -> None:
     if not all(seed.isdecimal() for seed in seeds):
         raise UserError(f"--seeds={','.join(seeds)}: seeds are whole numbers, such as 0,1,2")
     if len(seeds) == 1:
-        raise UserError(f"--seeds={seeds[0]} names one seed, for which there is --config.seed; several are 0,1,2")
+        raise UserError(
+            f"--seeds={seeds[0]} names one seed: set --config.seed={seeds[0]} instead; to train with several seeds, "
+            "list them, as in --seeds=0,1,2"
+        )
     if seeds and "seed" in config_flags.get_override_values(flags.FLAGS["config"]):
         raise UserError("--config.seed has no effect with --seeds: leave one of them out")
     from transformer_flax.training.loop import train

@@ -16,14 +16,14 @@ from absl import flags
 from transformer_flax import cli
 from transformer_flax.data.text_files import require_as_many, require_characters
 from transformer_flax.errors import UserError
-from transformer_flax.line_io import LineIO, define_line_io, open_input
+from transformer_flax.line_io import LineIO, open_input
 
 if TYPE_CHECKING:
     from transformer_flax.data.tokenizer import Tokenizer
     from transformer_flax.decoding.translator import Translation
 
 RESTORE = cli.define_run()
-OPEN = define_line_io()
+IO = LineIO()
 NBEST = flags.DEFINE_integer(
     "nbest", None, "print this many hypotheses a line, in the format of Moses: id ||| text ||| ..."
 )
@@ -47,14 +47,14 @@ def main(*files: str) -> None:
     own_settings = _own_settings()
     require_characters(PREFIX.value or "", "--prefix")
     beside = PREFIX_FILE.value if TARGET.value is None else TARGET.value
-    with OPEN(files, beside=beside) as io:
-        lines: Iterable[str] = io
+    with IO.opened(files, beside=beside):
+        lines: Iterable[str] = IO
         given: list[str] = []  # the lines of --target or --prefix_file
         if beside is not None:
-            lines, given = _read_side_by_side(io, beside)
+            lines, given = _read_side_by_side(beside)
         run, settings = RESTORE()
-        translator = run.translator(**io.settings | settings | own_settings)
-        with io.writing(translator, count=None if beside is None else len(given)) as (write, progress):
+        translator = run.translator(**IO.settings | settings | own_settings)
+        with IO.writing(translator, count=None if beside is None else len(given)) as (write, progress):
             if TARGET.value is not None:
                 scores = translator.log_probabilities([*lines], given, progress=progress)
                 for target, log_probs in zip(map(translator.normalise[1], given), scores, strict=True):
@@ -89,11 +89,11 @@ def _own_settings() -> dict[str, Any]:
     return settings
 
 
-def _read_side_by_side(io: LineIO, name: str) -> tuple[list[str], list[str]]:
+def _read_side_by_side(name: str) -> tuple[list[str], list[str]]:
     """Returns the lines of the input and of a file, which must have the same number of lines."""
     with open_input(name) as file:
-        beside = list(io.read([file]))
-    lines = list(io)
+        beside = list(IO.read([file]))
+    lines = list(IO)
     require_as_many(name, beside, "the input", lines)
     return lines, beside
 

@@ -27,7 +27,7 @@ from transformer_flax.errors import UserError
 if TYPE_CHECKING:
     from transformer_flax.relatives.vector_files import Vectors
 
-CONFIG = define_config("vectors.py")
+CONFIG = define_config("vectors.py", explained_in="vectors.py")
 OUTPUT = flags.DEFINE_string("output", None, "write the vectors (a new folder) or the picture here")
 VECTORS = flags.DEFINE_string("vectors", None, "the folder of trained vectors")
 COUNT = flags.DEFINE_integer("count", 10, "number of neighbours", 1)

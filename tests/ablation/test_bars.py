@@ -1,4 +1,4 @@
-"""What a terminal shows of a sweep while it runs."""
+"""A terminal shows the runs of a sweep while it trains them."""
 
 import io
 import json
@@ -12,13 +12,13 @@ from tests.ablation.test_trials import Nowhere, trained
 from transformer_flax import console
 from transformer_flax.ablation.results import Journal
 from transformer_flax.ablation.sweep import _Sweep
-from transformer_flax.ablation.trials import Recipe
+from transformer_flax.ablation.trials import TrialFactory
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.training.interruption import Interruption
 
 
 def watched(tmp_path, monkeypatch, *, terminal: bool) -> str:
-    """What is shown of a run that has trained 250 of 1,000 steps, and of one that has not begun."""
+    """Returns what is shown of a run that has trained 250 of 1,000 steps, and of one that has not begun."""
     output = io.StringIO()
     options = {
         "file": output,
@@ -31,13 +31,13 @@ def watched(tmp_path, monkeypatch, *, terminal: bool) -> str:
     monkeypatch.setattr(console.rich.console, "Console", lambda **given: real(**given | options))
     base = numbers.get_config()
     (tmp_path / "mine.toml").write_text('"a[bold]b" = {model.dropout = 0.3}\n')
-    recipe = Recipe("configs/numbers.py", base, {}, tmp_path)
-    trials = recipe.trials(make_variants(base, "E", file=tmp_path / "mine.toml"), seeds=1)
+    factory = TrialFactory("configs/numbers.py", base, {}, tmp_path)
+    trials = factory.trials(make_variants(base, "E", file=tmp_path / "mine.toml"), seeds=1)
     trials[1].path.mkdir(parents=True)
     lines = [trained(250, 2.0, 1e9), trained(1000, 2.0, 1e9)]
     (trials[1].path / "metrics.jsonl").write_text(f"{json.dumps(lines[0])}\n")
     journal = Journal(tmp_path / "results.jsonl", HEAD)
-    _Sweep(trials, recipe, journal, Unfinished(), Interruption()).run(together=False)
+    _Sweep(trials, factory, journal, Unfinished(), Interruption()).run(together=False)
     return output.getvalue()
 
 

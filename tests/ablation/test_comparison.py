@@ -1,4 +1,4 @@
-"""What a sweep's results come to, beside the paper's."""
+"""A sweep's results are compared with the paper's."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""How the machine is shared out, why processes end, and a sweep in Slurm, where there is one."""
+"""Runs share the machine, and a message says why one ended; a sweep runs in Slurm, where there is one."""
 
 import operator
 import os

@@ -38,7 +38,7 @@ def written(tmp_path_factory):
 
 
 def cells(markdown: str, head: str) -> list[list[str]]:
-    """Of the table whose head begins with a word, line by line."""
+    """Returns the cells of the table whose head begins with a word, line by line."""
     lines = markdown.split("\n")
     first = next(i for i, line in enumerate(lines) if line.startswith(f"| {head} |"))
     rows = []
@@ -60,7 +60,7 @@ def text_of(results, base=made.BASE, pictures=()) -> str:
 
 
 class Page(html.parser.HTMLParser):
-    """What a page holds and what it fetches."""
+    """Parses a page: its tags, tables, images, and the addresses that it fetches."""
 
     def __init__(self, text: str):
         super().__init__()
@@ -260,7 +260,7 @@ def test_steps_and_operations_are_of_all_seeds():
 
 def test_one_seed_says_that_it_tells_nothing_of_chance(tmp_path):
     text = text_of(made.sweep(["base", "A-h1"], range(1), curve=[]))
-    assert "**One seed tells nothing about chance:** there are no intervals and no tests." in text
+    assert "**One seed:** no intervals and no tests." in text
     assert "significant, in" not in text
     assert "±" not in text.split("## How")[0]
 
@@ -348,7 +348,7 @@ def style():
 
 
 def marks(axes, marker: str) -> dict[int, float]:
-    """Where the marks of a form are, by line."""
+    """Returns where the marks of a form are, by line."""
     drawn = [line for line in axes.lines if line.get_marker() == marker]
     return {round(line.get_ydata()[0]): line.get_xdata()[0] for line in drawn}
 

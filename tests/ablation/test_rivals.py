@@ -8,7 +8,7 @@ from tests.ablation.sweeping import InProcess
 from tests.training.small import write_text
 from transformer_flax.ablation.results import make_head
 from transformer_flax.ablation.sweep import sweep
-from transformer_flax.ablation.trials import Recipe
+from transformer_flax.ablation.trials import TrialFactory
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.training.config_fields import complete
 
@@ -25,9 +25,9 @@ def test_rivals_are_swept_and_set_side_by_side(tmp_path):
     base.eval.update(every=2, sentences=4)
     base.decode.update(max_input_length=40, max_extra_length=5, beam_size=1, batch_size=16)
     base.parallel.num_devices = 1
-    recipe = Recipe("configs/rivals_small.py:recurrent", base, {}, tmp_path / "sweep")
-    trials = recipe.trials(make_variants(base, "base", axes=["model.attention=none"]), seeds=1)
-    sweep(trials, recipe, make_head(base, "python", ""), InProcess())
+    factory = TrialFactory("configs/rivals_small.py:recurrent", base, {}, tmp_path / "sweep")
+    trials = factory.trials(make_variants(base, "base", axes=["model.attention=none"]), seeds=1)
+    sweep(trials, factory, make_head(base, "python", ""), InProcess())
     report = (tmp_path / "sweep/report/report.md").read_text()
     assert "model.d_model = 16" in report
     assert "paper" not in report

@@ -1,4 +1,4 @@
-"""What the sweep makes of what Slurm says. Its programs are small scripts here; docs/slurm.md starts the real ones."""
+"""The sweep understands what Slurm says. Its programs are small scripts here; docs/slurm.md starts the real ones."""
 
 import pathlib
 import pickle
@@ -9,7 +9,7 @@ import pytest
 from configs import numbers
 from transformer_flax.ablation import slurm
 from transformer_flax.ablation.slurm import PROBLEM, Slurm, Training
-from transformer_flax.ablation.trials import Job, Recipe
+from transformer_flax.ablation.trials import Job, TrialFactory
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
 
@@ -38,8 +38,8 @@ class Cluster:
             (self._here / name).write_text("#!/bin/sh\n" + script.replace("{here}", str(self._here)))
             (self._here / name).chmod(0o755)
         base = numbers.get_config()
-        self.recipe = Recipe("configs/numbers.py", base, {}, self.workdir)
-        self.runs = self.recipe.trials(make_variants(base, "E"), seeds=3)
+        self.factory = TrialFactory("configs/numbers.py", base, {}, self.workdir)
+        self.runs = self.factory.trials(make_variants(base, "E"), seeds=3)
 
     @property
     def submitted(self) -> int:
@@ -47,7 +47,7 @@ class Cluster:
         return int(count.read_text()) if count.exists() else 0
 
     def launcher(self, **options) -> Slurm:
-        return Slurm(self.workdir, self.recipe.command, at_a_time=2, time=5, options=options)
+        return Slurm(self.workdir, self.factory.command, at_a_time=2, time=5, options=options)
 
     def queue(self, **states: str) -> None:
         """job_3="RUNNING" is a job of this sweep, with the number 3."""
@@ -59,7 +59,7 @@ class Cluster:
         (self._here / "down").touch() if down else (self._here / "down").unlink()
 
     def printed(self, number: str, stderr: str) -> None:
-        """What a job, Slurm and submitit have printed."""
+        """Writes what a job, Slurm and submitit print."""
         (self.workdir / f"slurm/{number}_0_log.err").write_text(stderr)
 
 

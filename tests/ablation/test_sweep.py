@@ -18,7 +18,7 @@ from transformer_flax.ablation.local import Local, Slot
 from transformer_flax.ablation.plan import show_plan
 from transformer_flax.ablation.results import Result, make_head, read
 from transformer_flax.ablation.sweep import sweep
-from transformer_flax.ablation.trials import Recipe, Trial
+from transformer_flax.ablation.trials import Trial, TrialFactory
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.console import duration
 from transformer_flax.errors import UserError
@@ -33,7 +33,7 @@ LITTLE_MEMORY = ["sh", "-c", f'ulimit -v {8 << 20}; exec "$@"', "sh"]  # KiB; be
 
 
 def load(config):
-    """What the file of a config says."""
+    """Loads the config that a file defines."""
     spec = importlib.util.spec_from_file_location("config", config)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -56,19 +56,19 @@ class Swept:
         return self.workdir / f"base,{TOKENS}=512/seed0"
 
 
-def recipe_of(config, workdir) -> Recipe:
+def factory_of(config, workdir) -> TrialFactory:
     base = complete(load(config))
     base.eval.final_average = 1
-    return Recipe(str(config), base, {"model.d_ff": 16, "eval.final_average": 1}, workdir)
+    return TrialFactory(str(config), base, {"model.d_ff": 16, "eval.final_average": 1}, workdir)
 
 
 def finish(config, workdir) -> tuple[str, str]:
     """Sweeps both batch sizes to the end, without a process for the sweep itself; its message and output."""
-    recipe = recipe_of(config, workdir)
-    trials = recipe.trials(make_variants(recipe.base, "base", axes=[BOTH]), seeds=1)
-    launcher = Local(workdir, [Slot(ENVIRONMENT)], lambda job: [*LITTLE_MEMORY, *recipe.command(job)])
+    factory = factory_of(config, workdir)
+    trials = factory.trials(make_variants(factory.base, "base", axes=[BOTH]), seeds=1)
+    launcher = Local(workdir, [Slot(ENVIRONMENT)], lambda job: [*LITTLE_MEMORY, *factory.command(job)])
     with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(UserError) as failed:
-        sweep(trials, recipe, make_head(recipe.base, "python", ""), launcher)
+        sweep(trials, factory, make_head(factory.base, "python", ""), launcher)
     return str(failed.value), said.getvalue()
 
 
@@ -146,11 +146,11 @@ def test_a_result_says_all_that_a_report_needs(swept):
 
 @pytest.mark.long
 def test_seeds_that_are_trained_together_are_runs_of_their_own(config, tmp_path):
-    recipe = recipe_of(config, tmp_path / "together")
-    recipe.base.steps = 20
-    trials = recipe.trials(make_variants(recipe.base, "base"), seeds=2)
-    sweep(trials, recipe, make_head(recipe.base, "", ""), InProcess(), together=True)
-    results = read(recipe.workdir / "results.jsonl")[1]
+    factory = factory_of(config, tmp_path / "together")
+    factory.base.steps = 20
+    trials = factory.trials(make_variants(factory.base, "base"), seeds=2)
+    sweep(trials, factory, make_head(factory.base, "", ""), InProcess(), together=True)
+    results = read(factory.workdir / "results.jsonl")[1]
     assert [(result.seed, result.status) for result in results] == [(0, "finished"), (1, "finished")]
     assert results[0].scores["valid"]["loss"] != results[1].scores["valid"]["loss"]
 
@@ -175,28 +175,28 @@ def test_a_sweep_from_a_trained_model_has_its_vocabulary(config, finished, tmp_p
 
 def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
     before = (swept.workdir / "results.jsonl").read_text()
-    recipe = recipe_of(config, swept.workdir)
-    show_plan(recipe.trials(make_variants(recipe.base, "base", axes=[f"{TOKENS}=512"]), 1), recipe, together=False)
+    factory = factory_of(config, swept.workdir)
+    show_plan(factory.trials(make_variants(factory.base, "base", axes=[f"{TOKENS}=512"]), 1), factory, together=False)
     said = capsys.readouterr().out
     assert "0 runs to make" in said
     assert "as in 1 run that finished" in said
     assert f"{swept.small.parameters:,}" in said
-    recipe.base.model.dropout = 0.4
+    factory.base.model.dropout = 0.4
     with pytest.raises(
         UserError, match=r"is of a sweep of another base:\n  config\.model\.dropout: 0\.2 there, 0\.4 now"
     ):
-        show_plan([], recipe, together=False)
+        show_plan([], factory, together=False)
     assert (swept.workdir / "results.jsonl").read_text() == before
 
 
 def test_of_a_run_that_has_begun_only_the_rest_is_to_be_made(swept, config, capsys):
-    recipe = recipe_of(config, swept.workdir)
-    trials = recipe.trials(make_variants(recipe.base, "base", axes=[f"{TOKENS}=512"]), 2)
+    factory = factory_of(config, swept.workdir)
+    trials = factory.trials(make_variants(factory.base, "base", axes=[f"{TOKENS}=512"]), 2)
     trials[1].path.mkdir()
     half = trials[1].steps // 2
     line = {"step": half, "seconds": 1.0, "train/learning_rate": 0.1}
     (trials[1].path / "metrics.jsonl").write_text(f"{json.dumps(line)}\n")
-    show_plan(trials, recipe, together=False)
+    show_plan(trials, factory, together=False)
     said = capsys.readouterr().out
     whole, left = (float(number) for number in re.findall(r"\S+e\+\d+", said)[1:3])
     assert f"at step {half:,} " in said
@@ -217,6 +217,7 @@ def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
     [
         ("--partition=gpu", "--partition needs --launcher=slurm"),
         ("--config.seed=3", "--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2"),
+        ("--seeds=0,1,2", "--seeds=0,1,2: it must be the number of seeds; --seeds=3 trains with 0, 1 and 2"),
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(config, tmp_path, flag, message):

@@ -1,4 +1,4 @@
-"""Where runs lie, the commands that train them, and what their metrics say."""
+"""A sweep's runs have their directories and commands, and their metrics become results."""
 
 import fcntl
 import json
@@ -14,8 +14,8 @@ from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.trials import (
     Job,
-    Recipe,
     Trial,
+    TrialFactory,
     TrialProgress,
     chosen_dtype,
     folder_name,
@@ -29,14 +29,14 @@ from transformer_flax.training.config_fields import differences, flatten
 from transformer_flax.training.run_directory import RunDirectory
 
 
-def recipe(workdir, base=None, **overrides):
+def factory(workdir, base=None, **overrides):
     base = base or numbers.get_config()
     base.update_from_flattened_dict(overrides)
-    return Recipe("configs/numbers.py", base, overrides, workdir)
+    return TrialFactory("configs/numbers.py", base, overrides, workdir)
 
 
 def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
-    made = recipe(tmp_path, **{"eval.final_average": 1, "steps": 50})
+    made = factory(tmp_path, **{"eval.final_average": 1, "steps": 50})
     first, *_, last = made.trials(make_variants(made.base, "base,D-drop0.2", axes=["data.batching=packed"]), seeds=2)
     assert str(last) == "D-drop0.2 data.batching=packed seed 1"
     assert last.path == tmp_path / "D-drop0.2,data.batching=packed" / "seed1"
@@ -58,13 +58,13 @@ def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
 
 
 def test_the_signature_of_a_result_is_that_of_the_text_of_its_run(tmp_path):
-    made = recipe(tmp_path, **{"data.lowercase": True})
+    made = factory(tmp_path, **{"data.lowercase": True})
     [trial] = made.trials(make_variants(made.base, "base"), seeds=1)
     assert "|case:lc|" in trial.failure("stopped").signature
 
 
 def test_one_command_trains_several_seeds(tmp_path):
-    made = recipe(tmp_path)
+    made = factory(tmp_path)
     runs = made.trials(make_variants(made.base, "base,E", axes=["model.max_length=512"]), seeds=3)
     _, job = make_jobs(runs, together=True)
     assert [len(job.trials) for job in make_jobs(runs, together=False)] == [1] * 6
@@ -96,7 +96,7 @@ def test_folders_have_harmless_and_different_names():
 
 
 def test_variants_that_would_share_a_folder_are_refused(tmp_path):
-    made = recipe(tmp_path)
+    made = factory(tmp_path)
     (tmp_path / "mine.toml").write_text("wide = {model.d_ff = 512}\nWide = {model.d_ff = 1024}\n")
     with pytest.raises(UserError, match="two variants would lie in one folder, 'wide' and 'Wide'; rename one"):
         made.trials(make_variants(made.base, "base", file=tmp_path / "mine.toml"), seeds=1)
@@ -152,7 +152,7 @@ def test_seeds_that_are_trained_together_share_their_seconds():
 
 
 def test_damaged_metrics_tell_nothing(tmp_path):
-    made = recipe(tmp_path)
+    made = factory(tmp_path)
     run = made.trials(make_variants(made.base, "base"), seeds=1)[0]
     run.path.mkdir(parents=True)
     (run.path / "metrics.jsonl").write_text('{"step": 5, "seconds": 1.0, "train/learning_rate": 0.1}\n')
@@ -181,7 +181,7 @@ def result(run, **values) -> Result:
 
 
 def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
-    made = recipe(tmp_path)
+    made = factory(tmp_path)
     base, half, longer = (
         made.trials(make_variants(made.base, "base", axes=[f"steps={steps}"]), seeds=1)[0]
         for steps in (1000, 500, 2000)
@@ -228,7 +228,7 @@ class Nowhere:
 
 
 def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys):
-    made = recipe(tmp_path / "sweep")
+    made = factory(tmp_path / "sweep")
     runs = made.trials(make_variants(made.base, "base"), seeds=2)
     head = HEAD | {"config": flatten(made.base.to_dict())}
     with pytest.raises(UserError, match="2 of 2 runs failed: base seed 0, base seed 1; the same command tries again"):
@@ -240,7 +240,7 @@ def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys):
 
 
 def test_a_terminal_shows_the_means_of_the_report(tmp_path, capsys):
-    made = recipe(tmp_path / "sweep")
+    made = factory(tmp_path / "sweep")
     made.workdir.mkdir()
     head = HEAD | {"config": flatten(made.base.to_dict())}
     runs = made.trials(make_variants(made.base, "base"), seeds=2)
@@ -254,7 +254,7 @@ def test_a_terminal_shows_the_means_of_the_report(tmp_path, capsys):
 
 
 def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(tmp_path):
-    made = recipe(tmp_path / "sweep")
+    made = factory(tmp_path / "sweep")
     runs = made.trials(make_variants(made.base, "base"), seeds=1)
     made.workdir.mkdir()
     with (made.workdir / ".lock").open("w") as other:
@@ -282,7 +282,7 @@ def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finish
 
 
 def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished):
-    made = recipe(tmp_path / "sweep", **{"model.dtype": "auto"})
+    made = factory(tmp_path / "sweep", **{"model.dtype": "auto"})
     run = made.trials(make_variants(made.base, "base"), seeds=2)[1]
     assert chosen_dtype(made.workdir, []) is None
     run.path.parent.mkdir(parents=True)
@@ -296,7 +296,7 @@ def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished
 
 
 def test_a_trial_that_is_given_its_type_does_not_choose_that_of_the_others(tmp_path, finished):
-    made = recipe(tmp_path / "sweep", **{"model.dtype": "auto"})
+    made = factory(tmp_path / "sweep", **{"model.dtype": "auto"})
     variants = make_variants(made.base, "base", axes=["model.dtype=float32,bfloat16"])
     run = made.trials(variants, seeds=1)[0]
     run.path.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a sweep trains: rows, axes and files of variants, and what is refused before anything starts."""
+"""A sweep trains rows, axes and files of variants; mistakes in them are refused before anything starts."""
 
 import pytest
 

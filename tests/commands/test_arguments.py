@@ -157,6 +157,13 @@ def test_what_is_behind_two_dashes_is_no_flag():
     assert arranged == ["train.py", "--config=d", "a", "--", "--config=b", "--languages=c"]
 
 
+def test_a_flagfile_may_hold_the_config_its_fields_and_the_languages(command, tmp_path):
+    (tmp_path / "flags").write_text("--config=configs/copy.py\n--config.steps=7\n--languages=de-fr\n")
+    config = command(f"--flagfile={tmp_path / 'flags'}", "--beam_size=2")
+    assert (config.name, config.steps, config.data.target_language) == ("copy", 7, "fr")
+    assert flags.FLAGS["beam_size"].value == 2
+
+
 def test_languages_are_the_two_fields_and_nothing_else(command):
     config = command("--languages=de-fr")
     assert (config.data.source_language, config.data.target_language) == ("de", "fr")

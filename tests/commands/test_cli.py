@@ -158,6 +158,7 @@ def test_every_command_has_a_help_with_its_flags(command):
     flag = {"fetch": "output"}.get(command, "config" if command in ("train", "sweep", "cost", "vectors") else "workdir")
     assert f"  --{flag}:" in told.stdout
     assert command == "translate" or "--nbest" not in told.stdout  # each has its own flags
+    assert ("configs/vectors.py explains" in " ".join(told.stdout.split())) == (command == "vectors")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,11 @@ def refused(*arguments) -> str:
     ("argument", "message"),
     [
         ("--stpes=3", "unknown flag --stpes; did you mean --config.steps?"),
-        ("--seeds=3", "--seeds=3 names one seed, for which there is --config.seed; several are 0,1,2"),
+        (
+            "--seeds=3",
+            "--seeds=3 names one seed: set --config.seed=3 instead; to train with several seeds, list them, as in "
+            "--seeds=0,1,2",
+        ),
         ("configs/base.py", "unexpected argument 'configs/base.py'; options are written --name=value, see --help"),
     ],
 )
@@ -78,5 +82,6 @@ def test_help_tells_of_config_and_workdir():
     assert result.returncode == 0
     assert "--config:" in result.stdout
     assert "(default: configs/numbers.py)" in result.stdout
-    assert "--config.model.num_heads=16" in result.stdout
+    assert "--config.data.vocab_size=8000" in result.stdout
+    assert "configs/base.py explains" in " ".join(result.stdout.split())
     assert "--workdir:" in result.stdout

@@ -34,7 +34,7 @@ class _Made(tfds.core.GeneratorBasedBuilder):
 
 
 class MadeTranslate(_Made):
-    """What the tests read. `make_set` gives it other texts."""
+    """The tests read this set. `make_set` gives it other texts."""
 
 
 class MadeOfFields(_Made):

@@ -35,7 +35,7 @@ json.dump({split: [read.read(range(len(read))), read.fingerprint] for split, rea
 
 
 def run(script, *arguments, **environment) -> str:
-    """What the script prints, in a process of its own."""
+    """Runs the script in a process of its own; returns what it prints."""
     command = [sys.executable, "-c", script, *arguments]
     result = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -1,4 +1,4 @@
-"""What is read of a translation set of TFDS."""
+"""The pairs of a translation set of TFDS are read."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""How a translation set of TFDS is found, copied or prepared, and what is told where it cannot be had."""
+"""A translation set of TFDS is found, copied or prepared; a message says why it cannot be had."""
 
 import importlib
 import json

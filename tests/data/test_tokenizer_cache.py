@@ -14,7 +14,7 @@ TOKENIZER = Tokenizer.train([text for pair in PAIRS for text in pair], 280)
 
 
 def is_found(pairs, config, **arguments) -> bool:
-    """Whether the cache has the tokenizer of these pairs; afterwards it has."""
+    """Returns whether the cache had the tokenizer of these pairs; afterwards it has."""
     trained = []
     found = cached_tokenizer(pairs, config, lambda: trained.append(True) or TOKENIZER, **arguments)
     assert found.to_json() == TOKENIZER.to_json()

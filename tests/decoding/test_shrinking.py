@@ -47,7 +47,7 @@ LONG_BATCH = LONG_RULES * 4
 
 
 def in_parts(find, *arguments):
-    """What is found of a sixteenth of the sentences at a time, of which none leaves before the others."""
+    """Finds a batch of the sentences at a time, so few that none leaves before the others."""
     parts = [find(*(argument[i : i + BATCH] for argument in arguments)) for i in range(0, MANY, BATCH)]
     return Hypotheses(*(np.concatenate(leaves) for leaves in zip(*parts, strict=True)))
 

@@ -1,4 +1,4 @@
-"""What a translation must begin with, how long it may be, and how long its input."""
+"""Bounds hold: a translation begins with its prefix, and it and its input have a least and a greatest length."""
 
 import pytest
 

@@ -74,7 +74,7 @@ def step(tokens, parents, position, cache):
 
 
 class Rule(NamedTuple):
-    """What `Bounds` says of one sentence."""
+    """A rule holds the `Bounds` of one sentence."""
 
     longest: int
     shortest: int = 1

@@ -46,7 +46,7 @@ def flipped(content: bytes, bit: int) -> bytes:
 
 
 def outcomes(file: pathlib.Path, contents, read) -> list:
-    """What is read of each content, None for what is refused; the file is as it was afterwards."""
+    """Returns what is read of each content, None if it is refused; the file is as it was afterwards."""
     whole = file.read_bytes()
     found = []
     try:

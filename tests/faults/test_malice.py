@@ -53,7 +53,7 @@ def train(place: pathlib.Path) -> subprocess.CompletedProcess:
 
 
 def plant_code(run: pathlib.Path, marker: pathlib.Path) -> None:
-    """What would touch the marker, wherever somebody might run or unpickle it."""
+    """Plants code that touches the marker wherever somebody might run or unpickle it."""
     pickled = pickle.dumps(Touch(marker))
     for name in ("params.pkl", "checkpoints/x.pkl", "checkpoints/200/x.pkl", "checkpoints/200/state/x.pkl"):
         (run / name).write_bytes(pickled)

@@ -1,4 +1,4 @@
-"""What a file from outside may hold: it is read, or refused in words."""
+"""A file from outside may hold anything: it is read, or refused in words."""
 
 import gzip
 import io
@@ -35,7 +35,7 @@ def claim(folder: pathlib.Path) -> dict:
 
 
 def described(folder: pathlib.Path, **changes) -> str:
-    """What is told of a run whose config has these values."""
+    """Returns the message that refuses a run whose config has these values."""
     run = claim(folder)
     for name, value in changes.items():
         section, field = name.split("__")

@@ -61,7 +61,7 @@ def gradients(config, dtype: str) -> dict[tuple[str, ...], np.ndarray]:
 
 
 def relative_errors(config, rounded: dict[tuple[str, ...], np.ndarray]) -> dict[str, float]:
-    """Of each gradient, the distance from that of `config` in float32."""
+    """Returns each gradient's distance from that of `config` in float32, relative to its norm."""
     exact, errors = gradients(config, "float32"), {}
     for path, gradient in exact.items():
         # A softmax of products is the same with any bias of the keys, whose gradient is zero but for rounding.

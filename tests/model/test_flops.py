@@ -1,4 +1,4 @@
-"""What is counted is what is there: counts of the model that is built beside formulas worked out by hand."""
+"""Counts are of the model that is built: they equal formulas worked out by hand."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What attention takes the softmax of: the paper's product, the one without its scale, and the additive one."""
+"""Attention scores follow their equations: the paper's scaled product, the unscaled product and the additive score."""
 
 import dataclasses
 

@@ -21,7 +21,7 @@ RNG = np.random.default_rng(0)
 
 
 def gated(params, windows):
-    """Of windows [.., k, d_model], as the equations have it: a sigmoid(b)."""
+    """Computes a sigmoid(b) of windows [.., k, d_model], as the equations have it."""
     conv = params["convolution"]["conv"]
     ab = np.einsum("...kd,kde->...e", windows, conv["kernel"]) + conv["bias"]
     a, b = np.split(ab, 2, axis=-1)

@@ -1,4 +1,4 @@
-"""Which parameters are taken, and that they are read whole or refused."""
+"""The right parameters are taken, averaged or not; they are read whole or refused."""
 
 import shutil
 

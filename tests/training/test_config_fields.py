@@ -1,4 +1,4 @@
-"""Which fields there are, and what is wrong with those of a config."""
+"""A config has all fields that there are; unknown and wrong fields are refused."""
 
 import dataclasses
 import importlib

@@ -148,7 +148,7 @@ def test_where_only_the_initial_values_differ_a_model_fits(finished, text):
 
 
 def prepare(config, folder):
-    """What training does before its first step."""
+    """Does what training does before its first step."""
     with Progress() as progress:
         prepare_data(checked_config(config), RunDirectory(folder), progress)
 

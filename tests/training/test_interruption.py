@@ -28,7 +28,7 @@ def get_config():
 
 
 def arguments(folder, *more, eval_every=0) -> list[str]:
-    """Of train.py, for a small config in the folder."""
+    """Returns train.py's arguments for a small config, which is written to the folder."""
     (folder / "text").mkdir(exist_ok=True)
     if not (folder / "text/train.en").exists():
         write_text(folder / "text")

@@ -175,7 +175,7 @@ def test_no_array_of_a_loss_in_chunks_has_all_logits():
     params = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
 
     def largest(chunks):
-        """Of the program's arrays over the vocabulary: its other elements."""
+        """Returns the size of the program's largest array over the vocabulary, divided by the vocabulary's."""
         loss_fn = translation_loss(Transformer(config), 0.1, chunks)
         program = jax.jit(jax.grad(lambda params: loss_fn(params, batch, None)[0]["loss"])).lower(params).compile()
         shapes = re.findall(r"f32\[([\d,]+)\]", program.as_text())

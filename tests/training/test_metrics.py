@@ -1,4 +1,4 @@
-"""What is measured is summed, divided once and written; the peaks of devices."""
+"""Metrics are summed, divided once and written; the peaks of devices are known or measured."""
 
 import json
 import math

@@ -64,7 +64,7 @@ def test_the_norm_by_rows_is_that_of_all_arrays_together():
 @pytest.mark.parametrize("axis_name", [None, "data"], ids=["jit", "pmap"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38], ids=str)
 def test_an_update_that_is_not_finite_is_as_if_it_had_not_been(axis_name, bad):
-    """Of two devices, one has a bad value; the other must leave the update out too."""
+    """One of two devices has a bad value; the other must leave the update out too."""
 
     def loss_fn(params, batch, key):
         noise = jax.random.normal(key, ())

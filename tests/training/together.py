@@ -30,7 +30,7 @@ def together(*command, second: Sequence[str] = ()) -> Iterator[list[Forked]]:
 
 
 def ended(processes: list[Forked]) -> list[tuple[int | None, str, str]]:
-    """Of each, when it has ended: (exit status, standard output, standard error); Gloo's greetings are left out."""
+    """Waits for each to end; returns its exit status, standard output and standard error, without Gloo's greetings."""
     deadline = time.monotonic() + PATIENCE
     results = []
     for process in processes:

@@ -78,7 +78,7 @@ class Effect:
 
     @property
     def has_papers_sign(self) -> bool | None:
-        """Whether the effect has the paper's sign; None if the paper has no such change, or no difference."""
+        """The effect has the paper's sign; None if the paper has no such change, or no difference."""
         return self.ours.value * self.paper > 0 if self.paper else None
 
 
@@ -114,7 +114,7 @@ class Comparison:
 
     @property
     def is_of_table3(self) -> bool:
-        """Whether the comparison has a row of table 3 other than base."""
+        """The comparison has a row of table 3 other than base."""
         return any(entry.row and entry.variant != "base" for entry in self.entries)
 
     @property

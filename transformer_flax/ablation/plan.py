@@ -2,21 +2,23 @@
 
 import functools
 import math
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
+import jax
 import numpy as np
 
 from transformer_flax.ablation.results import RESULTS, Result, read, require_same_base, require_same_variants
-from transformer_flax.ablation.trials import Recipe, Trial, make_jobs
+from transformer_flax.ablation.trials import Trial, TrialFactory, make_jobs
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters, training_flops
-from transformer_flax.training.config_checks import model_config
+from transformer_flax.training.config_checks import device_dtype, model_config
 from transformer_flax.training.config_fields import AUTO, flatten
 from transformer_flax.training.loss import passes
+from transformer_flax.training.peak_flops import measured_flops
 
 UTILISATION = 0.3  # assumed share of a large matrix product's rate, until a trial has finished
 TYPICAL_LENGTH = 1 / 4  # length of a typical sentence, as a share of data.max_length
@@ -60,30 +62,29 @@ def measured_rate(dtype: str) -> float:
 
     Another process measures, and frees the devices when it ends.
     """
-    program = (
-        "import jax, sys; from transformer_flax.training.peak_flops import measured_flops; "
-        "from transformer_flax.training.config_checks import device_dtype; "
-        "n = 1 if jax.default_backend() == 'cpu' else jax.device_count(); "
-        f"print(n * measured_flops(device_dtype() if sys.argv[1] == {AUTO!r} else sys.argv[1]))"
-    )
-    result = subprocess.run([sys.executable, "-c", program, dtype], capture_output=True, text=True)
-    if result.returncode:
-        last = result.stderr.strip().splitlines()[-1:] or [f"status {result.returncode}"]
-        raise UserError(f"the rate of this machine cannot be measured: {last[0]}")
-    return float(result.stdout)
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as another:
+            return another.submit(_measure_rate, dtype).result()
+    except Exception as error:  # whatever JAX raises without a working device or free memory
+        raise UserError(f"the rate of this machine cannot be measured: {error!r}") from error
 
 
-def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> None:
+def _measure_rate(dtype: str) -> float:
+    devices = 1 if jax.default_backend() == "cpu" else jax.device_count()  # on a CPU, one product takes all cores
+    return devices * measured_flops(device_dtype() if dtype == AUTO else dtype)
+
+
+def show_plan(trials: Sequence[Trial], factory: TrialFactory, *, together: bool) -> None:
     """Prints the trials of a sweep, their expected cost, and the commands of the unfinished trials."""
-    file = recipe.workdir / RESULTS
+    file = factory.workdir / RESULTS
     head, results = read(file) if file.exists() else ({}, [])
     if head:
-        require_same_base(head["config"], flatten(recipe.base.to_dict()), file)
+        require_same_base(head["config"], flatten(factory.base.to_dict()), file)
         require_same_variants(results, {trial.variant.name: trial.variant.changes for trial in trials}, file)
     known = {result.key: result for result in results if result.finished}
     found = {trial: known.get(trial.key) or trial.result() for trial in trials}
     finished = [result for result in found.values() if result]
-    rate = math.nan if finished else measured_rate(recipe.base.model.dtype)
+    rate = math.nan if finished else measured_rate(factory.base.model.dtype)
     estimator = Estimator(trials, finished, rate)
     if finished:
         source = f"time and FLOPs as in {counted(estimator.measured, 'run')} that finished"
@@ -101,10 +102,10 @@ def show_plan(trials: Sequence[Trial], recipe: Recipe, *, together: bool) -> Non
         rows.append([*cells, f"{estimator.flops(trial):.2e}", duration(estimator.seconds(trial))])
     progress = Progress()
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]
-    progress.table(f"{counted(len(trials), 'run')} in {recipe.workdir}", columns, rows)
+    progress.table(f"{counted(len(trials), 'run')} in {factory.workdir}", columns, rows)
     left = [trial for trial, result in found.items() if not result]
     for job in make_jobs(left, together=together):
-        progress.say(recipe.shown(job))
+        progress.say(factory.shown(job))
     shares = {trial: 1 - done[trial] / trial.steps for trial in left}
     flops = sum(share * estimator.flops(trial) for trial, share in shares.items())
     seconds = sum(share * estimator.seconds(trial) for trial, share in shares.items())

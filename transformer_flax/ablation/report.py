@@ -147,7 +147,7 @@ def _summary(comparison: Comparison) -> list[str]:
         f"each. Every score is of the validation split{few} at the end of training{newstest}.",
     ]
     if counts == [1]:
-        blocks.append("**One seed tells nothing about chance:** there are no intervals and no tests.")
+        blocks.append("**One seed:** no intervals and no tests.")
     if not comparison.base:
         blocks.append(
             "**There is no base among the finished runs,** so no effects: add `base` to `--rows`, or the base's own "

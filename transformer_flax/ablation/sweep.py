@@ -12,7 +12,7 @@ from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator
 from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
 from transformer_flax.ablation.slurm import Slurm
-from transformer_flax.ablation.trials import Job, Recipe, Trial, by_variant, make_jobs
+from transformer_flax.ablation.trials import Job, Trial, TrialFactory, by_variant, make_jobs
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.files import is_partial, try_lock
@@ -28,26 +28,31 @@ logger = logging.getLogger(__name__)
 
 
 def sweep(
-    trials: Sequence[Trial], recipe: Recipe, head: dict[str, Any], launcher: Local | Slurm, *, together: bool = False
+    trials: Sequence[Trial],
+    factory: TrialFactory,
+    head: dict[str, Any],
+    launcher: Local | Slurm,
+    *,
+    together: bool = False,
 ) -> None:
     """Trains the unfinished trials of a sweep, and writes the results and the report.
 
     First waits for jobs that an earlier sweep, for example a killed one, has left behind. With `together`, one process
     trains all unfinished seeds of a variant. If trials fail, a UserError is raised once all have ended.
     """
-    with Interruption() as interruption, _claim(recipe.workdir):
+    with Interruption() as interruption, _claim(factory.workdir):
         if earlier := launcher.left_behind():
-            logger.warning("waiting for %s in %s", earlier, recipe.workdir)
+            logger.warning("waiting for %s in %s", earlier, factory.workdir)
         while launcher.left_behind():
             if interruption.asked:
                 interruption.end("before anything was started")
             time.sleep(POLL)
-        file = recipe.workdir / RESULTS
+        file = factory.workdir / RESULTS
         journal = Journal(file, head)
         changes = {trial.variant.name: trial.variant.changes for trial in trials}
         require_same_variants(journal.results.values(), changes, file)
-        failed = _Sweep(trials, recipe, journal, launcher, interruption).run(together=together)
-        print(f"report: {write_report(recipe.workdir, journal.head, list(journal.results.values()))}")
+        failed = _Sweep(trials, factory, journal, launcher, interruption).run(together=together)
+        print(f"report: {write_report(factory.workdir, journal.head, list(journal.results.values()))}")
     if failed:
         many = f"{len(failed)} of {len(trials)} runs failed" if len(failed) > 1 else f"a run of {len(trials)} failed"
         raise UserError(f"{many}: {', '.join(map(str, failed))}; the same command tries again")
@@ -79,12 +84,12 @@ class _Sweep:
     def __init__(
         self,
         trials: Sequence[Trial],
-        recipe: Recipe,
+        factory: TrialFactory,
         journal: Journal,
         launcher: Local | Slurm,
         interruption: Interruption,
     ):
-        self._trials, self._recipe, self._journal = trials, recipe, journal
+        self._trials, self._factory, self._journal = trials, factory, journal
         self._launcher, self._interruption = launcher, interruption
         self._jobs: list[Job] = []  # jobs that have not ended
         self._left: dict[Trial, int] = {}  # the trials of these jobs, each with its step
@@ -100,7 +105,7 @@ class _Sweep:
             self._left = {trial: 0 for trial in self._trials if not self._has_finished(trial)}
             done = len(self._trials) - len(self._left)
             already = f", of which {done:,} had finished before" if done else ""
-            self._progress.say(f"{counted(len(self._trials), 'run')} in {self._recipe.workdir}{already}")
+            self._progress.say(f"{counted(len(self._trials), 'run')} in {self._factory.workdir}{already}")
             if self._left:
                 self._journal.begin()
             stack.callback(self._launcher.stop)  # also after an error
@@ -154,7 +159,7 @@ class _Sweep:
                 self._progress.say(f"{trial} FAILED: {result.error}")
         if any(trial in self._failed for trial in job.trials):
             last = [line for line in last_of(job.log).splitlines() if line.strip()][-SHOWN:]
-            lines = [*last, f"all of it: {job.log}", f"by hand: {self._recipe.shown(job)}"]
+            lines = [*last, f"all of it: {job.log}", f"by hand: {self._factory.shown(job)}"]
             self._progress.say("\n".join(f"    {line}" for line in lines))
 
     def _watch(self, job: Job) -> None:
@@ -198,7 +203,7 @@ class _Sweep:
             else:
                 rows.append([name, "", counts, results[0].error if results else "", ""])
         columns = ["variant", "parameters", "seeds", "validation data, mean of the seeds", "time"]
-        self._progress.table(f"{self._recipe.workdir}/{RESULTS}", columns, rows)
+        self._progress.table(f"{self._factory.workdir}/{RESULTS}", columns, rows)
 
 
 def _show_scores(results: Sequence[Result]) -> str:

@@ -164,7 +164,7 @@ def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class TrialFactory:
     """Makes the trials of a sweep, and the commands that train them."""
 
     config: str  # the value of --config, with the argument after a colon if there is one

@@ -31,7 +31,6 @@ def word_weights(
     token of its own is zero.
 
     Args:
-      attention: the attention of a sentence and its translation.
       layers: the decoder layers to average; None for all.
       heads: the heads to average; None for all.
       by: "written": the weights when the decoder writes a word. "read": the weights when the decoder reads the word,
@@ -88,9 +87,7 @@ class Gold:
 def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
     """Reads a file with the links of one sentence in each line: "0-0" is sure, "1?2" and "1p2" are possible.
 
-    Args:
-      file: the path.
-      first: number of a sentence's first word; 1 in some data sets.
+    `first` is the number of a sentence's first word, which is 1 in some data sets.
 
     Raises:
       UserError: a line is malformed.

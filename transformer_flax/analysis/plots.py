@@ -66,11 +66,9 @@ def plot_heads(
     """Draws a heatmap of each head of a layer: rows are tokens that attend, columns are tokens attended to.
 
     Args:
-      attention: the attention of a sentence and its translation.
       kind: "encoder" or "decoder" (self-attention), or "cross".
       layer: counted from 0, or backwards from -1.
       heads: counted from 0; None for all.
-      file: the picture's file.
     """
     weights, heads = attention.weights(kind, layer), attention.heads(heads)
     rows, columns = attention.labels(kind)
@@ -141,13 +139,9 @@ def plot_lines(
     """Draws the paper's figures 3 to 5: lines from tokens (above) to the tokens attended to, a colour for each head.
 
     Args:
-      attention: the attention of a sentence and its translation.
-      kind: "encoder" or "decoder" (self-attention), or "cross".
-      layer: counted from 0, or backwards from -1.
+      kind, layer, heads: as in `plot_heads`.
       word: draw only the lines of this word, and mark the tokens it attends to. Given as the number of a token, from 0;
         the label of a token; or a whole word of several tokens. None for all words.
-      heads: counted from 0; None for all.
-      file: the picture's file.
 
     Raises:
       UserError: there is no such word, or more than one.
@@ -238,7 +232,6 @@ def plot_curves(
       workdirs: the runs' working directories, or a single one.
       metric: a name in metrics.jsonl, such as "valid/bleu" or "train/loss".
       x: "minutes" since the run began, evaluation included, or "step".
-      file: the picture's file.
 
     Raises:
       UserError: a directory holds no run, or a run lacks the metric.
@@ -267,9 +260,7 @@ def plot_curves(
 def plot_schedule(configs: Sequence[ConfigDict], *, file: File = None) -> Figure:
     """Draws the learning rate of each config from the first step to the last, with its peak in the legend.
 
-    Args:
-      configs: the runs' configs, such as `configs.base.get_config()` or `run.config`.
-      file: the picture's file.
+    A config is, for example, `configs.base.get_config()` or `run.config`.
     """
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
@@ -288,9 +279,7 @@ def plot_schedule(configs: Sequence[ConfigDict], *, file: File = None) -> Figure
 def plot_confusion(scores: ClassScores, *, file: File = None) -> Figure:
     """Draws the number of texts by true class (row) and predicted class (column), darker with the share of the row.
 
-    Args:
-      scores: a classifier's scores, such as `run.evaluate(*run.split("test"))`.
-      file: the picture's file.
+    `scores` are a classifier's, such as `run.evaluate(*run.split("test"))`.
     """
     count = len(scores.classes)
     size = max(3.5, CELL * min(count, MOST_NUMBERED) + 1.5)
@@ -337,10 +326,8 @@ def plot_plane(words: Sequence[str], vectors: np.ndarray, *, file: File = None) 
 def plot_positions(encoding: np.ndarray, *, file: File = None) -> Figure:
     """Draws encodings of positions as colours, beside the cosine of each pair of positions.
 
-    Args:
-      encoding: [length, d_model], such as `sinusoids(100, 512)` of `transformer_flax.model.positions`, or a run's
-        learned encodings, `run.params["positions"]["table"]`.
-      file: the picture's file.
+    `encoding` is [length, d_model], such as `sinusoids(100, 512)` of `transformer_flax.model.positions`, or a run's
+    learned encodings, `run.params["positions"]["table"]`.
     """
     encoding = np.asarray(encoding)
     figure = Figure(figsize=(10, 4), layout="constrained")
