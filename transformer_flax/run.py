@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
-from transformer_flax.data.sources import NormalisedPairs, load_pairs
+from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding import ctranslate2
@@ -230,7 +230,7 @@ class Run:
         pairs = load_pairs(self.config.data, name)
         if self.fingerprints.get(name, pairs.fingerprint) != pairs.fingerprint:
             raise UserError(f"the {name} split of {self.config.name} has changed since the run was made")
-        if isinstance(pairs, NormalisedPairs):
+        if pairs.raw is not None:
             pairs = pairs.raw
         examples = pairs.read(range(len(pairs)))
         return [source for source, _ in examples], [target for _, target in examples]

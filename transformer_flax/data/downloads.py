@@ -1,4 +1,4 @@
-"""Published texts: downloads a text once, checks it, and writes the folder of text files that `FolderPairs` reads."""
+"""Published texts: downloads a text once, checks it, and writes the folder of text files that `folder_pairs` reads."""
 
 import contextlib
 import dataclasses
