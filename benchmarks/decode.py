@@ -29,7 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from benchmarks.sizes import SIZES
 from benchmarks.timing import interleaved
 from transformer_flax import cli
-from transformer_flax.decoding.devices import OnDevices
+from transformer_flax.decoding.decoder import compile_rows, local_mesh, on_devices
 from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, greedy_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.config import TransformerConfig
@@ -52,7 +52,6 @@ JSON = flags.DEFINE_string("json", None, "write the figures to this file")
 
 def make_search(model: Transformer, params, source, beam_size: int, length: int, num_devices: int = 1):
     """Returns a compiled search for outputs of exactly `length` tokens."""
-    devices = OnDevices(params, num_devices)
     penalty = LengthPenalty("gnmt", 0.6)
 
     def search(params, source):
@@ -63,7 +62,8 @@ def make_search(model: Transformer, params, source, beam_size: int, length: int,
             return greedy_search(step, cache, bounds, penalty)
         return beam_search(step, cache, bounds, penalty, beam_size=beam_size)
 
-    return functools.partial(devices._compile(search), devices.params, source)
+    program, _ = compile_rows(search, local_mesh(num_devices))
+    return functools.partial(program, on_devices(params, num_devices), source)
 
 
 def can_compare(dtype: str) -> bool:

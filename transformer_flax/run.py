@@ -16,12 +16,11 @@ from ml_collections import ConfigDict
 from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
-from transformer_flax.data.sources import NormalisedPairs, load_pairs
+from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding import ctranslate2
-from transformer_flax.decoding.devices import on_devices
-from transformer_flax.decoding.inputs import Inputs
+from transformer_flax.decoding.decoder import on_devices
 from transformer_flax.decoding.predictor import Predictor
 from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scores, score_labels
 from transformer_flax.decoding.translator import Translator
@@ -230,7 +229,7 @@ class Run:
         pairs = load_pairs(self.config.data, name)
         if self.fingerprints.get(name, pairs.fingerprint) != pairs.fingerprint:
             raise UserError(f"the {name} split of {self.config.name} has changed since the run was made")
-        if isinstance(pairs, NormalisedPairs):
+        if pairs.raw is not None:
             pairs = pairs.raw
         examples = pairs.read(range(len(pairs)))
         return [source for source, _ in examples], [target for _, target in examples]
@@ -273,19 +272,18 @@ class Run:
         if self.partners:
             raise UserError("an ensemble has no attention of its own: use one of its members")
         sources = _texts("attentions", sources)
-        translator = self.translator(**settings)
+        translator = self.translator(**settings | {"refuse_long": True})
         decode = {**self.config.decode, **settings}
         longest = decode["max_input_length"]
-        reader = Inputs(self.tokenizer, longest, decode["batch_size"], decode["window"], refuse_long=True)
         read, write = self.normalise
-        inputs, _ = reader.encode([*map(read, sources)], longest)
+        inputs, _ = translator.encode([*map(read, sources)], longest)
         if targets is None:
             found = translator.search(sources)
             outputs = [[*(token for token in best.tokens if token != END_ID), END_ID] for best, *_ in found]
         else:
             targets = _texts("attentions", targets)
             require_as_many("the source text", sources, "the target text", targets)
-            outputs, _ = reader.encode([*map(write, targets)], longest + decode["max_extra_length"])
+            outputs, _ = translator.encode([*map(write, targets)], longest + decode["max_extra_length"])
         pairs = list(zip(inputs, outputs, strict=True))
         return attend(self.model.config, self.params, self.tokenizer, pairs)
 

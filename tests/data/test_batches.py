@@ -16,7 +16,7 @@ from transformer_flax.data.batches import (
     round_up,
     training_batches,
 )
-from transformer_flax.data.filtering import select_training_pairs
+from transformer_flax.data.corpus import select_training_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
 

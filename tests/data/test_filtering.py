@@ -2,8 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.make import ListPairs, corpus_of, data_config
-from transformer_flax.data.corpus import load_corpus
-from transformer_flax.data.filtering import select_training_pairs
+from transformer_flax.data.corpus import load_corpus, select_training_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 
 

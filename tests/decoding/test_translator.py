@@ -25,8 +25,7 @@ from tests.decoding.translators import (
     texts,
 )
 from transformer_flax.data.normalisation import Normaliser
-from transformer_flax.decoding import devices
-from transformer_flax.decoding.inputs import Inputs
+from transformer_flax.decoding import decoder
 from transformer_flax.decoding.search import Hypotheses, Sampling
 from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import Transformer
@@ -70,7 +69,7 @@ def test_order_of_the_lines_changes_nothing_but_the_order():
 @pytest.fixture
 def no_programs(monkeypatch):
     """Nothing is compiled yet."""
-    monkeypatch.setattr(devices, "_program", functools.lru_cache(16)(devices._program.__wrapped__))
+    monkeypatch.setattr(decoder, "compile_rows", functools.lru_cache(16)(decoder.compile_rows.__wrapped__))
 
 
 @pytest.mark.parametrize("changes", [{}, {"sampling": Sampling(), "nbest": 2}], ids=str)
@@ -326,8 +325,8 @@ def test_programs_are_compiled_once_for_a_width():
 
 @pytest.mark.parametrize(("window", "devices", "rows"), [(1, 1, 1), (1, 4, 4), (6, 4, 8), (500, 4, 256)])
 def test_a_batch_has_no_more_rows_than_a_window_fills(window, devices, rows):
-    inputs = Inputs(make().tokenizer, max_input_length=40, batch_size=64, window=window, devices=devices)
-    assert [found for _, found, _ in inputs.batches([5], lambda done: None)] == [rows]
+    translator = new(batch_size=64, window=window, num_devices=devices)
+    assert [found for _, found, _ in translator._batches([5], lambda done: None)] == [rows]
 
 
 def test_equal_translators_share_their_programs():

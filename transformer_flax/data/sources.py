@@ -1,38 +1,18 @@
-"""Text sources: the (source, target) sentence pairs of each split, with random access."""
+"""Text sources: each is a function of `config.data` and a split that returns the split's pairs."""
 
 import hashlib
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Protocol
-
-import numpy as np
 
 from transformer_flax.data.normalisation import normalisers
-from transformer_flax.data.synthetic import NumberPairs, SymbolPairs
+from transformer_flax.data.pairs import Pairs
+from transformer_flax.data.synthetic import number_pairs, symbol_pairs
 from transformer_flax.data.text_files import Lines, find_text, read_lines, require_as_many, require_text, text_folder
-from transformer_flax.data.tfds import TfdsPairs
+from transformer_flax.data.tfds import tfds_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_root
 
 SPLITS = ("train", "valid", "test")
-
-
-class Pairs(Protocol):
-    """Sentence pairs, numbered from 0."""
-
-    fingerprint: str  # changes whenever a pair changes
-
-    def __len__(self) -> int: ...
-
-    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        """Returns the pairs at `indices`. Reading many pairs at once is faster than reading them one by one."""
-        ...
-
-
-def iterate_pairs(pairs: Pairs, indices: range | np.ndarray, size: int) -> Iterator[list[tuple[str, str]]]:
-    """Yields the pairs at `indices` in lists of at most `size`."""
-    for start in range(0, len(indices), size):
-        yield pairs.read(np.asarray(indices[start : start + size]).tolist())
 
 
 def load_pairs(config, split: str) -> Pairs:
@@ -51,108 +31,86 @@ def load_pairs(config, split: str) -> Pairs:
         raise UserError(f"config.data.source is {config.source!r}; it must be one of {', '.join(SOURCES)}")
     pairs = SOURCES[config.source](config, split)
     if config.source in READ and split == "train" and config.num_pairs:
-        pairs = FirstPairs(pairs, config.num_pairs)
-    return NormalisedPairs(pairs, config) if any(normalisers(config)) else pairs
+        pairs = _first(pairs, config.num_pairs)
+    return _normalised(pairs, config) if any(normalisers(config)) else pairs
 
 
-class FirstPairs:
-    """The first `count` of the given pairs."""
-
-    def __init__(self, pairs: Pairs, count: int):
-        if not 0 < count <= len(pairs):
-            raise UserError(
-                f"config.data.num_pairs is {count:,}; the train split has {len(pairs):,} pairs: take as many or fewer, "
-                "or all with 0"
-            )
-        self._pairs, self._places = pairs, range(count)
-        self.fingerprint = hashlib.sha256(f"the first {count} of {pairs.fingerprint}".encode()).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        return self._pairs.read([self._places[i] for i in indices])
+def _first(pairs: Pairs, count: int) -> Pairs:
+    """Returns the first `count` of the given pairs."""
+    if not 0 < count <= len(pairs):
+        raise UserError(
+            f"config.data.num_pairs is {count:,}; the train split has {len(pairs):,} pairs: take as many or fewer, "
+            "or all with 0"
+        )
+    places = range(count)  # refuses an index beyond
+    fingerprint = hashlib.sha256(f"the first {count} of {pairs.fingerprint}".encode()).hexdigest()
+    return Pairs(fingerprint, count, lambda indices: pairs.read([places[i] for i in indices]))
 
 
-class NormalisedPairs:
-    """Pairs whose text is converted to lower case, to Moses' tokens, or both, as `config.data` says."""
+def _normalised(pairs: Pairs, config) -> Pairs:
+    """Returns pairs whose text is converted to lower case, to Moses' tokens, or both, as `config.data` says."""
+    both = normalise_source, normalise_target = normalisers(config)
 
-    def __init__(self, pairs: Pairs, config):
-        self.raw, self._normalisers = pairs, normalisers(config)
-        # Saved runs compare this fingerprint, so the repr of `Normaliser` must not change.
-        self.fingerprint = hashlib.sha256(f"{self._normalisers} of {pairs.fingerprint}".encode()).hexdigest()
+    def read(indices: Sequence[int]) -> list[tuple[str, str]]:
+        return [(normalise_source(source), normalise_target(target)) for source, target in pairs.read(indices)]
 
-    def __len__(self) -> int:
-        return len(self.raw)
-
-    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        normalise_source, normalise_target = self._normalisers
-        return [(normalise_source(source), normalise_target(target)) for source, target in self.raw.read(indices)]
+    # Saved runs compare this fingerprint, so the repr of `Normaliser` must not change.
+    fingerprint = hashlib.sha256(f"{both} of {pairs.fingerprint}".encode()).hexdigest()
+    return Pairs(fingerprint, len(pairs), read, raw=pairs)
 
 
-class FolderPairs:
-    """Pairs from two text files `<split>.<language>`, one sentence a line. Line N of both files makes pair N.
+def folder_pairs(config, split: str) -> Pairs:
+    """Reads two text files `<split>.<language>`, one sentence a line. Line N of both files makes pair N.
 
     The files are read once. Memory holds 16 bytes a pair.
     """
+    folder = text_folder(config.path)
+    languages = config.source_language, config.target_language
+    fields = "config.data.source_language and target_language are {} and {}; --languages=SOURCE-TARGET sets both"
+    hint = f"; {fields.format(*languages)}"
+    files = [require_text(folder, f"{split}.{language}", hint=hint) for language in languages]
+    source, target = (Lines(read_lines(file), cache_root(config.cache_dir)) for file in files)
+    require_as_many(files[0], source, files[1], target)
+    digest = hashlib.sha256()
+    for lines in (source, target):
+        digest.update(lines.text)
+        digest.update(b"\0")
 
-    def __init__(self, config, split: str):
-        folder = text_folder(config.path)
-        languages = config.source_language, config.target_language
-        fields = "config.data.source_language and target_language are {} and {}; --languages=SOURCE-TARGET sets both"
-        hint = f"; {fields.format(*languages)}"
-        files = [require_text(folder, f"{split}.{language}", hint=hint) for language in languages]
-        self._source, self._target = (Lines(read_lines(file), cache_root(config.cache_dir)) for file in files)
-        require_as_many(files[0], self._source, files[1], self._target)
-        digest = hashlib.sha256()
-        for lines in (self._source, self._target):
-            digest.update(lines.text)
-            digest.update(b"\0")
-        self.fingerprint = digest.hexdigest()
+    def read(indices: Sequence[int]) -> list[tuple[str, str]]:
+        return list(zip(source.read(indices), target.read(indices), strict=True))
 
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        return list(zip(self._source.read(indices), self._target.read(indices), strict=True))
+    return Pairs(digest.hexdigest(), len(source), read)
 
 
-class TsvPairs:
-    """Texts with labels, from files `<split>.tsv` without a header line. A pair is (text, label).
+def tsv_pairs(config, split: str) -> Pairs:
+    """Reads texts with labels from files `<split>.tsv` without a header line. A pair is (text, label).
 
     If `config.held_out` is above 0, that share of train is the valid split, and valid.tsv must not exist. Whether a
     text is held out depends only on the text and `config.seed`, so all copies of a text are in the same split.
     """
+    share = config.held_out
+    folder = text_folder(config.path)
+    valid = find_text(folder, "valid.tsv")
+    if split == "valid" and not share and not valid:
+        raise UserError(f"{folder} has no valid.tsv; --config.data.held_out=0.1 keeps a tenth of train for it instead")
+    if share and valid:
+        raise UserError(
+            f"config.data.held_out is {share!r}, so {valid} would never be read; set --config.data.held_out=0, or "
+            "move the file away"
+        )
+    file = require_text(folder, f"{'train' if share and split == 'valid' else split}.tsv")
+    rows = _read_table(file, config.label_column, config.text_column)
+    if share and split != "test":
+        wanted = split == "valid"
+        rows = ((label, text) for label, text in rows if _is_held_out(text, config.seed, share) == wanted)
+    lines = Lines((f"{label}\t{text}" for label, text in rows), cache_root(config.cache_dir))
+    digest = hashlib.sha256(b"label\ttext\n")
+    digest.update(lines.text)
 
-    def __init__(self, config, split: str):
-        share = config.held_out
-        folder = text_folder(config.path)
-        valid = find_text(folder, "valid.tsv")
-        if split == "valid" and not share and not valid:
-            raise UserError(
-                f"{folder} has no valid.tsv; --config.data.held_out=0.1 keeps a tenth of train for it instead"
-            )
-        if share and valid:
-            raise UserError(
-                f"config.data.held_out is {share!r}, so {valid} would never be read; set --config.data.held_out=0, or "
-                "move the file away"
-            )
-        file = require_text(folder, f"{'train' if share and split == 'valid' else split}.tsv")
-        rows = _read_table(file, config.label_column, config.text_column)
-        if share and split != "test":
-            wanted = split == "valid"
-            rows = ((label, text) for label, text in rows if _is_held_out(text, config.seed, share) == wanted)
-        self._lines = Lines((f"{label}\t{text}" for label, text in rows), cache_root(config.cache_dir))
-        digest = hashlib.sha256(b"label\ttext\n")
-        digest.update(self._lines.text)
-        self.fingerprint = digest.hexdigest()
+    def read(indices: Sequence[int]) -> list[tuple[str, str]]:
+        return [(text, label) for label, text in (line.split("\t") for line in lines.read(indices))]
 
-    def __len__(self) -> int:
-        return len(self._lines)
-
-    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        rows = (line.split("\t") for line in self._lines.read(indices))
-        return [(text, label) for label, text in rows]
+    return Pairs(digest.hexdigest(), len(lines), read)
 
 
 def _read_table(file: pathlib.Path, label_column: int, text_column: int) -> Iterator[tuple[str, str]]:
@@ -180,7 +138,7 @@ def _is_held_out(text: str, seed: int, share: float) -> bool:
     return int.from_bytes(digest, "little") < share * 2**64
 
 
-MADE = {"numbers": NumberPairs, "copy": SymbolPairs, "reverse": SymbolPairs}  # num_pairs: how many to make
-READ = {"folder": FolderPairs, "tsv": TsvPairs, "tfds": TfdsPairs}
+MADE = {"numbers": number_pairs, "copy": symbol_pairs, "reverse": symbol_pairs}  # num_pairs: how many to make
+READ = {"folder": folder_pairs, "tsv": tsv_pairs, "tfds": tfds_pairs}
 SOURCES = MADE | READ
 ONE_LANGUAGE = ("copy", "reverse", "tsv")  # sources whose target is not in another language

@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 from num2words import num2words
 
+from transformer_flax.data.pairs import Pairs
 from transformer_flax.errors import UserError
 
 HELD_OUT = 1_000  # numbers or lines in valid, and as many in test; all are different
@@ -90,26 +91,22 @@ def _draw_lines(rng: np.random.Generator, size: int, shortest: int, longest: int
     return [" ".join(line) for line in np.split(letters, np.cumsum(lengths)[:-1])]
 
 
-class NumberPairs:
-    """Number words in both languages, spelt when they are read."""
+def number_pairs(config, split: str) -> Pairs:
+    """Returns number words in both languages, which are spelt when they are read."""
+    _require_sizes(config, MOST_DIGITS, "digits")
+    languages = config.source_language, config.target_language
+    for language in languages:
+        _number_words(0, language)
+    numbers = split_numbers(split, config)
+    version = importlib.metadata.version("num2words")
+    described = f"numbers {split} {languages} {version}".encode() + numbers.astype("<i8").tobytes()
 
-    def __init__(self, config, split: str):
-        _require_sizes(config, MOST_DIGITS, "digits")
-        self.languages = (config.source_language, config.target_language)
-        for language in self.languages:
-            _number_words(0, language)
-        self.numbers = split_numbers(split, config)
-        version = importlib.metadata.version("num2words")
-        described = f"numbers {split} {self.languages} {version}".encode() + self.numbers.astype("<i8").tobytes()
-        self.fingerprint = hashlib.sha256(described).hexdigest()
+    def read(indices: Sequence[int]) -> list[tuple[str, str]]:
+        source, target = languages
+        chosen = (int(numbers[i]) for i in indices)
+        return [(_number_words(number, source), _number_words(number, target)) for number in chosen]
 
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        source_language, target_language = self.languages
-        numbers = (int(self.numbers[i]) for i in indices)
-        return [(_number_words(number, source_language), _number_words(number, target_language)) for number in numbers]
+    return Pairs(hashlib.sha256(described).hexdigest(), len(numbers), read)
 
 
 def _number_words(number: int, language: str) -> str:
@@ -122,21 +119,16 @@ def _number_words(number: int, language: str) -> str:
         ) from error
 
 
-class SymbolPairs:
-    """Lines of letters, paired with the same line (source "copy") or the reversed line (source "reverse")."""
+def symbol_pairs(config, split: str) -> Pairs:
+    """Returns lines of letters, paired with the same line (source "copy") or the reversed line (source "reverse")."""
+    _require_sizes(config, MOST_SYMBOLS, "symbols")
+    lines, step = draw_lines(split, config), -1 if config.source == "reverse" else 1
 
-    def __init__(self, config, split: str):
-        _require_sizes(config, MOST_SYMBOLS, "symbols")
-        self._backwards = config.source == "reverse"
-        self.lines = draw_lines(split, config)
-        self.fingerprint = hashlib.sha256("\n".join([config.source, split, *self.lines]).encode()).hexdigest()
+    def read(indices: Sequence[int]) -> list[tuple[str, str]]:
+        return [(lines[i], lines[i][::step]) for i in indices]
 
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def read(self, indices: Sequence[int]) -> list[tuple[str, str]]:
-        lines = (self.lines[i] for i in indices)
-        return [(line, line[::-1] if self._backwards else line) for line in lines]
+    fingerprint = hashlib.sha256("\n".join([config.source, split, *lines]).encode()).hexdigest()
+    return Pairs(fingerprint, len(lines), read)
 
 
 def _require_sizes(config, longest: int, unit: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from transformer_flax.data.sources import Pairs, iterate_pairs
+from transformer_flax.data.pairs import Pairs, iterate_pairs
 from transformer_flax.data.text_files import require_characters
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_error, cache_root, read_json, write_whole

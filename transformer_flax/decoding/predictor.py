@@ -8,22 +8,20 @@ import numpy as np
 
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.devices import LogProbs, OnDevices
-from transformer_flax.decoding.inputs import Inputs, fill
+from transformer_flax.decoding.decoder import Decoder, LogProbs, fill
 
 SETTINGS = ("max_input_length", "batch_size", "window")  # the fields of config.decode that a Predictor takes
 
 
-class Predictor(OnDevices):
+class Predictor(Decoder):
     """A classifier of text: a trained model, or an ensemble of models with the same tokenizer and classes.
 
     The result for a line does not depend on the other lines, their order or the batch size.
 
     Args:
       models: Linen modules that return logits [B, C] for a source [B, S].
-      params, num_devices: see `OnDevices`.
       classes: the names of the C classes.
-      max_input_length, batch_size, window, refuse_long: see `Inputs`.
+      params, max_input_length, batch_size, window, refuse_long, num_devices: see `Decoder`.
     """
 
     def __init__(
@@ -40,9 +38,8 @@ class Predictor(OnDevices):
         refuse_long: bool = False,
         num_devices: int = 0,
     ):
-        super().__init__(params, num_devices)
+        super().__init__(params, tokenizer, max_input_length, batch_size, window, refuse_long, num_devices)
         self.classes, self._normalise = tuple(classes), normalise
-        self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long, self.num_devices)
         self._classify = self._compile(LogProbs(tuple(models)))
 
     def predict(self, lines: Iterable[str], *, progress: Callable[[int], Any] = lambda done: None) -> list[str]:
@@ -59,10 +56,10 @@ class Predictor(OnDevices):
         Raises:
           UserError: a line is too long and `refuse_long` is set.
         """
-        for before, encoded in self._inputs.windows(map(self._normalise, lines)):
+        for before, encoded in self._windows(map(self._normalise, lines)):
             found = np.empty((len(encoded), len(self.classes)), np.float32)
             lengths = [len(ids) for ids in encoded]
-            for chosen, rows, width in self._inputs.batches(lengths, progress, done=before):
+            for chosen, rows, width in self._batches(lengths, progress, done=before):
                 log_probs = self._classify(self.params, fill([encoded[i] for i in chosen], rows, width))
                 found[chosen] = np.asarray(log_probs)[: len(chosen)]
             yield from found

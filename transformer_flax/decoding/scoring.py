@@ -132,37 +132,12 @@ class ClassScores:
 
     classes: tuple[str, ...]
     confusion: np.ndarray  # int64 [C, C]: texts of the row's class that were labelled with the column's class
-
-    @property
-    def accuracy(self) -> float:
-        """The share of correct labels."""
-        return _ratio(np.trace(self.confusion), self.confusion.sum()).item()
-
-    @property
-    def precision(self) -> np.ndarray:
-        """For each class, the share of the texts labelled with it that belong to it: [C]."""
-        return _ratio(np.diag(self.confusion), self.confusion.sum(axis=0))
-
-    @property
-    def recall(self) -> np.ndarray:
-        """For each class, the share of its texts that are labelled with it: [C]."""
-        return _ratio(np.diag(self.confusion), self.support)
-
-    @property
-    def f1(self) -> np.ndarray:
-        """Harmonic mean of precision and recall: [C]."""
-        return _ratio(2 * np.diag(self.confusion), self.support + self.confusion.sum(axis=0))
-
-    @property
-    def support(self) -> np.ndarray:
-        """Number of texts of each class: [C]."""
-        return self.confusion.sum(axis=1)
-
-    @property
-    def macro_f1(self) -> float:
-        """Unweighted mean of F1 over the classes that occur, as references or as labels."""
-        occurs = self.support + self.confusion.sum(axis=0) > 0
-        return self.f1[occurs].mean().item() if occurs.any() else 0.0
+    accuracy: float  # share of correct labels
+    precision: np.ndarray  # [C], for each class, the share of the texts labelled with it that belong to it
+    recall: np.ndarray  # [C], for each class, the share of its texts that are labelled with it
+    f1: np.ndarray  # [C], harmonic mean of precision and recall
+    support: np.ndarray  # [C], number of texts of each class
+    macro_f1: float  # unweighted mean of F1 over the classes that occur, as references or as labels
 
 
 def score_labels(labels: Sequence[str], references: Sequence[str], classes: Sequence[str]) -> ClassScores:
@@ -174,7 +149,18 @@ def score_labels(labels: Sequence[str], references: Sequence[str], classes: Sequ
     confusion = np.zeros((len(classes), len(classes)), np.int64)
     for label, reference in zip(labels, references, strict=True):
         confusion[numbers[reference], numbers[label]] += 1
-    return ClassScores(tuple(classes), confusion)
+    correct, support, labelled = np.diag(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
+    f1, occurs = _ratio(2 * correct, support + labelled), support + labelled > 0
+    return ClassScores(
+        tuple(classes),
+        confusion,
+        accuracy=_ratio(np.trace(confusion), confusion.sum()).item(),
+        precision=_ratio(correct, labelled),
+        recall=_ratio(correct, support),
+        f1=f1,
+        support=support,
+        macro_f1=f1[occurs].mean().item() if occurs.any() else 0.0,
+    )
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -13,8 +13,7 @@ import numpy as np
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.devices import LogProbs, OnDevices
-from transformer_flax.decoding.inputs import NARROWEST, Inputs, fill
+from transformer_flax.decoding.decoder import NARROWEST, Decoder, LogProbs, fill
 from transformer_flax.decoding.search import (
     Bounds,
     Hypotheses,
@@ -44,7 +43,7 @@ class Translation:
     tokens: tuple[int, ...]  # the end symbol included
 
 
-class Translator(OnDevices):
+class Translator(Decoder):
     """A translator and scorer of text: a trained model, or an ensemble of models that share a tokenizer.
 
     The result for a line does not depend on the other lines, their order or the batch size. Samples also depend on the
@@ -52,7 +51,6 @@ class Translator(OnDevices):
 
     Args:
       models: Linen modules with the methods of a translation model (see `model.registry`).
-      params, num_devices: see `OnDevices`.
       normalise: the normaliser of sources, and the normaliser of prefixes and given targets.
       beam_size: K; 1 is greedy search.
       length_penalty, alpha: see `LengthPenalty`.
@@ -60,7 +58,7 @@ class Translator(OnDevices):
       max_extra_length: how many more tokens an output may have than its input.
       nbest: hypotheses for each line, at most `beam_size`; with `sampling`, samples for each line.
       sampling: how to draw samples. None: search with a beam instead.
-      max_input_length, batch_size, window, refuse_long: see `Inputs`.
+      params, max_input_length, batch_size, window, refuse_long, num_devices: see `Decoder`.
 
     Raises:
       UserError: a setting is out of range.
@@ -90,9 +88,8 @@ class Translator(OnDevices):
             raise UserError(f"sampling is {sampling!r}; it must be a Sampling, as in Sampling(temperature=0.7)")
         if nbest < 1 or (sampling is None and nbest > beam_size):
             raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam holds from 1 to beam_size hypotheses")
-        super().__init__(params, num_devices)
-        self.tokenizer, self.normalise = tokenizer, normalise
-        self._inputs = Inputs(tokenizer, max_input_length, batch_size, window, refuse_long, self.num_devices)
+        super().__init__(params, tokenizer, max_input_length, batch_size, window, refuse_long, num_devices)
+        self.normalise = normalise
         self._longest_output = max_input_length + max_extra_length
         self._max_extra_length, penalty = max_extra_length, LengthPenalty(length_penalty, alpha)
         self._seed = sampling.seed if sampling else 0
@@ -124,7 +121,7 @@ class Translator(OnDevices):
         starts = itertools.repeat(prefixes) if isinstance(prefixes, str) else iter(prefixes)
         source, target = self.normalise
         read = 0
-        for before, sources in self._inputs.windows(source(line) if line.strip() else "" for line in lines):
+        for before, sources in self._windows(source(line) if line.strip() else "" for line in lines):
             read = before + len(sources)
             begins = [target(prefix) for prefix in itertools.islice(starts, len(sources))]
             if len(begins) < len(sources):
@@ -152,26 +149,26 @@ class Translator(OnDevices):
         """
         require_as_many("the source text", sources, "the target text", targets)
         cut = 0
-        for start in range(0, len(sources), self._inputs.window):
-            window = slice(start, start + self._inputs.window)
-            limits = self._inputs.max_input_length, self._longest_output
+        for start in range(0, len(sources), self._window):
+            window = slice(start, start + self._window)
+            limits = self._max_input_length, self._longest_output
             (inputs, cut_inputs), (outputs, cut_outputs) = (
-                self._inputs.encode([*map(normalise, lines[window])], limit, lines_before=start)
+                self.encode([*map(normalise, lines[window])], limit, lines_before=start)
                 for normalise, lines, limit in zip(self.normalise, (sources, targets), limits, strict=True)
             )
             for i in cut_outputs:
                 outputs[i].pop()
             cut += len({*cut_inputs, *cut_outputs})
             yield from self._score_window(list(zip(inputs, outputs, strict=True)), start, progress)
-        longest = f"{self._inputs.max_input_length} tokens of input and {self._longest_output - 1} of output"
-        self._inputs.warn_of_cut(cut, len(sources), longest)
+        longest = f"{self._max_input_length} tokens of input and {self._longest_output - 1} of output"
+        self._warn_of_cut(cut, len(sources), longest)
 
     def _score_window(self, pairs, lines_before: int, progress) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in pairs]
         # The logits [rows, width, V] need much memory, so wide batches have fewer rows than in `search`.
         limits = {"longest": self._longest_output, "roomy": NARROWEST}
         lengths = [max(map(len, pair)) for pair in pairs]
-        for chosen, rows, width in self._inputs.batches(lengths, progress, done=lines_before, **limits):
+        for chosen, rows, width in self._batches(lengths, progress, done=lines_before, **limits):
             source, target = (fill([pairs[i][side] for i in chosen], rows, width) for side in (0, 1))
             for i, log_probs in zip(chosen, np.asarray(self._score(self.params, source, target)), strict=False):
                 scores[i] = log_probs[: len(pairs[i][1])].tolist()
@@ -192,7 +189,7 @@ class Translator(OnDevices):
         ]
         done = lines_before + widths.count(0)
         progress(done)
-        for chosen, rows, width in self._inputs.batches(widths, progress, done=done):
+        for chosen, rows, width in self._batches(widths, progress, done=done):
             source = fill([sources[i] for i in chosen], rows, width)
             prefix = fill([prefixes[i] for i in chosen], rows, width + self._max_extra_length)
             numbers = np.full((rows, 2), self._seed, np.uint32)

@@ -32,14 +32,9 @@ def causal_mask(length: int) -> jax.Array:
 
 
 def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
-    """Returns True where the query and the key belong to the same sentence, for rows that hold several sentences.
+    """Returns True where the query and the key belong to the same sentence: [B, Q], [B, M] -> [B, 1, Q, M].
 
-    Args:
-      query_segments: [B, Q], the number of each position's sentence in its row, counted from 1; 0 for padding.
-      key_segments: [B, M], the same for the keys.
-
-    Returns:
-      [B, 1, Q, M].
+    A row may hold several sentences. Segments give the number of each position's sentence, from 1; 0 is padding.
     """
     same = query_segments[:, :, None] == key_segments[:, None, :]
     return (same & (key_segments != 0)[:, None, :])[:, None]
@@ -48,15 +43,10 @@ def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Arra
 def ancestor_mask(ancestors: jax.Array, position: jax.Array, r: int = 0) -> jax.Array:
     """Returns True where hypothesis k may attend to the key that hypothesis j wrote at position l.
 
-    That is so if the key belongs to a token of hypothesis k, at `position` or before.
-
-    Args:
-      ancestors: int [B, K, L]; [b, k, l] is the hypothesis j that wrote the token of hypothesis k at position l.
-      position: the last position written.
-      r: width of the neighbourhood of local self-attention (section 4); 0 for unrestricted.
-
-    Returns:
-      [B, 1, K, K * L], the keys ordered by (j, l).
+    ancestors int [B, K, L] -> [B, 1, K, K * L], the keys ordered by (j, l). [b, k, l] of `ancestors` is the hypothesis
+    j that wrote the token of hypothesis k at position l. The key must belong to a token of hypothesis k, at `position`,
+    the last one written, or before. In local self-attention of width r (section 4), it must also be at most r // 2
+    positions before. With r = 0, attention is unrestricted.
     """
     batch, hypotheses, length = ancestors.shape
     own = ancestors[:, :, None, :] == jnp.arange(hypotheses)[:, None]  # [B, K, K, L]
@@ -74,16 +64,10 @@ def attention_weights(
 ) -> jax.Array:
     """Computes softmax(Q K^T / sqrt(d_k)), the left half of equation 1, in float32; or the softmax of another score.
 
-    `scores.Dot` computes the score, and divides it by sqrt(d_k).
-
-    Args:
-      query: [B, Q, H, d_k].
-      key: [B, M, H, d_k].
-      mask: broadcastable to [B, H, Q, M]; True where attention is allowed.
-      offsets: [Q, M, d_k]; [q, m] is added to key m for query q.
-
-    Returns:
-      [B, H, Q, M]; each row sums to 1. A row in which no key is allowed is all zeros, with finite gradients.
+    query [B, Q, H, d_k], key [B, M, H, d_k], mask broadcastable to [B, H, Q, M] -> [B, H, Q, M]. Attention is allowed
+    where the mask is True. Each row sums to 1. A row in which no key is allowed is all zeros, with finite gradients.
+    `scores.Dot` computes the score, and divides it by sqrt(d_k). With `offsets` [Q, M, d_k], [q, m] is added to key m
+    for query q.
     """
     return _masked_softmax(score.full(query, key, offsets), mask)
 
@@ -98,14 +82,8 @@ def attend_to_cache(
 ) -> jax.Array:
     """Computes softmax(Q K^T / sqrt(d_k)) V, equation 1, for the few queries of a decoding step.
 
-    Args:
-      query: [B, K, H, d_k].
-      key: [B, H, d_k, M].
-      value: [B, H, M, d_v].
-      mask: broadcastable to [B, H, K, M]; True where attention is allowed.
-
-    Returns:
-      [B, K, H, d_v].
+    query [B, K, H, d_k], key [B, H, d_k, M], value [B, H, M, d_v], mask broadcastable to [B, H, K, M] ->
+    [B, K, H, d_v]. Attention is allowed where the mask is True.
     """
     weights = _masked_softmax(score.cached(query, key), mask)
     return product_of_few_rows(weights, value).astype(value.dtype).swapaxes(1, 2)
@@ -122,18 +100,11 @@ def attend_fused(
 ) -> jax.Array:
     """Computes softmax(Q K^T / sqrt(d_k)) V, equation 1, by one kernel of cuDNN, which writes no attention weights.
 
+    query [B, Q, H, d_k], key [B, M, H, d_k], value [B, M, H, d_k], mask [B | 1, 1, Q | 1, M] -> [B, Q, H, d_k].
+    Attention is allowed where the mask is True. A row in which no key is allowed attends to all keys equally. Without
+    `scaled`, Q K^T is not divided by sqrt(d_k).
+
     On devices without cuDNN, XLA computes the same, so a model that was trained on a GPU can be used on any device.
-
-    Args:
-      query: [B, Q, H, d_k].
-      key: [B, M, H, d_k].
-      value: [B, M, H, d_k].
-      mask: [B | 1, 1, Q | 1, M]; True where attention is allowed. A row in which no key is allowed attends to all keys
-        equally.
-      scaled: whether to divide by sqrt(d_k).
-
-    Returns:
-      [B, Q, H, d_k].
     """
     return jax.nn.dot_product_attention(
         query,

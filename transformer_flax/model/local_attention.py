@@ -25,18 +25,12 @@ def attend_locally(
 ) -> jax.Array:
     """Computes `attend(query, key, value, mask)` under `local_mask`, at a cost that grows with L r instead of L^2.
 
+    query [B, L, H, d_k], key [B, L, H, d_k], value [B, L, H, d_v], mask [B | 1, 1, L | 1, L] -> [B, L, H, d_v]. The
+    mask applies in addition to `local_mask`. The window has width r and reaches r // 2 positions to either side.
+
     The queries are split into blocks of r // 2. A block of queries sees only its own block of keys and the two beside
-    it. So each block is computed like a separate sentence, with three blocks of keys.
-
-    Args:
-      attend: a function of query [B', Q, H, d_k], key [B', M, H, d_k], value [B', M, H, d_v] and a mask that is
-        broadcastable to [B', H, Q, M]; returns [B', Q, H, d_v].
-      query, key, value: [B, L, H, d_k], [B, L, H, d_k] and [B, L, H, d_v].
-      mask: [B | 1, 1, L | 1, L]; applies in addition to `local_mask`.
-      r: width of the window, which reaches r // 2 positions to either side.
-
-    Returns:
-      [B, L, H, d_v].
+    it. So each block is computed like a separate sentence, with three blocks of keys: `attend` computes query
+    [B', Q, H, d_k], key [B', M, H, d_k], value [B', M, H, d_v], mask broadcastable to [B', H, Q, M] -> [B', Q, H, d_v].
     """
     batch, length = query.shape[:2]
     block = max(r // 2, 1)

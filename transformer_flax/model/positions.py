@@ -64,10 +64,8 @@ def rotate(x: jax.Array, sinusoids: jax.Array) -> jax.Array:
     The pair of features (2i, 2i+1) is rotated by the angle pos / 10000^(2i / d_k) of the paper's sinusoids. The product
     of a query at position m and a key at position n then depends on the positions only through n - m.
 
-    Args:
-      x: [B, P, H, d_k], the queries or keys.
-      sinusoids: [P, d_k], the sines and cosines of the angles, as the function `sinusoids` returns them; or [1, d_k],
-        the same for all P positions.
+    x [B, P, H, d_k], sinusoids [P | 1, d_k] -> [B, P, H, d_k]. `sinusoids` are the sines and cosines of the angles, as
+    the function `sinusoids` returns them. [1, d_k] are the same for all P positions.
     """
     sine, cosine = sinusoids[:, None, 0::2], sinusoids[:, None, 1::2]  # [P, 1, d_k / 2]
     first, second = x[..., 0::2], x[..., 1::2]

@@ -121,9 +121,8 @@ def _init(model: Any, key: jax.Array) -> Any:
 def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:
     """Computes the attention weights of one pass over source [B, S] and, teacher-forced, target [B, T], in float32.
 
-    Returns:
-      The maps that this kind of model has, layer by layer: "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T],
-      "cross" [N, B, H, T, S] and "pooling" [1, B, H, 1, S].
+    Returns the maps that this kind of model has, layer by layer: "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T],
+    "cross" [N, B, H, T, S] and "pooling" [1, B, H, 1, S].
     """
     if isinstance(config, EncoderConfig):
         config = dataclasses.replace(config, scan_layers=False)  # scanned layers sow nothing

@@ -40,15 +40,9 @@ class Dot:
     scaled: bool = True
 
     def full(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
-        """Computes the scores of whole sentences, in float32.
+        """Computes the scores of whole sentences: [B, Q, H, d_k] and [B, M, H, d_k] -> float32 [B, H, Q, M].
 
-        Args:
-          query: [B, Q, H, d_k].
-          key: [B, M, H, d_k].
-          offsets: [Q, M, d_k]; [q, m] is added to key m for query q (`positions.Distances`).
-
-        Returns:
-          [B, H, Q, M].
+        With `offsets` [Q, M, d_k], [q, m] is added to key m for query q (`positions.Distances`).
         """
         products = wide_einsum("bqhd,bmhd->bhqm", query, key)
         if offsets is not None:  # q . (k + a) = q . k + q . a avoids an array [B, Q, M, H, d_k]

@@ -130,12 +130,10 @@ class Transformer(nn.Module):
         self.put_variable("cache", "ancestors", jnp.zeros((source.shape[0], hypotheses, length), jnp.int32))
 
     def decode_step(self, tokens: jax.Array, parents: jax.Array, position: jax.Array) -> jax.Array:
-        """Extends each hypothesis by one token, and returns the logits [B, K, V] of the next token.
+        """Extends each hypothesis by one token: tokens [B, K], parents [B, K] -> logits [B, K, V] of the next token.
 
-        Args:
-          tokens: [B, K], the last token of each hypothesis, at `position`.
-          parents: [B, K], the hypothesis of the previous step that each hypothesis continues.
-          position: counted from 0, the position of the begin symbol.
+        `tokens` are the last tokens of the hypotheses, at `position`. The begin symbol is at position 0. `parents` are
+        the hypotheses of the previous step that they continue.
         """
         ancestors = jnp.take_along_axis(self.get_variable("cache", "ancestors"), parents[:, :, None], axis=1)
         ancestors = ancestors.at[:, :, position].set(jnp.arange(tokens.shape[1]))

@@ -42,11 +42,10 @@ class VectorConfig(CheckedConfig):
 
 
 def windows(sentences: jax.Array | np.ndarray, reach: jax.Array | np.ndarray) -> jax.Array:
-    """Returns 1 where word c is a context of word t, else 0: [R, T, C].
+    """Returns 1 where word c is a context of word t, else 0: sentences [R, T], reach [R, T] -> [R, T, C].
 
-    Args:
-      sentences: [R, T], the number of each word's sentence; -1 for padding.
-      reach: [R, T], how many words on each side of a word are its context.
+    `sentences` has the number of each word's sentence; -1 is padding. `reach` says how many words on each side of a
+    word are its context.
     """
     place = jnp.arange(sentences.shape[1])
     distance = jnp.abs(place[:, None] - place)
@@ -59,14 +58,11 @@ def skipgram_loss(v: jax.Array, u: jax.Array, noise: jax.Array, window: jax.Arra
 
         -log sigma(u_c . v_w) - sum_{i=1..k} log sigma(-u_{n_i} . v_w), summed over all (w, c)
 
+    v [R, T, d_model], u [R, T, d_model], noise [R, M, d_model], window [R, T, C] -> scalar. v has the vectors of the
+    words, u their vectors as contexts, and noise the vectors of the noise words as contexts. `negatives` is k.
+
     Noise words are shared: each of a row's M noise words counts for all pairs (w, c) of the row, with weight k / M. On
     average, this gives the same loss.
-
-    Args:
-      v, u: [R, T, d_model], the vectors of the words, and their vectors as contexts.
-      noise: [R, M, d_model], the vectors of the noise words as contexts.
-      window: [R, T, C].
-      negatives: k.
     """
     pairs = window.sum(-1)  # [R, T]
     right = log_sigmoid(jnp.einsum("rtd,rcd->rtc", v, u))

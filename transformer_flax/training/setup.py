@@ -15,9 +15,9 @@ from transformer_flax.console import Progress
 from transformer_flax.data.batches import Batches, training_batches
 from transformer_flax.data.bpe_dropout import BpeDropout
 from transformer_flax.data.classes import Classes
-from transformer_flax.data.corpus import Corpus, load_corpus
-from transformer_flax.data.filtering import select_training_pairs
-from transformer_flax.data.sources import Pairs, load_pairs
+from transformer_flax.data.corpus import Corpus, load_corpus, select_training_pairs
+from transformer_flax.data.pairs import Pairs
+from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer, cached_tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig

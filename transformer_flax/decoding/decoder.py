@@ -1,0 +1,186 @@
+"""What a translator and a classifier share: models on the local devices, and lines in batches of few shapes."""
+
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.decoding.search import combine
+from transformer_flax.errors import UserError
+from transformer_flax.special_tokens import END_ID, PAD_ID
+
+ROWS = "rows"
+NARROWEST = 16  # widths are powers of two from NARROWEST on, so that a few programs serve all lengths
+ROOMY = 64  # wider batches have fewer rows, which bounds the memory
+
+logger = logging.getLogger(__name__)
+
+
+class Decoder:
+    """Reads lines window by window, and computes their batches on the local devices.
+
+    The models' parameters are on every device. Each device computes its own rows, without waiting for the others.
+
+    Args:
+      params: the parameters of each model.
+      max_input_length: in tokens, the end symbol included; longer lines are cut and counted in a warning.
+      batch_size: rows of a batch on each device; long lines, and windows of fewer lines, get fewer rows.
+      window: lines to read and sort by length at a time.
+      refuse_long: raise an error for longer lines instead of cutting them.
+      num_devices: the maximum number of local devices; 0 stands for all.
+    """
+
+    def __init__(
+        self,
+        params: Sequence[Any],
+        tokenizer: Tokenizer,
+        max_input_length: int,
+        batch_size: int,
+        window: int,
+        refuse_long: bool,
+        num_devices: int,
+    ):
+        self._mesh = local_mesh(num_devices)
+        self.num_devices = self._mesh.size
+        self.params, self.tokenizer = on_devices(params, num_devices), tokenizer
+        self._max_input_length, self._window, self._refuse_long = max_input_length, window, refuse_long
+        self._most_rows = min(batch_size, -(-window // self.num_devices))  # on each device
+        self._traced: list[tuple[list[None], int]] = []  # (a program's compilations, number of them before)
+
+    @property
+    def compilations(self) -> int:
+        """The number of programs compiled for these models. Programs that were compiled earlier do not count."""
+        return sum(len(traced) - before for traced, before in self._traced)
+
+    def _compile(self, function: Callable) -> Callable:
+        """Compiles `function(params, *arrays)`, whose rows must be independent. Equal functions share programs."""
+        program, traced = compile_rows(function, self._mesh)
+        self._traced.append((traced, len(traced)))
+        return program
+
+    def _windows(self, lines: Iterable[str]) -> Iterator[tuple[int, list[list[int]]]]:
+        """Yields (number of lines before, ids of each line) for each window. Reads no line beyond the window."""
+        remaining = iter(lines)
+        read = cut = 0
+        try:
+            while window := list(itertools.islice(remaining, self._window)):
+                before, read = read, read + len(window)
+                encoded, shortened = self.encode(window, self._max_input_length, lines_before=before)
+                cut += len(shortened)
+                yield before, encoded
+        finally:
+            self._warn_of_cut(cut, read)
+
+    def encode(self, lines: Sequence[str], limit: int, *, lines_before: int = 0) -> tuple[list[list[int]], list[int]]:
+        """Encodes lines, and cuts them to `limit` ids. Returns the ids of each line, and the indices of the lines cut.
+
+        Every line, also a cut one, ends with the end symbol.
+        """
+        encoded = [[*ids, END_ID] for ids in self.tokenizer.encode(lines)]
+        long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
+        if long and self._refuse_long:
+            raise UserError(
+                f"line {lines_before + long[0] + 1:,} has {len(encoded[long[0]]):,} tokens and at most {limit:,} are "
+                "taken; split it, or raise max_input_length"
+            )
+        for i in long:
+            encoded[i] = [*encoded[i][: limit - 1], END_ID]
+        return encoded, long
+
+    def _warn_of_cut(self, cut: int, lines: int, to: str = "") -> None:
+        if cut:
+            logger.warning("%d of %d lines were cut to %s", cut, lines, to or f"{self._max_input_length} tokens")
+
+    def _batches(
+        self,
+        lengths: Sequence[int],
+        progress: Callable[[int], Any],
+        *,
+        done: int = 0,
+        longest: int | None = None,
+        roomy: int = ROOMY,
+    ) -> Iterator[tuple[list[int], int, int]]:
+        """Groups lines of similar length into batches of few shapes, long lines first.
+
+        Args:
+          lengths: the tokens of each line; lines of length 0 are left out.
+          progress: called with the number of lines done after each batch.
+          done: the number of lines done before.
+          longest: the largest width; `max_input_length` if None.
+          roomy: batches of up to this width have `batch_size` rows a device; wider batches have fewer.
+
+        Yields:
+          (indices of the lines, rows, width) of each batch.
+        """
+        pending = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+        while pending:
+            width = NARROWEST
+            while width < lengths[pending[0]]:
+                width *= 2
+            width = min(width, longest or self._max_input_length)
+            rows = self.num_devices * max(1, self._most_rows * roomy // max(width, roomy))
+            yield pending[:rows], rows, width
+            done += len(pending[:rows])
+            progress(done)
+            pending = pending[rows:]
+
+
+def fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
+    """Returns the ids as an array with padding: int32 [rows, width]."""
+    filled = np.full((rows, width), PAD_ID, np.int32)
+    for row, ids in enumerate(lines):
+        filled[row, : len(ids)] = ids
+    return filled
+
+
+def on_devices(params: Any, num_devices: int) -> Any:
+    """Returns parameters on every device. Those that are there already are not copied."""
+    mesh = local_mesh(num_devices)
+    return jax.device_put(params, NamedSharding(mesh, PartitionSpec())) if mesh.size > 1 else params
+
+
+def local_mesh(num_devices: int) -> Mesh:
+    if num_devices < 0:
+        raise UserError(f"num_devices is {num_devices}; it must be at least 0, which stands for all")
+    return Mesh(np.array(jax.local_devices()[: num_devices or None]), (ROWS,))
+
+
+@functools.lru_cache(maxsize=16)
+def compile_rows(function: Callable, mesh: Mesh) -> tuple[Callable, list[None]]:
+    """Compiles a function of rows for the devices of a mesh. The list gets an entry for each shape that is compiled."""
+    traced: list[None] = []
+
+    def counted(params, *arrays):
+        traced.append(None)  # executed only during tracing
+        if mesh.size == 1:
+            return function(params, *arrays)
+        # With check_vma=False, a loop may begin with values that are the same on all devices.
+        spread = jax.shard_map(
+            lambda params, arrays: function(params, *arrays),
+            mesh=mesh,
+            in_specs=(PartitionSpec(), PartitionSpec(ROWS)),
+            out_specs=PartitionSpec(ROWS),
+            check_vma=False,
+        )
+        return spread(params, arrays)
+
+    return jax.jit(counted), traced
+
+
+@dataclasses.dataclass(frozen=True)
+class LogProbs:
+    """The log of the models' mean probabilities for the sides of a batch: [rows, ...] -> [rows, ..., V]."""
+
+    models: tuple[nn.Module, ...]
+
+    def __call__(self, params: Sequence[Any], *sides: jax.Array) -> jax.Array:
+        logits = [model.apply({"params": own}, *sides) for model, own in zip(self.models, params, strict=True)]
+        return jax.nn.log_softmax(combine(logits))
