@@ -1,7 +1,7 @@
 """Attention (section 3.2), its masks, and its cache of keys and values for decoding.
 
 Letters of shapes: B batch, Q queries, M keys and values (the memory), H heads, K hypotheses of a search, L longest
-output.
+output. [B | 1, Q] stands for [B, Q] or [1, Q].
 """
 
 import functools
@@ -135,11 +135,12 @@ class MultiHeadAttention(nn.Module):
     def setup(self):
         c = self.config
         project = functools.partial(Dense, use_bias=c.attention_bias, dtype=c.dtype)
-        # fairseq initialises W^Q, W^K and W^V as one matrix [d_model, 3 d_model].
+        # fairseq's W^Q, W^K and W^V have the scale of one matrix [d_model, 3 d_model].
         gain = 0.5**0.5 if c.start == "fairseq" else 1.0
-        self.query = project((c.num_heads, c.d_k), kernel_init=xavier(gain))
+        self.query = project((c.num_heads, c.d_k), kernel_init=xavier(gain))  # all W_i^Q: [d_model, H, d_k]
         self.key = project((c.num_heads, c.d_k), kernel_init=xavier(gain))
         self.value = project((c.num_heads, c.d_v), kernel_init=xavier(gain * c.branch_init))
+        # W^O [H, d_v, d_model]: the product over both of its first axes is that of the concatenated heads.
         self.output = project(c.d_model, axis=(-2, -1), kernel_init=xavier(c.branch_init))
         self.dropout = Dropout(c.attention_dropout)
         if c.compatibility == "additive":
@@ -150,15 +151,20 @@ class MultiHeadAttention(nn.Module):
         self.rotary = self.to_itself and c.positions == "rotary"
         self.distances = Distances(c) if self.to_itself and c.positions == "relative" else None
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Returns True if the caller collects the attention weights."""
+        return self.is_mutable_collection("intermediates")
+
     def __call__(self, x: jax.Array, memory: jax.Array, mask: jax.Array) -> jax.Array:
         """x [B, Q, d_model] attends to memory [B, M, d_model] under mask [B | 1, 1, Q | 1, M] -> [B, Q, d_model]."""
         query, key, value = self.query(x), self.key(memory), self.value(memory)
         if self.rotary:
             turns = jnp.asarray(sinusoids(x.shape[1], self.config.d_k))
             query, key = rotate(query, turns), rotate(key, turns)
-        if self.r and not self.is_mutable_collection("intermediates"):
+        if self.r and not self.keeps_weights:
             return self.output(attend_locally(self._attend, query, key, value, mask, self.r))
-        if self.r:  # the weights are stored as one matrix [L, L], not in blocks
+        if self.r:  # the weights are stored as one matrix [Q, M], not in blocks
             mask = mask & local_mask(x.shape[1], self.r)
         return self.output(self._attend(query, key, value, mask))
 
@@ -167,7 +173,7 @@ class MultiHeadAttention(nn.Module):
 
         query [B, Q, H, d_k], key [B, M, H, d_k], value [B, M, H, d_v] -> [B, Q, H, d_v].
         """
-        if self.config.attention_implementation == "cudnn" and not self.is_mutable_collection("intermediates"):
+        if self.config.attention_implementation == "cudnn" and not self.keeps_weights:  # the kernel writes no weights
             return attend_fused(query, key, value, mask, scaled=self.config.compatibility == "scaled_dot")
         offsets = self.distances(distances_between(query.shape[1], key.shape[1])) if self.distances else None
         weights = attention_weights(query, key, mask, self.score, offsets)  # softmax(Q K^T / sqrt(d_k))

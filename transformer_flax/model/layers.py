@@ -30,7 +30,7 @@ def embedding(config: ModelConfig, name: str, deviation: float = 1.0) -> nn.Embe
 def embeddings(config: ModelConfig, *, tied: bool, deviation: float = 1.0) -> tuple[nn.Embed, nn.Embed, nn.Embed]:
     """Returns the source embedding, the target embedding and the matrix of the logits.
 
-    If `tied`, all three are the same matrix (section 3.4). `deviation` is of the embeddings, as in `embedding`.
+    If `tied`, all three are the same matrix (section 3.4). An output matrix of its own has no `deviation`.
     """
     if tied:
         return (embedding(config, "embedding", deviation),) * 3
@@ -50,7 +50,8 @@ def embed(embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
 def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:
     """Computes the logits y E^T before the softmax (section 3.4): [..., d_model], [V, d_model] -> float32 [..., V]."""
     if y.dtype == jnp.float32:  # on a CPU, the gradient of `product` needs less time and memory
-        return product(y, embedding.T, (((y.ndim - 1,), (0,)), ((), ())))
+        last_with_first = (((y.ndim - 1,), (0,)), ((), ()))  # the axes of y and of E^T to sum over
+        return product(y, embedding.T, last_with_first)
     return wide_einsum("...d,vd->...v", y, embedding.astype(y.dtype))
 
 
