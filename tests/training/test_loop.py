@@ -26,7 +26,7 @@ from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.evaluation import Evaluator
+from transformer_flax.training.evaluation import Evaluator, TranslationTask
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
@@ -34,7 +34,6 @@ from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.step import TrainState, dropout_key, init_key
-from transformer_flax.training.tasks import TranslationTask
 from transformer_flax.training.trainer import Trainer
 
 

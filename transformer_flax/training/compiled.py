@@ -17,13 +17,13 @@ from ml_collections import ConfigDict
 from transformer_flax.console import Progress
 from transformer_flax.model.registry import init_params, make_model, param_shapes
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.evaluation import Evaluator
+from transformer_flax.training.evaluation import Evaluator, make_task
 from transformer_flax.training.fine_tuning import are_trained, with_embeddings
+from transformer_flax.training.loss import make_loss
 from transformer_flax.training.optimizer import keeps_average, make_average, make_optimizer, make_schedule
 from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
-from transformer_flax.training.tasks import make_loss, make_task
 
 # Runs that differ only in these fields share their compiled programs. A cooldown needs `steps`.
 NOT_COMPILED = (

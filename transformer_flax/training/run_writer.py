@@ -12,13 +12,12 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import Choice
 from transformer_flax.training.checkpoint_files import UnreadableError
 from transformer_flax.training.checkpoints import Checkpoints, moved
-from transformer_flax.training.evaluation import Evaluation
+from transformer_flax.training.evaluation import Evaluation, Task
 from transformer_flax.training.metrics import Meter, MetricsWriter, StepLines
 from transformer_flax.training.multihost import share
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import Data
 from transformer_flax.training.step import Metrics, TrainState
-from transformer_flax.training.tasks import Task
 from transformer_flax.training.wandb_run import WandbRun
 
 SAMPLES = 3  # outputs printed at an evaluation
