@@ -404,7 +404,7 @@ def test_where_an_average_can_read_no_checkpoint_nothing_is_put_aside(done, tmp_
     for step in (2, 4, 6):  # while the run is at step 6
         cut_short(workdir.checkpoints / str(step))
     with opened(workdir, 6) as writer, pytest.raises(UserError, match="checkpoints/4 cannot be read"):
-        writer.average(state.params, 6, 2, final=True)
+        writer.checkpoints.average(state.params, 6, 2, writer.say)
     assert saved_steps(workdir.checkpoints) == [2, 4, 6]
 
 
