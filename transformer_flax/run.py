@@ -8,17 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
-from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
 from transformer_flax.data.sources import NormalisedPairs, load_pairs
 from transformer_flax.data.text_files import require_as_many
-from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding import ctranslate2
 from transformer_flax.decoding.devices import on_devices
 from transformer_flax.decoding.inputs import Inputs
@@ -31,7 +27,7 @@ from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.config_fields import require_settings
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.trained_model import load_model, save_params
+from transformer_flax.training.trained_model import TrainedModel, load_model, save_params
 
 ALIKE = ("source_language", "target_language", "lowercase", "tokenized")  # of the members of an ensemble
 MOST_MADE = 64  # translators that a run keeps
@@ -61,19 +57,12 @@ class ClassReport(ClassScores):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
+class Run(TrainedModel):
     """A trained model with its config and tokenizer; `restore` loads it from a working directory.
 
     `dataclasses.replace(run, params=...)` returns the run with other parameters.
     """
 
-    config: ConfigDict
-    tokenizer: Tokenizer
-    model: nn.Module
-    params: Any
-    parameters: str  # which checkpoints `params` are from
-    fingerprints: dict[str, str]  # the fingerprints of the run's data, by name
-    classes: Classes | None = None  # None for a run that translates
     partners: tuple["Run", ...] = ()  # other members of an ensemble
     _made: dict = dataclasses.field(default_factory=dict, init=False)  # not shared with `dataclasses.replace`
 
@@ -370,4 +359,4 @@ def restore(
     """
     saved = load_model(workdir, average=average, steps=steps)
     params = jax.device_put(saved.params)  # once: arrays on the host would be copied with every batch
-    return Run(**saved._asdict() | {"params": params})
+    return Run(**vars(saved) | {"params": params})
