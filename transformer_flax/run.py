@@ -40,7 +40,7 @@ class Report(FullScores):
     perplexity: float  # of the references, per word-piece, unsmoothed
     sentences_per_second: float  # translated, compilation included
     compilations: int
-    parameters: str  # which checkpoints were used
+    params_from: str  # which checkpoints were used
     decode: dict[str, Any]  # settings of the search
     translations: list[str]
 
@@ -52,7 +52,7 @@ class ClassReport(ClassScores):
     perplexity: float  # of the correct classes
     lines_per_second: float  # classified, compilation included
     compilations: int
-    parameters: str  # which checkpoints were used
+    params_from: str  # which checkpoints were used
     labels: list[str]
 
 
@@ -67,7 +67,7 @@ class Run(TrainedModel):
     _made: dict = dataclasses.field(default_factory=dict, init=False)  # not shared with `dataclasses.replace`
 
     def __repr__(self) -> str:
-        return f"<Run {self.config.name}: {self.parameters}>"
+        return f"<Run {self.config.name}: {self.params_from}>"
 
     @property
     def normalise(self) -> tuple[Normaliser, Normaliser]:
@@ -186,7 +186,7 @@ class Run(TrainedModel):
             perplexity=perplexity(-sum(log_probs), len(log_probs)),
             sentences_per_second=len(translations) / seconds,
             compilations=compilations,
-            parameters=self.parameters,
+            params_from=self.params_from,
             decode={**self.config.decode, **settings},
             translations=translations,
         )
@@ -206,7 +206,7 @@ class Run(TrainedModel):
             perplexity=perplexity(-np.sum(right, dtype=np.float64), len(right)),
             lines_per_second=len(labels) / seconds,
             compilations=compilations,
-            parameters=self.parameters,
+            params_from=self.params_from,
             labels=labels,
         )
 
@@ -301,7 +301,7 @@ class Run(TrainedModel):
                 write_whole(place.tokenizer_file, self.tokenizer.to_json())
             else:
                 place.claim(self.config, self.fingerprints, self.tokenizer, self.classes)
-                save_params(place.params_file, self.params, self.parameters)
+                save_params(place.params_file, self.params, self.params_from)
 
     def ensemble(self, *others: "Run") -> "Run":
         """Returns this run and others as one model. Its token or class probabilities are the mean over the runs.
@@ -321,8 +321,8 @@ class Run(TrainedModel):
                         "ensemble; train them on the same data with the same config.data"
                     )
         partners = (*self.partners, *(member for other in others for member in (other, *other.partners)))
-        parameters = "; ".join([self.parameters, *(other.parameters for other in others)])
-        return dataclasses.replace(self, partners=partners, parameters=parameters)
+        params_from = "; ".join([self.params_from, *(other.params_from for other in others)])
+        return dataclasses.replace(self, partners=partners, params_from=params_from)
 
 
 def _texts(method: str, lines: Iterable[str]) -> list[str]:

@@ -283,7 +283,7 @@ def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, cap
     assert "mean of the parameters" not in told
 
     restored = transformer_flax.restore(tmp_path / "run")  # by default what it was evaluated with
-    assert restored.parameters == "the moving average at step 6"
+    assert restored.params_from == "the moving average at step 6"
     jax.tree.map(np.testing.assert_array_equal, restored.params, final_state(tmp_path / "run", 6).ema)
     each = [transformer_flax.restore(tmp_path / "run", average=1, steps=[step]).params for step in range(1, 7)]
     weights = 0.9 ** np.arange(5, -1, -1)

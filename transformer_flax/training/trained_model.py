@@ -36,7 +36,7 @@ class TrainedModel:
     tokenizer: Tokenizer
     model: nn.Module
     params: Any  # `load_model` returns them on the host, `restore` on the device
-    parameters: str  # which checkpoints `params` are from
+    params_from: str  # which checkpoints `params` are from
     fingerprints: dict[str, str]  # the fingerprints of the run's data, by name
     classes: Classes | None = None  # None for a model that translates
 
@@ -67,11 +67,11 @@ def load_model(
     if place.params_file.exists():
         if average is not None or steps is not None:
             raise UserError(f"{workdir} is an exported model with one set of parameters: name no average and no steps")
-        params, parameters = load_params_file(place.params_file, like)
+        params, params_from = load_params_file(place.params_file, like)
     else:
-        params, parameters = _load_chosen(place, config, like, average=average, steps=steps)
+        params, params_from = _load_chosen(place, config, like, average=average, steps=steps)
     fingerprints, classes = place.load_fingerprints(), place.load_classes()
-    return TrainedModel(config, tokenizer, make_model(model), params, parameters, fingerprints, classes)
+    return TrainedModel(config, tokenizer, make_model(model), params, params_from, fingerprints, classes)
 
 
 def _load_chosen(place: RunDirectory, config: ConfigDict, like: Any, **which: Any) -> tuple[Any, str]:
