@@ -55,10 +55,10 @@ class Steps:
     """
 
     def __init__(self, config: ConfigDict, model: nn.Module, parallel: Parallel):
-        self.model, self._parallel = model, parallel
+        self._parallel = parallel
         self.optimizer = make_optimizer(config)
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by name
-        loss_fn = parallel.gathering(make_loss(config, self.model))
+        loss_fn = parallel.gathering(make_loss(config, model))
         # Adam does not change a parameter whose gradient was always zero, and XLA computes nothing for this gradient.
         trained = are_trained(config.train_only, param_shapes(model.config))
         self.update = make_train_step(  # not compiled, because `seeds_step` maps it over several seeds

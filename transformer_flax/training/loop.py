@@ -144,7 +144,8 @@ def _compile_ahead(trainer: Any, state: TrainState, progress: Progress) -> None:
     For a large model, each program takes a minute of one core. A CPU's compiler uses all cores for one program.
     """
     with progress.bar("compiling") as update, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        lowered = [trainer.train_step.lower(state, trainer.batch(step)) for step in trainer.first_steps]
+        first = trainer.data.train.first_of_each_shape()
+        lowered = [trainer.train_step.lower(state, trainer.batch(k + 1)) for k in first]
         programs = [pool.submit(each.compile) for each in lowered]
         for done, program in enumerate(concurrent.futures.as_completed(programs), start=1):
             program.result()

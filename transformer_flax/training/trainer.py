@@ -81,11 +81,6 @@ class Trainer:
         """Returns the batch of a step, on the devices. Steps count from 1."""
         return self._parallel.shard(self.data.train[step - 1])
 
-    @property
-    def first_steps(self) -> list[int]:
-        """For each shape of a batch, the first step with that shape."""
-        return [k + 1 for k in self.data.train.first_of_each_shape()]
-
     def read(self, metrics: Metrics, step: int) -> None:
         """Waits for the metrics of a step and adds them to the meter."""
         self.writer.read(self._parallel.unreplicate(jax.device_get(metrics)), step)
