@@ -74,7 +74,7 @@ class Steps:
         self.eval_step = parallel.compile(self.counted("evaluation", eval_step))
 
     @functools.cached_property
-    def seeds_step(self) -> Callable:
+    def seeds_step(self) -> jax.stages.Wrapped:
         """The training step of several seeds. Its states and batches have a leading axis of seeds."""
         step = self.counted("training", jax.vmap(self.update))
         return self._parallel.behind_seeds().compile(step, donate_state=True)
