@@ -33,7 +33,7 @@ def exported(finished, tmp_path_factory):
 def test_an_exported_model_is_restored_like_the_run(run, exported):
     copy = restore(exported)
     jax.tree.map(np.testing.assert_array_equal, copy.params, run.params)
-    assert (copy.parameters, copy.config, copy.fingerprints) == (run.parameters, run.config, run.fingerprints)
+    assert (copy.params_from, copy.config, copy.fingerprints) == (run.params_from, run.config, run.fingerprints)
     sources, references = run.split("test")
     ours, theirs = (dataclasses.asdict(each.evaluate(sources, references)) for each in (run, copy))
     for measured in (ours, theirs):

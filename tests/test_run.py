@@ -81,7 +81,7 @@ def test_a_run_is_measured_as_it_was_at_its_end(finished, run, split):
     if split == "test":  # in the other is a pair that training cuts earlier than scoring does
         assert report.perplexity == pytest.approx(measured[f"{split}/perplexity"], rel=1e-3)
     assert 0 < report.exact_match < 1 < report.bleu < 100  # not alike for being 0
-    assert report.parameters == run.parameters == f"the mean of the parameters at steps {BEFORE}, {LAST}"
+    assert report.params_from == run.params_from == f"the mean of the parameters at steps {BEFORE}, {LAST}"
     assert done == sorted(done)
     assert done[-1] == len(sources)
     assert report.sentences_per_second > 0
@@ -106,9 +106,9 @@ def test_a_string_is_not_taken_for_several_lines_of_attention(run):
 
 
 def test_numbers_of_numpy_choose_checkpoints_too(made):
-    assert restore(made, steps=np.int64(25)).parameters == "the moving average at step 25"
-    assert restore(made, steps=np.array([10, 25])).parameters == "the mean of the moving averages at steps 10, 25"
-    assert restore(made, average=np.int64(2)).parameters == "the mean of the parameters at steps 30, 34"
+    assert restore(made, steps=np.int64(25)).params_from == "the moving average at step 25"
+    assert restore(made, steps=np.array([10, 25])).params_from == "the mean of the moving averages at steps 10, 25"
+    assert restore(made, average=np.int64(2)).params_from == "the mean of the parameters at steps 30, 34"
 
 
 def test_a_run_is_shown_in_a_line(run):
@@ -216,7 +216,7 @@ def test_a_split_is_that_of_the_files(finished, run):
 def test_an_ensemble_is_the_mean_of_probabilities(finished, run):
     first, second = (restore(finished, steps=[step]) for step in (BEFORE, LAST))
     both = first.ensemble(second)
-    assert both.parameters == f"the parameters of step {BEFORE}; the parameters of step {LAST}"
+    assert both.params_from == f"the parameters of step {BEFORE}; the parameters of step {LAST}"
     p, q, mean = (np.exp(np.concatenate(one.score(*run.split("test")))) for one in (first, second, both))
     np.testing.assert_allclose(mean, (p + q) / 2, rtol=1e-3, atol=1e-6)
     assert not np.allclose(p, q, rtol=0.1)
@@ -295,7 +295,7 @@ def single(made):
 
 
 @pytest.mark.parametrize(
-    ("which", "steps", "parameters"),
+    ("which", "steps", "params_from"),
     [
         ({"average": 1}, [34], "the parameters of step 34"),
         ({"average": 2}, [30, 34], "the mean of the parameters at steps 30, 34"),
@@ -307,9 +307,9 @@ def single(made):
     ],
     ids=str,
 )
-def test_the_parameters_are_the_mean_of_those_that_are_named(made, single, which, steps, parameters):
+def test_the_parameters_are_the_mean_of_those_that_are_named(made, single, which, steps, params_from):
     run = restore(made, **which)
-    assert run.parameters == parameters
+    assert run.params_from == params_from
     explicit = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0, dtype=np.float64), *(single[s] for s in steps))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), run.params, explicit)
     assert {leaf.dtype for leaf in jax.tree.leaves(run.params)} == {np.dtype(np.float32)}
@@ -334,25 +334,25 @@ def test_a_checkpoint_that_training_deletes_meanwhile_is_no_longer_chosen(made, 
         return load_params(checkpoints, step, *arguments, **settings)
 
     monkeypatch.setattr(trained_model, "load_params", delete_oldest_first)
-    assert restore(training, average=4).parameters == "the mean of the parameters at steps 20, 30, 34"
+    assert restore(training, average=4).params_from == "the mean of the parameters at steps 20, 30, 34"
     with pytest.raises(UserError, match="has no checkpoint of step 10"):
         restore(training, steps=[10, 20])
 
 
 def test_by_default_they_are_those_of_the_last_evaluation(made, tmp_path):
     kept = restore(made)
-    assert kept.parameters == "the moving average at step 34"
+    assert kept.params_from == "the moving average at step 34"
     assert_same(kept.params, random_like(kept.params, 1034))
     assert_same(restore(made, average="ema").params, kept.params)
     assert_same(restore(made, steps=25).params, random_like(kept.params, 1025))
     plain = make(tmp_path / "plain", steps=(10, 20))
-    assert restore(plain).parameters == "the mean of the parameters at steps 10, 20"
+    assert restore(plain).params_from == "the mean of the parameters at steps 10, 20"
     with pytest.raises(UserError, match=r"plain has kept no moving average: its config\.ema_decay is 0"):
         restore(plain, average="ema")
 
 
 @pytest.mark.parametrize(
-    ("name", "average", "parameters"),
+    ("name", "average", "params_from"),
     [
         ("run", None, "the moving average at step 34"),
         ("run", "2", "the mean of the parameters at steps 30, 34"),
@@ -365,14 +365,14 @@ def test_by_default_they_are_those_of_the_last_evaluation(made, tmp_path):
     ],
     ids=str,
 )
-def test_a_run_is_named_with_or_without_steps(made, name, average, parameters):
-    assert restore_named(str(made.parent / name), average).parameters == parameters
+def test_a_run_is_named_with_or_without_steps(made, name, average, params_from):
+    assert restore_named(str(made.parent / name), average).params_from == params_from
 
 
 def test_a_directory_may_have_an_at_in_its_name(tmp_path):
     make(tmp_path / "lr@high", steps=(10,))
-    assert restore_named(str(tmp_path / "lr@high")).parameters == "the parameters of step 10"
-    assert restore_named(str(tmp_path / "lr@high@10")).parameters == "the parameters of step 10"
+    assert restore_named(str(tmp_path / "lr@high")).params_from == "the parameters of step 10"
+    assert restore_named(str(tmp_path / "lr@high@10")).params_from == "the parameters of step 10"
 
 
 # What cannot be had
@@ -465,7 +465,7 @@ def test_a_checkpoint_that_is_not_whole_is_named_with_the_others_and_nothing_els
     assert "10, 20, 25, 30" in message
     assert len(message) < 500
     assert "<class" not in message
-    assert restore(broken, steps=[30]).parameters == "the moving average at step 30"
+    assert restore(broken, steps=[30]).params_from == "the moving average at step 30"
 
 
 @pytest.mark.parametrize(("section", "field"), [(None, "ema_decay"), ("data", "num_pairs"), ("decode", "window")])
@@ -487,4 +487,4 @@ def test_an_ensemble_takes_the_members_of_another(made):
     nested, flat = first.ensemble(second.ensemble(third)), first.ensemble(second, third)
     for run, member in zip(nested.partners, (second, third), strict=True):
         assert run.params is member.params
-    assert nested.parameters == flat.parameters
+    assert nested.params_from == flat.params_from

@@ -69,7 +69,7 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
         keep_compiled("")
         first, *others = [restore_named(name, average.value) for name in workdirs.value]
         run = first.ensemble(*others)
-        print(f"{run.config.name}: {run.parameters}", file=sys.stderr)
+        print(f"{run.config.name}: {run.params_from}", file=sys.stderr)
         return run, {name: holder.value for name, holder in holders.items() if holder.value is not None}
 
     return restore

@@ -128,7 +128,7 @@ def _show_translations(
         ],
     )
     for name, text in {  # whole lines, so that a signature can be copied
-        "parameters": report.parameters,
+        "parameters": report.params_from,
         "BLEU": report.signature,
         "chrF": report.chrf_signature,
         "table 2": report.table2_signature,
@@ -163,10 +163,10 @@ def _show_labels(report: "ClassReport", title: str, progress: Progress) -> dict[
         "macro-F1": f"{report.macro_f1:.2%}",
         "perplexity": f"{report.perplexity:.3f} of the right classes",
         "lines": f"{report.lines_per_second:,.1f} a second, {counted(report.compilations, 'compilation')} included",
-        "parameters": report.parameters,
+        "parameters": report.params_from,
     }.items():
         progress.say(f"{name + ':':<12}{text}")
-    names = ("accuracy", "macro_f1", "perplexity", "lines_per_second", "compilations", "parameters")
+    names = ("accuracy", "macro_f1", "perplexity", "lines_per_second", "compilations", "params_from")
     values = {name: getattr(report, name) for name in names}
     return {**values, "classes": each, "confusion": report.confusion.tolist()}
 

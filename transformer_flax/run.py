@@ -8,17 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
-from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.text_files import require_as_many
-from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding import ctranslate2
 from transformer_flax.decoding.decoder import on_devices
 from transformer_flax.decoding.predictor import Predictor
@@ -30,7 +26,7 @@ from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.config_fields import require_settings
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.trained_model import load_model, save_params
+from transformer_flax.training.trained_model import TrainedModel, load_model, save_params
 
 ALIKE = ("source_language", "target_language", "lowercase", "tokenized")  # of the members of an ensemble
 MOST_MADE = 64  # translators that a run keeps
@@ -43,7 +39,7 @@ class Report(FullScores):
     perplexity: float  # of the references, per word-piece, unsmoothed
     sentences_per_second: float  # translated, compilation included
     compilations: int
-    parameters: str  # which checkpoints were used
+    params_from: str  # which checkpoints were used
     decode: dict[str, Any]  # settings of the search
     translations: list[str]
 
@@ -55,29 +51,22 @@ class ClassReport(ClassScores):
     perplexity: float  # of the correct classes
     lines_per_second: float  # classified, compilation included
     compilations: int
-    parameters: str  # which checkpoints were used
+    params_from: str  # which checkpoints were used
     labels: list[str]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Run:
+class Run(TrainedModel):
     """A trained model with its config and tokenizer; `restore` loads it from a working directory.
 
     `dataclasses.replace(run, params=...)` returns the run with other parameters.
     """
 
-    config: ConfigDict
-    tokenizer: Tokenizer
-    model: nn.Module
-    params: Any
-    parameters: str  # which checkpoints `params` are from
-    fingerprints: dict[str, str]  # the fingerprints of the run's data, by name
-    classes: Classes | None = None  # None for a run that translates
     partners: tuple["Run", ...] = ()  # other members of an ensemble
     _made: dict = dataclasses.field(default_factory=dict, init=False)  # not shared with `dataclasses.replace`
 
     def __repr__(self) -> str:
-        return f"<Run {self.config.name}: {self.parameters}>"
+        return f"<Run {self.config.name}: {self.params_from}>"
 
     @property
     def normalise(self) -> tuple[Normaliser, Normaliser]:
@@ -196,7 +185,7 @@ class Run:
             perplexity=perplexity(-sum(log_probs), len(log_probs)),
             sentences_per_second=len(translations) / seconds,
             compilations=compilations,
-            parameters=self.parameters,
+            params_from=self.params_from,
             decode={**self.config.decode, **settings},
             translations=translations,
         )
@@ -216,7 +205,7 @@ class Run:
             perplexity=perplexity(-np.sum(right, dtype=np.float64), len(right)),
             lines_per_second=len(labels) / seconds,
             compilations=compilations,
-            parameters=self.parameters,
+            params_from=self.params_from,
             labels=labels,
         )
 
@@ -310,7 +299,7 @@ class Run:
                 write_whole(place.tokenizer_file, self.tokenizer.to_json())
             else:
                 place.claim(self.config, self.fingerprints, self.tokenizer, self.classes)
-                save_params(place.params_file, self.params, self.parameters)
+                save_params(place.params_file, self.params, self.params_from)
 
     def ensemble(self, *others: "Run") -> "Run":
         """Returns this run and others as one model. Its token or class probabilities are the mean over the runs.
@@ -330,8 +319,8 @@ class Run:
                         "ensemble; train them on the same data with the same config.data"
                     )
         partners = (*self.partners, *(member for other in others for member in (other, *other.partners)))
-        parameters = "; ".join([self.parameters, *(other.parameters for other in others)])
-        return dataclasses.replace(self, partners=partners, parameters=parameters)
+        params_from = "; ".join([self.params_from, *(other.params_from for other in others)])
+        return dataclasses.replace(self, partners=partners, params_from=params_from)
 
 
 def _texts(method: str, lines: Iterable[str]) -> list[str]:
@@ -368,4 +357,4 @@ def restore(
     """
     saved = load_model(workdir, average=average, steps=steps)
     params = jax.device_put(saved.params)  # once: arrays on the host would be copied with every batch
-    return Run(**saved._asdict() | {"params": params})
+    return Run(**vars(saved) | {"params": params})

@@ -11,7 +11,7 @@ from transformer_flax.files import read_json_lines
 KEYS = {
     "decode",
     *("run", "text", "sentences", "bleu", "signature", "chrf", "chrf_signature", "table2_bleu"),
-    *("table2_signature", "exact_match", "perplexity", "length_ratio", "warnings", "parameters"),
+    *("table2_signature", "exact_match", "perplexity", "length_ratio", "warnings", "params_from"),
     *("sentences_per_second", "compilations"),
 }
 
@@ -24,7 +24,7 @@ def test_a_split_is_measured_as_at_the_end_of_training(finished, tmp_path):
     for name in ("bleu", "exact_match", "perplexity"):
         assert report[name] == pytest.approx(measured[f"test/{name}"], rel=1e-3)
     assert (report["run"], report["text"], report["sentences"]) == ("numbers", "test split", 20)
-    assert report["parameters"] == "the mean of the parameters at steps 150, 200"
+    assert report["params_from"] == "the mean of the parameters at steps 150, 200"
     assert (tmp_path / "out.txt").read_bytes() == (finished / "translations/200.test.txt").read_bytes()
     table = result.stderr
     assert "numbers, test split: 20 sentences" in table
@@ -43,7 +43,7 @@ def test_files_are_measured_with_the_flags_of_a_search_and_doubts_are_warned_of(
     result = succeeds("evaluate", f"--workdir={finished}@150", "--lowercase", "--tokenized", *options)
     report = json.loads(result.stdout)
     assert (report["text"], report["sentences"]) == (str(source), 3)
-    assert report["parameters"] == "the parameters of step 150"
+    assert report["params_from"] == "the parameters of step 150"
     greedy = transformer_flax.restore(finished, steps=[150]).translate(lines, beam_size=1)
     assert (tmp_path / "out").read_text() == "".join(f"{line}\n" for line in greedy)
     assert report["length_ratio"] < 0.9

@@ -98,4 +98,4 @@ def test_nothing_in_a_run_is_executed_or_unpickled_also_on_another_disk(place):
     assert sorted(steps) == ["150", "200", "204"]
     assert (place / "run").is_symlink()
     assert (place / "run/checkpoints").is_symlink()
-    assert restore(place / "run", average=1).parameters == "the parameters of step 204"
+    assert restore(place / "run", average=1).params_from == "the parameters of step 204"

@@ -63,7 +63,7 @@ def test_a_run_starts_from_the_parameters_and_the_tokenizer_of_another(finished,
     assert restore(tmp_path / "run").tokenizer.to_json() == given.tokenizer.to_json()
 
     for source, expected in ((tmp_path / "exported", given), (f"{finished}@150", restore(finished, steps=150))):
-        workdir = tmp_path / f"run of {expected.parameters}"
+        workdir = tmp_path / f"run of {expected.params_from}"
         config = fine_tuned(finished, text, steps=1, optimizer__factor=1e-30, init_from=str(source))
         train(config, workdir)
         jax.tree.map(np.testing.assert_array_equal, params(workdir, 1), expected.params)
@@ -103,7 +103,7 @@ def averaged(finished, text, request, tmp_path_factory):
 
 def test_what_is_not_trained_stays_the_same_in_an_average_too(finished, averaged):
     before, after = jax.device_get(restore(finished).params), restore(averaged)
-    assert after.parameters == f"the moving average at step {STEPS}"
+    assert after.params_from == f"the moving average at step {STEPS}"
     for part in before:
         same = jax.tree.leaves(jax.tree.map(np.array_equal, before[part], after.params[part]))
         assert not any(same) if part.startswith("decoder") else all(same), part

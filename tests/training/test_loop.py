@@ -26,7 +26,7 @@ from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.evaluation import Evaluator
+from transformer_flax.training.evaluation import Evaluator, TranslationTask
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
@@ -34,7 +34,6 @@ from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.step import TrainState, dropout_key, init_key
-from transformer_flax.training.tasks import TranslationTask
 from transformer_flax.training.trainer import Trainer
 
 
@@ -284,7 +283,7 @@ def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, cap
     assert "mean of the parameters" not in told
 
     restored = transformer_flax.restore(tmp_path / "run")  # by default what it was evaluated with
-    assert restored.parameters == "the moving average at step 6"
+    assert restored.params_from == "the moving average at step 6"
     jax.tree.map(np.testing.assert_array_equal, restored.params, final_state(tmp_path / "run", 6).ema)
     each = [transformer_flax.restore(tmp_path / "run", average=1, steps=[step]).params for step in range(1, 7)]
     weights = 0.9 ** np.arange(5, -1, -1)
@@ -405,7 +404,7 @@ def test_where_an_average_can_read_no_checkpoint_nothing_is_put_aside(done, tmp_
     for step in (2, 4, 6):  # while the run is at step 6
         cut_short(workdir.checkpoints / str(step))
     with opened(workdir, 6) as writer, pytest.raises(UserError, match="checkpoints/4 cannot be read"):
-        writer.average(state.params, 6, 2, final=True)
+        writer.checkpoints.average(state.params, 6, 2, writer.say)
     assert saved_steps(workdir.checkpoints) == [2, 4, 6]
 
 

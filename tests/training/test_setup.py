@@ -22,10 +22,10 @@ from transformer_flax.model.registry import make_model
 from transformer_flax.run import restore
 from transformer_flax.training import config_checks
 from transformer_flax.training.config_checks import check, check_text, device_dtype, model_config
+from transformer_flax.training.evaluation import make_task
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
-from transformer_flax.training.tasks import make_task
 from transformer_flax.training.trained_model import load_setup
 
 

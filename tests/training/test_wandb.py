@@ -14,10 +14,10 @@ from tests.training.small import small_config
 from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
+from transformer_flax.training.evaluation import TranslationTask
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import checked_config
-from transformer_flax.training.tasks import TranslationTask
 from transformer_flax.training.wandb_run import WandbRun
 
 

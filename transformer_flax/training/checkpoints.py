@@ -9,7 +9,7 @@ import functools
 import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -136,21 +136,30 @@ class Checkpoints:
         """Returns the steps that can be restored, ascending."""
         return from_first(lambda: saved_steps(self._directory))
 
-    def average(self, params: Any, step: int, count: int) -> tuple[Any, Choice]:
+    def average(self, params: Any, step: int, count: int, say: Callable[[str], Any] = print) -> tuple[Any, Choice]:
         """Returns the mean of the parameters of the last `count` checkpoints up to a step, and which ones these are.
 
         `to_average` chooses them. `params` are the parameters at `step`, on one device; the checkpoint of `step` need
-        not exist yet. The mean is in float32, on the host.
+        not exist yet. The mean is in float32, on the host. A damaged checkpoint is put aside, which `say` reports, and
+        the others are averaged.
 
         Raises:
-          UnreadableError: a chosen checkpoint is damaged.
+          UnreadableError: a checkpoint cannot be read, and several processes train; or no other checkpoint can be read
+            either, so a failing disk or device is likelier than damage.
         """
         self.wait()  # the newest checkpoint may not be on the disk yet
-        choice = to_average(self.steps(), step, self._every, count)
         load = functools.partial(load_params, self._directory, like=params, seed=self._seed)
-        return mean(params if s == step else load(s) for s in choice.steps), choice
+        while True:
+            choice = to_average(self.steps(), step, self._every, count)
+            try:
+                return mean(params if s == step else load(s) for s in choice.steps), choice
+            except UnreadableError as error:
+                if share()[1] > 1 or not self._can_read_another(error.step, params):
+                    raise
+                aside = self.put_aside(error.step, "damaged")
+                say(f"WARNING: {error}; it is put aside as {aside.name}")
 
-    def can_read_another(self, step: int, params: Any) -> bool:
+    def _can_read_another(self, step: int, params: Any) -> bool:
         """Returns whether a checkpoint of another step can be read, with parameters of these shapes."""
         for other in reversed(self.steps()):
             if other != step:

@@ -17,13 +17,13 @@ from ml_collections import ConfigDict
 from transformer_flax.console import Progress
 from transformer_flax.model.registry import init_params, make_model, param_shapes
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.evaluation import Evaluator
+from transformer_flax.training.evaluation import Evaluator, make_task
 from transformer_flax.training.fine_tuning import are_trained, with_embeddings
+from transformer_flax.training.loss import make_loss
 from transformer_flax.training.optimizer import keeps_average, make_average, make_optimizer, make_schedule
 from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
-from transformer_flax.training.tasks import make_loss, make_task
 
 # Runs that differ only in these fields share their compiled programs. A cooldown needs `steps`.
 NOT_COMPILED = (
@@ -55,10 +55,10 @@ class Steps:
     """
 
     def __init__(self, config: ConfigDict, model: nn.Module, parallel: Parallel):
-        self.model, self._parallel = model, parallel
+        self._parallel = parallel
         self.optimizer = make_optimizer(config)
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by name
-        loss_fn = parallel.gathering(make_loss(config, self.model))
+        loss_fn = parallel.gathering(make_loss(config, model))
         # Adam does not change a parameter whose gradient was always zero, and XLA computes nothing for this gradient.
         trained = are_trained(config.train_only, param_shapes(model.config))
         self.update = make_train_step(  # not compiled, because `seeds_step` maps it over several seeds
@@ -74,7 +74,7 @@ class Steps:
         self.eval_step = parallel.compile(self.counted("evaluation", eval_step))
 
     @functools.cached_property
-    def seeds_step(self) -> Callable:
+    def seeds_step(self) -> jax.stages.Wrapped:
         """The training step of several seeds. Its states and batches have a leading axis of seeds."""
         step = self.counted("training", jax.vmap(self.update))
         return self._parallel.behind_seeds().compile(step, donate_state=True)

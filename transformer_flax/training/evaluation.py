@@ -1,22 +1,96 @@
-"""Measures parameters on a split: loss and perplexity of the references, and scores of the model's own outputs."""
+"""Measures parameters on a split: loss and perplexity of the references, and scores of the model's own outputs.
 
+A task, translation or classification, makes the outputs and scores them.
+"""
+
+import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import flax.linen as nn
 import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
 from transformer_flax.data.batches import Batches, BucketedBatches, round_up
 from transformer_flax.data.corpus import Corpus
+from transformer_flax.data.normalisation import normalisers
+from transformer_flax.decoding.predictor import SETTINGS, Predictor
+from transformer_flax.decoding.scoring import score, score_labels
+from transformer_flax.decoding.translator import Translator
 from transformer_flax.training.metrics import Meter
 from transformer_flax.training.multihost import from_first, share
 from transformer_flax.training.setup import Data
 from transformer_flax.training.sharding import Parallel
-from transformer_flax.training.tasks import Task
 
 GAIN_SENTENCES = 300  # the source gain is measured on this many first sentences of a split
+
+
+class Task(abc.ABC):
+    """What a run learns: makes outputs from texts, and scores the outputs. `make_loss` has the loss of each task."""
+
+    outputs: str  # the name of the outputs and of their folder
+    command: str  # the command that makes such outputs
+    score: str  # the validation score that decides which checkpoint is best
+    reads_target: bool  # the model reads the target (teacher forcing), so it may ignore the source
+    compilations = 0  # the number of programs compiled for `make_outputs`
+
+    def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
+        self._config, self._model, self._tokenizer = config, model, data.tokenizer
+        self._classes = data.classes.names if data.classes else ()
+
+    def make_outputs(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
+        """Translates or classifies each text, with parameters on the device."""
+        decoder, decode = self._decoder(params)
+        outputs = decode(sources, progress=progress)
+        self.compilations += decoder.compilations
+        return outputs
+
+    @abc.abstractmethod
+    def _decoder(self, params: Any) -> tuple[Translator | Predictor, Callable[..., list[str]]]:
+        """Returns the translator or predictor, and the method that makes outputs from texts."""
+
+    @abc.abstractmethod
+    def measure(self, outputs: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
+        """Returns scores of outputs against references, and the signatures of scores that have several definitions."""
+
+
+class TranslationTask(Task):
+    """Translation of sentences into another language."""
+
+    outputs, command, score, reads_target = "translations", "translate", "bleu", True
+
+    def _decoder(self, params):
+        # Without normalisers: the pairs of the data are normalised already.
+        devices = self._config.parallel.num_devices
+        translator = Translator([self._model], [params], self._tokenizer, num_devices=devices, **self._config.decode)
+        return translator, translator.translate
+
+    def measure(self, outputs, references):
+        _, text = normalisers(self._config.data)
+        found = score(outputs, references, text)
+        return {"bleu": found.bleu, "exact_match": found.exact_match}, {"BLEU": found.signature}
+
+
+class ClassificationTask(Task):
+    """Classification of texts."""
+
+    outputs, command, score, reads_target = "labels", "classify", "accuracy", False
+
+    def _decoder(self, params):
+        settings = {name: self._config.decode[name] for name in SETTINGS}
+        settings["num_devices"] = self._config.parallel.num_devices
+        predictor = Predictor([self._model], [params], self._tokenizer, self._classes, **settings)
+        return predictor, predictor.predict
+
+    def measure(self, outputs, references):
+        return {"macro_f1": score_labels(outputs, references, self._classes).macro_f1}, {}
+
+
+def make_task(config: ConfigDict, model: nn.Module, data: Data) -> Task:
+    """Returns the task of a run. The data have classes if, and only if, the kind of model classifies."""
+    return ClassificationTask(config, model, data) if data.classes else TranslationTask(config, model, data)
 
 
 @dataclasses.dataclass(frozen=True)

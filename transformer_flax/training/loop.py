@@ -5,7 +5,7 @@ import contextlib
 import os
 import pathlib
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from ml_collections import ConfigDict
@@ -19,7 +19,10 @@ from transformer_flax.training.multihost import agreed_stop, is_first
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
-from transformer_flax.training.trainer import open_trainer
+from transformer_flax.training.trainer import Trainer, open_trainer
+
+if TYPE_CHECKING:
+    from transformer_flax.training.vectorized_seeds import SeedsTrainer
 
 # The steps of a session to profile: most shapes are compiled by then. A session of at most 20 steps has its last five
 # steps profiled.
@@ -55,7 +58,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
 
 
 def fit(
-    trainer: Any,
+    trainer: "Trainer | SeedsTrainer",
     state: TrainState,
     config: ConfigDict,
     progress: Progress,
@@ -64,9 +67,8 @@ def fit(
 ) -> Any:
     """Trains from the trainer's current step to the last step, and then evaluates all splits.
 
-    The trainer is a `Trainer`, or an object that acts for several trainers. The state is at its current step, on the
-    devices. If `profile` names a directory, the profile of some steps is written there. Returns what `trainer.evaluate`
-    returns after the last step.
+    The state is at the trainer's current step, on the devices. If `profile` names a directory, the profile of some
+    steps is written there. Returns what `trainer.evaluate` returns after the last step.
     """
     step, steps = trainer.start, range(trainer.start + 1, config.steps + 1)
     if not steps:
@@ -133,18 +135,19 @@ def fit(
 
     if step > trainer.start:
         trainer.require_saved(state, step)
-    evaluations = trainer.evaluate(state, step, last=True)
+    evaluations: Any = trainer.evaluate(state, step, last=True)  # of one run, or a list of those of several
     trainer.report(evaluations, step)
     return evaluations
 
 
-def _compile_ahead(trainer: Any, state: TrainState, progress: Progress) -> None:
+def _compile_ahead(trainer: "Trainer | SeedsTrainer", state: TrainState, progress: Progress) -> None:
     """Compiles the step for all batch shapes in parallel. JAX keeps the programs for later calls.
 
     For a large model, each program takes a minute of one core. A CPU's compiler uses all cores for one program.
     """
     with progress.bar("compiling") as update, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        lowered = [trainer.train_step.lower(state, trainer.batch(step)) for step in trainer.first_steps]
+        first = trainer.data.train.first_of_each_shape()
+        lowered = [trainer.train_step.lower(state, trainer.batch(k + 1)) for k in first]
         programs = [pool.submit(each.compile) for each in lowered]
         for done, program in enumerate(concurrent.futures.as_completed(programs), start=1):
             program.result()

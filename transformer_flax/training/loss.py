@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from transformer_flax.model.layers import to_logits
+from transformer_flax.model.registry import kind_of
 from transformer_flax.special_tokens import NUM_SPECIAL, PAD_ID
 
 Sums = dict[str, jax.Array]
@@ -99,6 +100,13 @@ def perplexity(nll_sum: float, tokens: float) -> float:
 def passes(config: ConfigDict) -> int:
     """Returns how often a training step computes each row of its batch."""
     return 2 if config.r_drop else 1
+
+
+def make_loss(config: ConfigDict, model: nn.Module) -> LossFn:
+    """Returns the loss function of a run's task."""
+    if kind_of(model.config).classifies:
+        return classification_loss(model, config.label_smoothing)
+    return translation_loss(model, config.label_smoothing, config.loss_chunks, r_drop=config.r_drop)
 
 
 def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1, *, r_drop: float = 0.0) -> LossFn:

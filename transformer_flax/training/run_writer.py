@@ -9,16 +9,12 @@ from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
-from transformer_flax.training.averaging import Choice
-from transformer_flax.training.checkpoint_files import UnreadableError
 from transformer_flax.training.checkpoints import Checkpoints, moved
-from transformer_flax.training.evaluation import Evaluation
+from transformer_flax.training.evaluation import Evaluation, Task
 from transformer_flax.training.metrics import Meter, MetricsWriter, StepLines
-from transformer_flax.training.multihost import share
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import Data
 from transformer_flax.training.step import Metrics, TrainState
-from transformer_flax.training.tasks import Task
 from transformer_flax.training.wandb_run import WandbRun
 
 SAMPLES = 3  # outputs printed at an evaluation
@@ -141,28 +137,6 @@ class RunWriter:
         """Waits until the last checkpoint is written. For `must`, see `writing`."""
         with self.writing(must=must):
             self.checkpoints.wait()
-
-    def average(self, params: Any, step: int, count: int, *, final: bool) -> tuple[Any, Choice]:
-        """Averages as `Checkpoints.average` does, but puts damaged checkpoints aside and averages the others.
-
-        Warns of missing checkpoints and, at the end of a run, of a run that is too short for so many.
-
-        Raises:
-          UnreadableError: a checkpoint cannot be read, and several processes train; or no other checkpoint can be read
-            either, so a failing disk or device is likelier than damage.
-        """
-        while True:
-            try:
-                averaged, choice = self.checkpoints.average(params, step, count)
-            except UnreadableError as error:
-                if share()[1] > 1 or not self.checkpoints.can_read_another(error.step, params):
-                    raise
-                aside = self.checkpoints.put_aside(error.step, "damaged")
-                self.say(f"WARNING: {error}; it is put aside as {aside.name}")
-                continue
-            if warning := choice.warning(self._directory.path, count if final else 1):
-                self.say(f"WARNING: {warning}")
-            return averaged, choice
 
     def write_evaluation(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
         """Prints an evaluation. Writes it, unless it is written already, perhaps with another config.decode.

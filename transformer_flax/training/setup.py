@@ -156,7 +156,7 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
     start = load_model(origin, steps=steps, average=1 if steps else None) if config.init_from else None
     if start:
         fingerprints["init_from"] = f"{checksum(start.params):08x}"
-        progress.say(f"starting from {start.parameters} of {origin}")
+        progress.say(f"starting from {start.params_from} of {origin}")
         there, here = (f"{data.source_language}-{data.target_language}" for data in (start.config.data, config.data))
         if there != here and not find_kind(config.model.kind).classifies:
             progress.say(f"WARNING: that model translates {there}, and this run is {here}")

@@ -115,7 +115,7 @@ class Parallel:
         """Shards the rows of a batch over the devices. Each of several processes gives the rows of its own devices."""
         return jax.tree.map(functools.partial(jax.make_array_from_process_local_data, self._by_rows), batch)
 
-    def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
+    def compile(self, function: Callable, *, donate_state: bool = False) -> jax.stages.Wrapped:
         """Compiles `function(state, batch)` for a placed state and a sharded batch. Places its results like a state."""
 
         def placed(state, batch):
@@ -152,7 +152,7 @@ class Pmap(Parallel):
             jax.tree.map(lambda x: x.reshape(self.num_devices, -1, *x.shape[1:]), batch), self._by_rows
         )
 
-    def compile(self, function: Callable, *, donate_state: bool = False) -> Callable:
+    def compile(self, function: Callable, *, donate_state: bool = False) -> jax.stages.Wrapped:
         return jax.pmap(
             function, axis_name=AXIS, devices=list(self.devices), donate_argnums=(0,) if donate_state else ()
         )

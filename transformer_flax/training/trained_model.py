@@ -1,11 +1,12 @@
 """Loads a trained model from a run's checkpoints, or from an exported folder, which has one safetensors file."""
 
+import dataclasses
 import os
 import pathlib
 import re
 import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -27,16 +28,17 @@ from transformer_flax.training.config_fields import require_fields, require_run
 from transformer_flax.training.run_directory import RunDirectory
 
 
-class TrainedModel(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainedModel:
     """A trained model with everything that is needed to use it."""
 
     config: ConfigDict
     tokenizer: Tokenizer
     model: nn.Module
-    params: Any  # on the host
-    parameters: str  # which checkpoints `params` are from
+    params: Any  # `load_model` returns them on the host, `restore` on the device
+    params_from: str  # which checkpoints `params` are from
     fingerprints: dict[str, str]  # the fingerprints of the run's data, by name
-    classes: Classes | None  # None for a model that translates
+    classes: Classes | None = None  # None for a model that translates
 
 
 def parse_name(name: str) -> tuple[str, list[int] | None]:
@@ -65,11 +67,11 @@ def load_model(
     if place.params_file.exists():
         if average is not None or steps is not None:
             raise UserError(f"{workdir} is an exported model with one set of parameters: name no average and no steps")
-        params, parameters = load_params_file(place.params_file, like)
+        params, params_from = load_params_file(place.params_file, like)
     else:
-        params, parameters = _load_chosen(place, config, like, average=average, steps=steps)
+        params, params_from = _load_chosen(place, config, like, average=average, steps=steps)
     fingerprints, classes = place.load_fingerprints(), place.load_classes()
-    return TrainedModel(config, tokenizer, make_model(model), params, parameters, fingerprints, classes)
+    return TrainedModel(config, tokenizer, make_model(model), params, params_from, fingerprints, classes)
 
 
 def _load_chosen(place: RunDirectory, config: ConfigDict, like: Any, **which: Any) -> tuple[Any, str]:

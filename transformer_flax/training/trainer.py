@@ -81,11 +81,6 @@ class Trainer:
         """Returns the batch of a step, on the devices. Steps count from 1."""
         return self._parallel.shard(self.data.train[step - 1])
 
-    @property
-    def first_steps(self) -> list[int]:
-        """For each shape of a batch, the first step with that shape."""
-        return [k + 1 for k in self.data.train.first_of_each_shape()]
-
     def read(self, metrics: Metrics, step: int) -> None:
         """Waits for the metrics of a step and adds them to the meter."""
         self.writer.read(self._parallel.unreplicate(jax.device_get(metrics)), step)
@@ -202,13 +197,18 @@ class Trainer:
         return evaluations
 
     def _evaluated_params(self, state: TrainState, step: int, last: bool) -> tuple[Any, Choice]:
-        average = self.config.eval.final_average if last else self.config.eval.average
+        """Returns what is evaluated. Warns of missing checkpoints and, after the last step, of too few for the mean."""
+        count = self.config.eval.final_average if last else self.config.eval.average
         if state.ema is not None:
             return self._parallel.unreplicate(state.ema), Choice([step], EMA)
-        if average == 1:
+        if count == 1:
             return self._parallel.unreplicate(state.params), Choice([step])
-        self.writer.wait()  # the newest checkpoint may not be on the disk yet
-        return self.writer.average(self._parallel.local(state.params), step, average, final=last)
+        self.writer.wait()  # a failed write ends the run or is reported, as config.on_write_failure says
+        checkpoints, say = self.writer.checkpoints, self.writer.say
+        averaged, choice = checkpoints.average(self._parallel.local(state.params), step, count, say)
+        if warning := choice.warning(checkpoints.run, count if last else 1):
+            say(f"WARNING: {warning}")
+        return averaged, choice
 
     def report(self, evaluations: dict[str, Evaluation], step: int) -> None:
         """Prints the scores of the last evaluation, and where the run's files are."""

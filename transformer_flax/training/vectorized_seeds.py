@@ -81,7 +81,7 @@ class SeedsTrainer:
         self._trainers, self._programs = trainers, programs
         self._parallel = programs.parallel.behind_seeds()
         self.train_step = programs.steps.seeds_step
-        self.start = trainers[0].start
+        self.start, self.data = trainers[0].start, trainers[0].data  # of the data, `fit` needs only the shapes
 
     @property
     def compilations(self) -> int:
@@ -89,10 +89,6 @@ class SeedsTrainer:
 
     def batch(self, step: int) -> Any:
         return self._parallel.shard(stack_trees([trainer.data.train[step - 1] for trainer in self._trainers]))
-
-    @property
-    def first_steps(self) -> list[int]:
-        return self._trainers[0].first_steps
 
     def _each(self, method: Callable[..., Any], tree: Any, *args: Any, **kwargs: Any) -> list[Any]:
         """Calls a method of each trainer with the trainer's part of a tree."""
