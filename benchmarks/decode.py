@@ -29,7 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from benchmarks.sizes import SIZES
 from benchmarks.timing import interleaved
 from transformer_flax import cli
-from transformer_flax.decoding.decoder import compile_rows, local_mesh, on_devices
+from transformer_flax.decoding.inference import compile_rows, local_mesh, on_devices
 from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search, greedy_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.model.config import TransformerConfig

@@ -139,7 +139,7 @@ def get_config() -> ConfigDict:
     config.decode.beam_size = 4
     config.decode.length_penalty = "gnmt"  # ((5 + |Y|) / 6)^alpha, or "length": |Y|^alpha, or "none"
     config.decode.alpha = 0.6
-    # Minimum length of an output in tokens, the end symbol included. 1 allows empty outputs, as the paper does.
+    # Minimum length in tokens, the end symbol included. 1 allows empty outputs; the paper names no minimum.
     config.decode.min_length = 2
     config.decode.max_extra_length = 50  # an output may have this many tokens more than the input
     # Tokens, end symbol included. Longer inputs are cut and counted, and so are longer pairs whose loss is measured.

@@ -42,7 +42,8 @@ def test_the_walkthrough_names_files_and_functions_that_exist():
     text = (ROOT / "docs/walkthrough.md").read_text()
     files = re.findall(r"`([\w/]+\.py)`", text)
     assert len(files) > 20
-    assert all((ROOT / "transformer_flax" / file).exists() for file in files)
+    for file in files:
+        assert (ROOT / "transformer_flax" / file).exists(), file
     places = re.findall(r"`(?:\w+\.)?(\w+)` in `([\w/]+\.py)`", text)
     assert len(places) > 10
     for name, file in places:

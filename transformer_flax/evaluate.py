@@ -119,7 +119,7 @@ def _show_translations(
             ["BLEU, tokenised as in the paper's table 2", f"{report.table2_bleu:.2f}"],
             *rows,
             ["exact matches, of whole lines", f"{100 * report.exact_match:.1f} %"],
-            ["perplexity of the references, per word-piece", f"{report.perplexity:.3f}"],
+            ["perplexity of the references, per piece", f"{report.perplexity:.3f}"],
             ["length ratio to the references, in tokens of BLEU", f"{report.length_ratio:.3f}"],
             [
                 f"sentences per second, {counted(report.compilations, 'compilation')} included",

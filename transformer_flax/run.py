@@ -16,7 +16,7 @@ from transformer_flax.data.normalisation import Normaliser, normalisers
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.decoding import ctranslate2
-from transformer_flax.decoding.decoder import on_devices
+from transformer_flax.decoding.inference import on_devices
 from transformer_flax.decoding.predictor import Predictor
 from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scores, score_labels
 from transformer_flax.decoding.translator import Translator
@@ -36,7 +36,7 @@ MOST_MADE = 64  # translators that a run keeps
 class Report(FullScores):
     """The scores of a run's translations of a text."""
 
-    perplexity: float  # of the references, per word-piece, unsmoothed
+    perplexity: float  # of the references, per piece, unsmoothed
     sentences_per_second: float  # translated, compilation included
     compilations: int
     params_from: str  # which checkpoints were used

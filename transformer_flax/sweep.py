@@ -33,9 +33,9 @@ ROWS = flags.DEFINE_string(
     "rows are scaled to the sizes of --config; "
     "default: all, or base if there is --grid or --variants",
 )
-COUNT = flags.IntegerParser(lower_bound=1)
-COUNT.syntactic_help = "the number of seeds; --seeds=3 trains with 0, 1 and 2"  # train takes a list of seeds
-SEEDS = flags.DEFINE(COUNT, "seeds", 1, "number of times each is trained, with config.seed 0, 1, ...")
+SEEDS_PARSER = flags.IntegerParser(lower_bound=1)  # the `--seeds` of train is a list
+SEEDS_PARSER.syntactic_help = "a number of seeds from 1 on; --seeds=3 trains with 0, 1 and 2"
+SEEDS = flags.DEFINE(SEEDS_PARSER, "seeds", 1, "number of times each is trained, with config.seed 0, 1, ...")
 GRID = flags.DEFINE_multi_string(
     "grid",
     [],

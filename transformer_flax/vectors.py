@@ -67,7 +67,7 @@ def train() -> None:
         sides = {"source": corpus.source, "target": corpus.target}
         sides = [sides[chosen.sides]] if chosen.sides in sides else list(sides.values())
         words = sum(len(side.ids) - len(side) for side in sides)
-        progress.say(f"{words:,} word-pieces of a vocabulary of {tokenizer.vocab_size:,}; {chosen.kind}")
+        progress.say(f"{words:,} pieces of a vocabulary of {tokenizer.vocab_size:,}; {chosen.kind}")
         started, shown, last = time.perf_counter(), 0, 0.0
         with progress.bar("training") as update:
 

@@ -258,7 +258,7 @@ def test_steps_and_operations_are_of_all_seeds():
     assert "| 7.00e11 |" in text_of(runs)
 
 
-def test_one_seed_says_that_it_tells_nothing_of_chance(tmp_path):
+def test_with_one_seed_there_are_no_intervals_and_no_tests():
     text = text_of(made.sweep(["base", "A-h1"], range(1), curve=[]))
     assert "**One seed:** no intervals and no tests." in text
     assert "significant, in" not in text

@@ -217,7 +217,7 @@ def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
     [
         ("--partition=gpu", "--partition needs --launcher=slurm"),
         ("--config.seed=3", "--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2"),
-        ("--seeds=0,1,2", "--seeds=0,1,2: it must be the number of seeds; --seeds=3 trains with 0, 1 and 2"),
+        ("--seeds=0,1,2", "--seeds=0,1,2: it must be a number of seeds from 1 on; --seeds=3 trains with 0, 1 and 2"),
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(config, tmp_path, flag, message):

@@ -47,7 +47,7 @@ LONG_BATCH = LONG_RULES * 4
 
 
 def in_parts(find, *arguments):
-    """Finds a batch of the sentences at a time, so few that none leaves before the others."""
+    """Searches BATCH sentences at a time. In so small a batch, no sentence leaves before the others."""
     parts = [find(*(argument[i : i + BATCH] for argument in arguments)) for i in range(0, MANY, BATCH)]
     return Hypotheses(*(np.concatenate(leaves) for leaves in zip(*parts, strict=True)))
 

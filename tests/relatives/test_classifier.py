@@ -16,7 +16,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.config import EncoderConfig
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops
 from transformer_flax.model.registry import attention_maps, init_params, make_config
-from transformer_flax.model.residuals import choose_residual
+from transformer_flax.model.residuals import choose_start
 from transformer_flax.relatives.classifier import POOLING, Classifier, ClassifierConfig
 from transformer_flax.special_tokens import PAD_ID
 
@@ -169,6 +169,6 @@ def test_t_fixup_is_of_translators():
 
 
 def test_deepnorm_of_an_encoder_alone_has_factors_of_its_own():
-    config, residual = choose_residual(tiny("mean", num_layers=2, start="deepnorm"), decoder=False)
+    config, residual = choose_start(tiny("mean", num_layers=2, start="deepnorm"), decoder=False)
     alpha, beta = residual(config).alpha, config.branch_init
     assert (alpha, beta) == pytest.approx((4**0.25, 16**-0.25))  # Wang et al., 2022, figure 2, N = 2

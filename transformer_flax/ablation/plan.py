@@ -66,7 +66,10 @@ def measured_rate(dtype: str) -> float:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as another:
             return another.submit(_measure_rate, dtype).result()
     except Exception as error:  # whatever JAX raises without a working device or free memory
-        raise UserError(f"the rate of this machine cannot be measured: {error!r}") from error
+        raise UserError(
+            f"the rate of this machine cannot be measured ({type(error).__name__}: {error}); try again when nothing "
+            "else uses its devices"
+        ) from error
 
 
 def _measure_rate(dtype: str) -> float:

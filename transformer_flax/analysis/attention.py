@@ -15,7 +15,7 @@ import numpy as np
 
 from transformer_flax.data.batches import round_up
 from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
-from transformer_flax.decoding.decoder import fill
+from transformer_flax.decoding.inference import fill
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import attention_maps, param_shapes

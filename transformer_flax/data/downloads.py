@@ -71,9 +71,10 @@ def fetch(text: PublishedText, folder: pathlib.Path, progress: Callable[[int, in
     for name in sorted(text.files, key=lambda name: name not in local):
         file, here = text.files[name], name in local
         place = str(local[name] if here else f"{text.url}/{file.remote}")
-        remedy = "nothing of it was kept; the same command tries again, and keeps the files that are there"
         if here:
             remedy = "move it away, and the same command downloads it"
+        else:
+            remedy = "nothing of it was kept; the same command tries again, and keeps the files that are there"
         try:
             with open(place, "rb") if here else urllib.request.urlopen(place, timeout=TIMEOUT) as raw:
                 stream = gzip.GzipFile(fileobj=raw) if place.endswith(".gz") else raw

@@ -8,12 +8,12 @@ import numpy as np
 
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.decoder import Decoder, LogProbs, fill
+from transformer_flax.decoding.inference import Inference, LogProbs, fill
 
 SETTINGS = ("max_input_length", "batch_size", "window")  # the fields of config.decode that a Predictor takes
 
 
-class Predictor(Decoder):
+class Predictor(Inference):
     """A classifier of text: a trained model, or an ensemble of models with the same tokenizer and classes.
 
     The result for a line does not depend on the other lines, their order or the batch size.
@@ -21,7 +21,7 @@ class Predictor(Decoder):
     Args:
       models: Linen modules that return logits [B, C] for a source [B, S].
       classes: the names of the C classes.
-      params, max_input_length, batch_size, window, refuse_long, num_devices: see `Decoder`.
+      params, max_input_length, batch_size, window, refuse_long, num_devices: see `Inference`.
     """
 
     def __init__(

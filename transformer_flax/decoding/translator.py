@@ -13,7 +13,7 @@ import numpy as np
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.decoder import NARROWEST, Decoder, LogProbs, fill
+from transformer_flax.decoding.inference import NARROWEST, Inference, LogProbs, fill
 from transformer_flax.decoding.search import (
     Bounds,
     Hypotheses,
@@ -43,7 +43,7 @@ class Translation:
     tokens: tuple[int, ...]  # the end symbol included
 
 
-class Translator(Decoder):
+class Translator(Inference):
     """A translator and scorer of text: a trained model, or an ensemble of models that share a tokenizer.
 
     The result for a line does not depend on the other lines, their order or the batch size. Samples also depend on the
@@ -58,7 +58,7 @@ class Translator(Decoder):
       max_extra_length: how many more tokens an output may have than its input.
       nbest: hypotheses for each line, at most `beam_size`; with `sampling`, samples for each line.
       sampling: how to draw samples. None: search with a beam instead.
-      params, max_input_length, batch_size, window, refuse_long, num_devices: see `Decoder`.
+      params, max_input_length, batch_size, window, refuse_long, num_devices: see `Inference`.
 
     Raises:
       UserError: a setting is out of range.

@@ -140,7 +140,7 @@ class MultiHeadAttention(nn.Module):
         self.query = project((c.num_heads, c.d_k), kernel_init=xavier(gain))  # all W_i^Q: [d_model, H, d_k]
         self.key = project((c.num_heads, c.d_k), kernel_init=xavier(gain))
         self.value = project((c.num_heads, c.d_v), kernel_init=xavier(gain * c.branch_init))
-        # W^O [H, d_v, d_model]: the product over both of its first axes is that of the concatenated heads.
+        # W^O [H, d_v, d_model]. Summing over H and d_v gives Concat(head_1, ..., head_h) W^O.
         self.output = project(c.d_model, axis=(-2, -1), kernel_init=xavier(c.branch_init))
         self.dropout = Dropout(c.attention_dropout)
         if c.compatibility == "additive":
@@ -153,7 +153,7 @@ class MultiHeadAttention(nn.Module):
 
     @property
     def keeps_weights(self) -> bool:
-        """Returns True if the caller collects the attention weights."""
+        """The caller collects the attention weights."""
         return self.is_mutable_collection("intermediates")
 
     def __call__(self, x: jax.Array, memory: jax.Array, mask: jax.Array) -> jax.Array:

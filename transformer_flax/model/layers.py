@@ -15,7 +15,7 @@ from transformer_flax.model.attention import MultiHeadAttention
 from transformer_flax.model.config import EncoderConfig, ModelConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.linear import Dense, product, wide_einsum, xavier
-from transformer_flax.model.residuals import AddAndNorm, choose_residual, layer_norm
+from transformer_flax.model.residuals import choose_start, layer_norm
 
 
 def embedding(config: ModelConfig, name: str, deviation: float = 1.0) -> nn.Embed:
@@ -30,7 +30,8 @@ def embedding(config: ModelConfig, name: str, deviation: float = 1.0) -> nn.Embe
 def embeddings(config: ModelConfig, *, tied: bool, deviation: float = 1.0) -> tuple[nn.Embed, nn.Embed, nn.Embed]:
     """Returns the source embedding, the target embedding and the matrix of the logits.
 
-    If `tied`, all three are the same matrix (section 3.4). An output matrix of its own has no `deviation`.
+    If `tied`, all three are the same matrix (section 3.4). `deviation` is that of `embedding`; a separate output matrix
+    has 1.
     """
     if tied:
         return (embedding(config, "embedding", deviation),) * 3
@@ -72,7 +73,7 @@ class EncoderLayer(nn.Module):
     """A layer of the encoder (section 3.1; figure 1, left): self-attention, then feed-forward."""
 
     config: EncoderConfig
-    residual: Callable[[EncoderConfig], nn.Module] = AddAndNorm
+    residual: Callable[[EncoderConfig], nn.Module]  # `AddAndNorm`, or another of `residuals`
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
@@ -93,7 +94,7 @@ class DecoderLayer(nn.Module):
     """
 
     config: EncoderConfig
-    residual: Callable[[EncoderConfig], nn.Module] = AddAndNorm
+    residual: Callable[[EncoderConfig], nn.Module]  # `AddAndNorm`, or another of `residuals`
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
@@ -134,7 +135,7 @@ class Stack(nn.Module):
 
     def setup(self):
         layer = self.layer
-        c, residual = choose_residual(self.config, decoder=layer is DecoderLayer)
+        c, residual = choose_start(self.config, decoder=layer is DecoderLayer)
         if c.remat != "none":  # the backward pass recomputes activations instead of storing them
             policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
             layer = nn.remat(layer, policy=policies[c.remat], prevent_cse=not c.scan_layers)

@@ -65,7 +65,7 @@ def rotate(x: jax.Array, sinusoids: jax.Array) -> jax.Array:
     of a query at position m and a key at position n then depends on the positions only through n - m.
 
     x [B, P, H, d_k], sinusoids [P | 1, d_k] -> [B, P, H, d_k]. `sinusoids` are the sines and cosines of the angles, as
-    the function `sinusoids` returns them. [1, d_k] are the same for all P positions.
+    the function `sinusoids` returns them. With [1, d_k], all P positions turn by the same angles.
     """
     sine, cosine = sinusoids[:, None, 0::2], sinusoids[:, None, 1::2]  # [P, 1, d_k / 2]
     first, second = x[..., 0::2], x[..., 1::2]

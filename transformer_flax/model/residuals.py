@@ -1,6 +1,6 @@
-"""The residual connection around every sub-layer: the paper's (section 3.1), and those of models with many layers.
+"""The residual connection around every sub-layer (section 3.1): the paper's, pre-norm, DeepNorm, T-Fixup and Admin.
 
-`pre_norm` and `start` of the config choose one.
+`pre_norm` and `start` of the config choose one, and `start` also the initial values that belong to it.
 """
 
 import dataclasses
@@ -82,22 +82,20 @@ class Admin(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, sublayer: Sublayer) -> jax.Array:
         norm, dropout = layer_norm(self.config, "norm"), Dropout(self.config.dropout)
-        # The product is in float32: the gradient of omega is a sum over all tokens of a batch.
         omega = self.param("omega", nn.initializers.ones, x.shape[-1:])
         y = sublayer(x)
         if self.is_initializing():
             self.sow("intermediates", "variances", jnp.stack([jnp.var(v, dtype=jnp.float32) for v in (x, y)]))
+        # omega is float32, and so is the product: the gradient of omega is a sum over all tokens of a batch.
         return norm(omega * x + dropout(y))
 
 
-def choose_residual(
-    config: EncoderConfig, *, decoder: bool
-) -> tuple[EncoderConfig, Callable[[EncoderConfig], nn.Module]]:
+def choose_start(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, Callable[[EncoderConfig], nn.Module]]:
     """Returns the config of a stack's layers, and the residual connection around their sub-layers.
 
     DeepNorm (Wang et al., 2022, figure 2) and T-Fixup (Huang et al., 2020, section 3.3) multiply the initial W^V, W^O,
-    W_1 and W_2 by beta, as `branch_init` does. The factors of encoder and decoder differ. DeepNorm's factors of an
-    encoder depend on whether a decoder follows it.
+    W_1 and W_2 by beta, as `branch_init` of the returned config says. The factors of encoder and decoder differ.
+    DeepNorm's factors of an encoder depend on whether a decoder follows it.
     """
     n = config.num_layers  # of the encoder, N, and of the decoder, M
     beta, residual = 1.0, PreNorm if config.pre_norm else AddAndNorm

@@ -28,7 +28,7 @@ GAIN_SENTENCES = 300  # the source gain is measured on this many first sentences
 
 
 class Task(abc.ABC):
-    """What a run learns: makes outputs from texts, and scores the outputs. `make_loss` has the loss of each task."""
+    """A task makes outputs from texts, and scores the outputs. `make_loss` returns the loss of each task."""
 
     outputs: str  # the name of the outputs and of their folder
     command: str  # the command that makes such outputs

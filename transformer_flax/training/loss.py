@@ -93,7 +93,7 @@ _cross_entropy.defvjp(_forward, _backward)
 
 
 def perplexity(nll_sum: float, tokens: float) -> float:
-    """Returns exp of the unsmoothed negative log-likelihood per token (word-piece)."""
+    """Returns exp of the unsmoothed negative log-likelihood per token."""
     return float(jnp.exp(nll_sum / tokens))
 
 

@@ -126,7 +126,7 @@ def matrices(params: Any) -> Any:
         if name != "kernel":
             return None
         inputs = 1 if module in ("query", "key", "value") else leaf.ndim - 1
-        # Axes between the inputs and the last axis count matrices: those of the heads.
+        # The axis of heads is neither input nor output, so each head is a matrix of its own.
         return optax.contrib.MuonDimensionNumbers(tuple(range(inputs)), leaf.ndim - 1)
 
     return jax.tree_util.tree_map_with_path(axes, params)

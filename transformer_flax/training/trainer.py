@@ -197,7 +197,10 @@ class Trainer:
         return evaluations
 
     def _evaluated_params(self, state: TrainState, step: int, last: bool) -> tuple[Any, Choice]:
-        """Returns what is evaluated. Warns of missing checkpoints and, after the last step, of too few for the mean."""
+        """Returns the parameters to evaluate, and their checkpoints.
+
+        Warns of missing checkpoints and, after the last step, of too few for the mean.
+        """
         count = self.config.eval.final_average if last else self.config.eval.average
         if state.ema is not None:
             return self._parallel.unreplicate(state.ema), Choice([step], EMA)

@@ -1,4 +1,4 @@
-"""What a translator and a classifier share: models on the local devices, and lines in batches of few shapes."""
+"""The common base of translators and classifiers: models on the local devices, and lines in batches of few shapes."""
 
 import dataclasses
 import functools
@@ -24,7 +24,7 @@ ROOMY = 64  # wider batches have fewer rows, which bounds the memory
 logger = logging.getLogger(__name__)
 
 
-class Decoder:
+class Inference:
     """Reads lines window by window, and computes their batches on the local devices.
 
     The models' parameters are on every device. Each device computes its own rows, without waiting for the others.
