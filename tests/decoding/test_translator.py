@@ -25,7 +25,7 @@ from tests.decoding.translators import (
     texts,
 )
 from transformer_flax.data.normalisation import Normaliser
-from transformer_flax.decoding import decoder
+from transformer_flax.decoding import inference
 from transformer_flax.decoding.search import Hypotheses, Sampling
 from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import Transformer
@@ -69,7 +69,7 @@ def test_order_of_the_lines_changes_nothing_but_the_order():
 @pytest.fixture
 def no_programs(monkeypatch):
     """Nothing is compiled yet."""
-    monkeypatch.setattr(decoder, "compile_rows", functools.lru_cache(16)(decoder.compile_rows.__wrapped__))
+    monkeypatch.setattr(inference, "compile_rows", functools.lru_cache(16)(inference.compile_rows.__wrapped__))
 
 
 @pytest.mark.parametrize("changes", [{}, {"sampling": Sampling(), "nbest": 2}], ids=str)
