@@ -138,45 +138,26 @@ def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) 
 
 
 def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:
-    splits = ["train", "valid", *(["test"] if config.eval.test else [])]
-    with progress.aside():  # TFDS shows its own bars while it prepares a dataset
-        pairs = {split: load_pairs(config.data, split) for split in splits}
-    for split in splits:
-        if not len(pairs[split]):
-            held_out = config.data.held_out if split == "valid" else 0
-            held = f" ({held_out} of the different texts of train were to be held out)" if held_out else ""
-            raise UserError(f"the {split} split is empty{held}: look at {config.data.path or config.data.name}")
-    fingerprints = {split: pairs[split].fingerprint for split in splits}
+    pairs = _load_splits(config, progress)
     given = given_tokenizer(config)
-    embeddings = load_embeddings(config, given)
+    embeddings, start = load_embeddings(config, given), _load_start(config, progress)
+    fingerprints = {split: pairs[split].fingerprint for split in pairs}
     if embeddings:
         fingerprints["embedding_init"] = embeddings.fingerprint
-    origin, steps = parse_name(config.init_from)
-    # The parameters of named checkpoints, also where the run keeps their average: older runs started from these.
-    start = load_model(origin, steps=steps, average=1 if steps else None) if config.init_from else None
     if start:
         fingerprints["init_from"] = f"{checksum(start.params):08x}"
-        progress.say(f"starting from {start.params_from} of {origin}")
-        there, here = (f"{data.source_language}-{data.target_language}" for data in (start.config.data, config.data))
-        if there != here and not find_kind(config.model.kind).classifies:
-            progress.say(f"WARNING: that model translates {there}, and this run is {here}")
     workdir.check(config, fingerprints, given)
     if added := workdir.added_fields():
         fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
         progress.say(f"this run is older than some config fields, which have their defaults: {fields}")
-    classes = _find_classes(pairs["train"], config)
-    if start and classes and start.classes and classes.names != start.classes.names:
-        raise UserError(f"the model of config.init_from knows the classes {start.classes}, and this text has {classes}")
-
+    classes = _find_classes(pairs["train"], config, start)
     if workdir.tokenizer_file.exists():
         tokenizer = workdir.load_tokenizer()
-    elif given:
-        tokenizer = given
     else:
-        tokenizer = train_tokenizer(pairs["train"], config, progress, sources_only=classes is not None)
+        tokenizer = given or train_tokenizer(pairs["train"], config, progress, sources_only=classes is not None)
 
     corpora = {}
-    for split in splits:
+    for split in pairs:
         with progress.bar(f"tokenising {split}") as update:
             corpora[split] = load_corpus(
                 pairs[split], tokenizer, config.data.cache_dir, labels=classes, progress=update
@@ -194,17 +175,51 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
     with workdir.lock():  # otherwise a run that trains here would find a config that is not its own
         workdir.claim(config, fingerprints, tokenizer, classes)  # last, when nothing can be refused any more
         workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
-    sizes = ", ".join(f"{len(corpora[split]):,} {split}" for split in splits)
-    if classes:
-        progress.say(f"{len(classes):,} classes: {classes}")
+    data = Data(tokenizer, pairs, corpora, train, classes, embeddings, start)
+    _say_sizes(data, config, progress)
+    return data
+
+
+def _load_splits(config: ConfigDict, progress: Progress) -> dict[str, Pairs]:
+    """Returns the pairs of every split that the run uses. None is empty."""
+    splits = ["train", "valid", *(["test"] if config.eval.test else [])]
+    with progress.aside():  # TFDS shows its own bars while it prepares a dataset
+        pairs = {split: load_pairs(config.data, split) for split in splits}
+    for split in splits:
+        if not len(pairs[split]):
+            held_out = config.data.held_out if split == "valid" else 0
+            held = f" ({held_out} of the different texts of train were to be held out)" if held_out else ""
+            raise UserError(f"the {split} split is empty{held}: look at {config.data.path or config.data.name}")
+    return pairs
+
+
+def _load_start(config: ConfigDict, progress: Progress) -> TrainedModel | None:
+    """Returns the trained model that `config.init_from` names; None if it names none."""
+    if not config.init_from:
+        return None
+    origin, steps = parse_name(config.init_from)
+    # The parameters of named checkpoints, also where the run keeps their average: older runs started from these.
+    start = load_model(origin, steps=steps, average=1 if steps else None)
+    progress.say(f"starting from {start.params_from} of {origin}")
+    there, here = (f"{data.source_language}-{data.target_language}" for data in (start.config.data, config.data))
+    if there != here and not find_kind(config.model.kind).classifies:
+        progress.say(f"WARNING: that model translates {there}, and this run is {here}")
+    return start
+
+
+def _say_sizes(data: Data, config: ConfigDict, progress: Progress) -> None:
+    """Prints the sizes of the splits, the vocabulary, an epoch and the batches."""
+    train, vocab_size = data.train, data.tokenizer.vocab_size
+    if data.classes:
+        progress.say(f"{len(data.classes):,} classes: {data.classes}")
     progress.say(
-        f"{sizes} pairs; vocabulary {tokenizer.vocab_size:,}\n"
+        ", ".join(f"{len(corpus):,} {split}" for split, corpus in data.corpora.items())
+        + f" pairs; vocabulary {vocab_size:,}\n"
         f"{train.batches_per_epoch:,} batches an epoch, {config.steps / train.batches_per_epoch:,.1f} epochs; "
         "shapes (rows x tokens) " + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
-    if tokenizer.vocab_size != config.data.vocab_size:
-        progress.say(f"the text's own vocabulary: {_describe(model_config(config, tokenizer.vocab_size))}")
-    return Data(tokenizer, pairs, corpora, train, classes, embeddings, start)
+    if vocab_size != config.data.vocab_size:
+        progress.say(f"the text's own vocabulary: {_describe(model_config(config, vocab_size))}")
 
 
 def _bpe_dropout(
@@ -224,8 +239,11 @@ def _bpe_dropout(
     return dropout
 
 
-def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
-    """Returns the classes that the targets of the train split name; None if the model does not classify."""
+def _find_classes(pairs: Pairs, config: ConfigDict, start: TrainedModel | None) -> Classes | None:
+    """Returns the classes that the targets of the train split name; None if the model does not classify.
+
+    A trained model that the run starts from must know the same classes.
+    """
     if not find_kind(config.model.kind).classifies:
         return None
     classes = Classes.of(pairs)
@@ -236,4 +254,6 @@ def _find_classes(pairs: Pairs, config: ConfigDict) -> Classes | None:
             f"config.model.num_classes is {config.model.num_classes}, and the train split has {len(classes):,} classes "
             f"({classes}); set --config.model.num_classes={len(classes)}"
         )
+    if start and start.classes and classes.names != start.classes.names:
+        raise UserError(f"the model of config.init_from knows the classes {start.classes}, and this text has {classes}")
     return classes
