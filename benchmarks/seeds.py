@@ -1,6 +1,6 @@
 """Measures the speed-up of seeds as one program: python benchmarks/seeds.py [--config=... --seeds=8 --json=FILE].
 
-Compares the update of `train.py --seeds=0,1,...`, on one batch a seed, with as many updates one after another. Prints
+Compares the update of `train.py --seeds=8`, on one batch a seed, with as many updates one after another. Prints
 the time of a step and the ratio: medians of interleaved calls, with the slowest and the fastest.
 """
 

@@ -55,6 +55,19 @@ def define_config(default: str, *, explained_in: str = "base.py") -> Callable[[]
     return lambda: holder.value
 
 
+class SeedsParser(flags.ArgumentParser):
+    """The parser of --seeds. 3 stands for the seeds 0, 1 and 2."""
+
+    syntactic_help = "a number of seeds, or different seeds: 3 stands for 0,1,2"
+
+    def parse(self, argument: str) -> list[int]:
+        numbers = [int(number) for number in argument.split(",")]
+        seeds = [*range(numbers[0])] if len(numbers) == 1 else numbers
+        if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+            raise ValueError(self.syntactic_help)
+        return seeds
+
+
 class _ConfigFile(flags.ArgumentParser):
     """The parser of --config. ml_collections' own parser shows mistakes in a config file as tracebacks.
 

@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from transformer_flax import cli
-from transformer_flax.arguments import define_config
+from transformer_flax.arguments import SeedsParser, define_config
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ ROWS = flags.DEFINE_string(
     "rows are scaled to the sizes of --config; "
     "default: all, or base if there is --grid or --variants",
 )
-SEEDS_PARSER = flags.IntegerParser(lower_bound=1)  # the `--seeds` of train is a list
-SEEDS_PARSER.syntactic_help = "a number of seeds from 1 on; --seeds=3 trains with 0, 1 and 2"
-SEEDS = flags.DEFINE(SEEDS_PARSER, "seeds", 1, "number of times each is trained, with config.seed 0, 1, ...")
+SEEDS = flags.DEFINE(SeedsParser(), "seeds", None, "train each with these seeds: 3 stands for 0,1,2; default: 0 alone")
 GRID = flags.DEFINE_multi_string(
     "grid",
     [],
@@ -80,7 +78,7 @@ def main() -> None:
         return
     given = config_flags.get_override_values(flags.FLAGS["config"])  # by field or section
     if "seed" in given:
-        raise UserError("--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2")
+        raise UserError("--config.seed has no effect in a sweep: set --seeds")
     for name in ("partition", "time_limit", "devices", "sbatch"):
         if flags.FLAGS[name].present and LAUNCHER.value != "slurm":
             raise UserError(f"--{name} needs --launcher=slurm")
@@ -112,12 +110,13 @@ def main() -> None:
     }
     if base.model.get("dtype") == AUTO and (chosen := chosen_dtype(workdir, variants)):
         overrides["model.dtype"] = chosen  # base keeps "auto", from which the changes of variants are computed
-    if VECTORIZE.value and SEEDS.value > 1:
+    seeds = SEEDS.value or [0]
+    if VECTORIZE.value and len(seeds) > 1:
         for variant in variants:
-            check_seeds(variant.config, range(SEEDS.value))
+            check_seeds(variant.config)
     config_file = _short(config_flags.get_config_filename(flags.FLAGS["config"]))
     factory = TrialFactory(config_file, base, overrides, workdir)
-    trials = factory.trials(variants, SEEDS.value)
+    trials = factory.trials(variants, seeds)
     if DRY_RUN.value:
         show_plan(trials, factory, together=VECTORIZE.value)
         return

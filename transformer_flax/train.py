@@ -6,7 +6,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from transformer_flax import cli
-from transformer_flax.arguments import define_config
+from transformer_flax.arguments import SeedsParser, define_config
 from transformer_flax.errors import UserError
 
 CONFIG = define_config("numbers.py")
@@ -17,8 +17,11 @@ COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0; 
 NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes; default: as the cluster says", 1)
 PROCESS_ID = flags.DEFINE_integer("process_id", None, "number of this process, from 0; default: as the cluster says", 0)
 PROFILE = flags.DEFINE_bool("profile", False, "profile five steps, for TensorBoard or Perfetto")
-SEEDS = flags.DEFINE_list(
-    "seeds", None, "train with these seeds, as in 0,1,2, in one program; run k is written to <workdir>/seed<k>"
+SEEDS = flags.DEFINE(
+    SeedsParser(),
+    "seeds",
+    None,
+    "train with several seeds in one program: 3 stands for 0,1,2; run k is written to <workdir>/seed<k>",
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "directory of the run; an existing run is resumed; default runs/<config.name>"
@@ -29,15 +32,7 @@ def main() -> None:
     place = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
     if not DISTRIBUTED.value and any(value is not None for value in place):
         raise UserError("--coordinator, --num_processes and --process_id need --distributed")
-    seeds = SEEDS.value or []
-    if not all(seed.isdecimal() for seed in seeds):
-        raise UserError(f"--seeds={','.join(seeds)}: seeds are whole numbers, such as 0,1,2")
-    if len(seeds) == 1:
-        raise UserError(
-            f"--seeds={seeds[0]} names one seed: set --config.seed={seeds[0]} instead; to train with several seeds, "
-            "list them, as in --seeds=0,1,2"
-        )
-    if seeds and "seed" in config_flags.get_override_values(flags.FLAGS["config"]):
+    if SEEDS.value and "seed" in config_flags.get_override_values(flags.FLAGS["config"]):
         raise UserError("--config.seed has no effect with --seeds: leave one of them out")
     from transformer_flax.training.loop import train
     from transformer_flax.training.multihost import joined
@@ -46,10 +41,10 @@ def main() -> None:
     config = CONFIG()
     workdir = WORKDIR.value or f"runs/{config.name}"
     with joined(*place) if DISTRIBUTED.value else contextlib.nullcontext():
-        if SEEDS.value is None:
-            train(config, workdir, profile=PROFILE.value)
+        if SEEDS.value:
+            train_seeds(config, SEEDS.value, workdir, profile=PROFILE.value)
         else:
-            train_seeds(config, [int(seed) for seed in seeds], workdir, profile=PROFILE.value)
+            train(config, workdir, profile=PROFILE.value)
 
 
 if __name__ == "__main__":

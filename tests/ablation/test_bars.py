@@ -32,7 +32,7 @@ def watched(tmp_path, monkeypatch, *, terminal: bool) -> str:
     base = numbers.get_config()
     (tmp_path / "mine.toml").write_text('"a[bold]b" = {model.dropout = 0.3}\n')
     factory = TrialFactory("configs/numbers.py", base, {}, tmp_path)
-    trials = factory.trials(make_variants(base, "E", file=tmp_path / "mine.toml"), seeds=1)
+    trials = factory.trials(make_variants(base, "E", file=tmp_path / "mine.toml"), seeds=range(1))
     trials[1].path.mkdir(parents=True)
     lines = [trained(250, 2.0, 1e9), trained(1000, 2.0, 1e9)]
     (trials[1].path / "metrics.jsonl").write_text(f"{json.dumps(lines[0])}\n")

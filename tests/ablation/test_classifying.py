@@ -70,7 +70,7 @@ def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
 def test_the_grid_has_the_fields_of_a_classifier(tmp_path):
     base = classifier.get_config()
     chosen = variants.make_variants(base, "base", axes=["model.pooling=mean,max", "model.num_layers=1"])
-    runs = TrialFactory("configs/classifier.py", base, {}, tmp_path).trials(chosen, seeds=1)
+    runs = TrialFactory("configs/classifier.py", base, {}, tmp_path).trials(chosen, seeds=range(1))
     assert [run.variant.changes for run in runs] == [
         {"model.num_layers": 1},
         {"model.num_layers": 1, "model.pooling": "max"},
@@ -96,5 +96,7 @@ def test_another_kind_of_classifier_has_no_bleu_either(tmp_path, monkeypatch):
     base = classifier.get_config()
     base.model = ConfigDict({"kind": "other", "num_layers": 1, "d_model": 4, "dropout": 0.0, "dtype": "float32"})
     base.model.num_classes = 2
-    [run] = TrialFactory("configs/other.py", base, {}, tmp_path).trials(variants.make_variants(base, "base"), seeds=1)
+    [run] = TrialFactory("configs/other.py", base, {}, tmp_path).trials(
+        variants.make_variants(base, "base"), seeds=range(1)
+    )
     assert run.failure("it is a test").score_names == ("accuracy", "macro_f1")

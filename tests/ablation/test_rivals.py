@@ -26,7 +26,7 @@ def test_rivals_are_swept_and_set_side_by_side(tmp_path):
     base.decode.update(max_input_length=40, max_extra_length=5, beam_size=1, batch_size=16)
     base.parallel.num_devices = 1
     factory = TrialFactory("configs/rivals_small.py:recurrent", base, {}, tmp_path / "sweep")
-    trials = factory.trials(make_variants(base, "base", axes=["model.attention=none"]), seeds=1)
+    trials = factory.trials(make_variants(base, "base", axes=["model.attention=none"]), seeds=range(1))
     sweep(trials, factory, make_head(base, "python", ""), InProcess())
     report = (tmp_path / "sweep/report/report.md").read_text()
     assert "model.d_model = 16" in report

@@ -39,7 +39,7 @@ class Cluster:
             (self._here / name).chmod(0o755)
         base = numbers.get_config()
         self.factory = TrialFactory("configs/numbers.py", base, {}, self.workdir)
-        self.runs = self.factory.trials(make_variants(base, "E"), seeds=3)
+        self.runs = self.factory.trials(make_variants(base, "E"), seeds=range(3))
 
     @property
     def submitted(self) -> int:

@@ -65,7 +65,7 @@ def factory_of(config, workdir) -> TrialFactory:
 def finish(config, workdir) -> tuple[str, str]:
     """Sweeps both batch sizes to the end, without a process for the sweep itself; its message and output."""
     factory = factory_of(config, workdir)
-    trials = factory.trials(make_variants(factory.base, "base", axes=[BOTH]), seeds=1)
+    trials = factory.trials(make_variants(factory.base, "base", axes=[BOTH]), seeds=range(1))
     launcher = Local(workdir, [Slot(ENVIRONMENT)], lambda job: [*LITTLE_MEMORY, *factory.command(job)])
     with contextlib.redirect_stdout(io.StringIO()) as said, pytest.raises(UserError) as failed:
         sweep(trials, factory, make_head(factory.base, "python", ""), launcher)
@@ -148,7 +148,7 @@ def test_a_result_says_all_that_a_report_needs(swept):
 def test_seeds_that_are_trained_together_are_runs_of_their_own(config, tmp_path):
     factory = factory_of(config, tmp_path / "together")
     factory.base.steps = 20
-    trials = factory.trials(make_variants(factory.base, "base"), seeds=2)
+    trials = factory.trials(make_variants(factory.base, "base"), seeds=range(2))
     sweep(trials, factory, make_head(factory.base, "", ""), InProcess(), together=True)
     results = read(factory.workdir / "results.jsonl")[1]
     assert [(result.seed, result.status) for result in results] == [(0, "finished"), (1, "finished")]
@@ -176,7 +176,9 @@ def test_a_sweep_from_a_trained_model_has_its_vocabulary(config, finished, tmp_p
 def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
     before = (swept.workdir / "results.jsonl").read_text()
     factory = factory_of(config, swept.workdir)
-    show_plan(factory.trials(make_variants(factory.base, "base", axes=[f"{TOKENS}=512"]), 1), factory, together=False)
+    show_plan(
+        factory.trials(make_variants(factory.base, "base", axes=[f"{TOKENS}=512"]), range(1)), factory, together=False
+    )
     said = capsys.readouterr().out
     assert "0 runs to make" in said
     assert "as in 1 run that finished" in said
@@ -191,7 +193,7 @@ def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
 
 def test_of_a_run_that_has_begun_only_the_rest_is_to_be_made(swept, config, capsys):
     factory = factory_of(config, swept.workdir)
-    trials = factory.trials(make_variants(factory.base, "base", axes=[f"{TOKENS}=512"]), 2)
+    trials = factory.trials(make_variants(factory.base, "base", axes=[f"{TOKENS}=512"]), range(2))
     trials[1].path.mkdir()
     half = trials[1].steps // 2
     line = {"step": half, "seconds": 1.0, "train/learning_rate": 0.1}
@@ -216,8 +218,7 @@ def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
     ("flag", "message"),
     [
         ("--partition=gpu", "--partition needs --launcher=slurm"),
-        ("--config.seed=3", "--config.seed does nothing in a sweep: --seeds=3 trains with 0, 1 and 2"),
-        ("--seeds=0,1,2", "--seeds=0,1,2: it must be a number of seeds from 1 on; --seeds=3 trains with 0, 1 and 2"),
+        ("--config.seed=3", "--config.seed has no effect in a sweep: set --seeds"),
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(config, tmp_path, flag, message):

@@ -37,7 +37,9 @@ def factory(workdir, base=None, **overrides):
 
 def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
     made = factory(tmp_path, **{"eval.final_average": 1, "steps": 50})
-    first, *_, last = made.trials(make_variants(made.base, "base,D-drop0.2", axes=["data.batching=packed"]), seeds=2)
+    first, *_, last = made.trials(
+        make_variants(made.base, "base,D-drop0.2", axes=["data.batching=packed"]), seeds=range(2)
+    )
     assert str(last) == "D-drop0.2 data.batching=packed seed 1"
     assert last.path == tmp_path / "D-drop0.2,data.batching=packed" / "seed1"
     command = made.command(Job((last,)))
@@ -59,13 +61,13 @@ def test_the_command_of_a_run_sets_what_differs_and_nothing_else(tmp_path):
 
 def test_the_signature_of_a_result_is_that_of_the_text_of_its_run(tmp_path):
     made = factory(tmp_path, **{"data.lowercase": True})
-    [trial] = made.trials(make_variants(made.base, "base"), seeds=1)
+    [trial] = made.trials(make_variants(made.base, "base"), seeds=range(1))
     assert "|case:lc|" in trial.failure("stopped").signature
 
 
 def test_one_command_trains_several_seeds(tmp_path):
     made = factory(tmp_path)
-    runs = made.trials(make_variants(made.base, "base,E", axes=["model.max_length=512"]), seeds=3)
+    runs = made.trials(make_variants(made.base, "base,E", axes=["model.max_length=512"]), seeds=range(3))
     _, job = make_jobs(runs, together=True)
     assert [len(job.trials) for job in make_jobs(runs, together=False)] == [1] * 6
     assert made.command(job)[-2:] == [f"--workdir={tmp_path / 'E,model.max_length=512'}", "--seeds=0,1,2"]
@@ -99,12 +101,12 @@ def test_variants_that_would_share_a_folder_are_refused(tmp_path):
     made = factory(tmp_path)
     (tmp_path / "mine.toml").write_text("wide = {model.d_ff = 512}\nWide = {model.d_ff = 1024}\n")
     with pytest.raises(UserError, match="two variants would lie in one folder, 'wide' and 'Wide'; rename one"):
-        made.trials(make_variants(made.base, "base", file=tmp_path / "mine.toml"), seeds=1)
+        made.trials(make_variants(made.base, "base", file=tmp_path / "mine.toml"), seeds=range(1))
     (tmp_path / "mine.toml").write_text('"base steps=50" = {steps = 60}\n')
     points = make_variants(made.base, "base", axes=["steps=50"])
     entries = make_variants(made.base, "", file=tmp_path / "mine.toml")
     with pytest.raises(UserError, match="two variants would lie in one folder"):
-        made.trials([*points, *entries], seeds=1)
+        made.trials([*points, *entries], seeds=range(1))
 
 
 def line(step, **values):
@@ -153,7 +155,7 @@ def test_seeds_that_are_trained_together_share_their_seconds():
 
 def test_damaged_metrics_tell_nothing(tmp_path):
     made = factory(tmp_path)
-    run = made.trials(make_variants(made.base, "base"), seeds=1)[0]
+    run = made.trials(make_variants(made.base, "base"), seeds=range(1))[0]
     run.path.mkdir(parents=True)
     (run.path / "metrics.jsonl").write_text('{"step": 5, "seconds": 1.0, "train/learning_rate": 0.1}\n')
     assert run.progress().step == 5
@@ -183,7 +185,7 @@ def result(run, **values) -> Result:
 def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
     made = factory(tmp_path)
     base, half, longer = (
-        made.trials(make_variants(made.base, "base", axes=[f"steps={steps}"]), seeds=1)[0]
+        made.trials(make_variants(made.base, "base", axes=[f"steps={steps}"]), seeds=range(1))[0]
         for steps in (1000, 500, 2000)
     )
     assumed = Estimator([base], [], rate=1e9)
@@ -229,7 +231,7 @@ class Nowhere:
 
 def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys):
     made = factory(tmp_path / "sweep")
-    runs = made.trials(make_variants(made.base, "base"), seeds=2)
+    runs = made.trials(make_variants(made.base, "base"), seeds=range(2))
     head = HEAD | {"config": flatten(made.base.to_dict())}
     with pytest.raises(UserError, match="2 of 2 runs failed: base seed 0, base seed 1; the same command tries again"):
         sweep(runs, made, head, Nowhere(), together=True)
@@ -243,7 +245,7 @@ def test_a_terminal_shows_the_means_of_the_report(tmp_path, capsys):
     made = factory(tmp_path / "sweep")
     made.workdir.mkdir()
     head = HEAD | {"config": flatten(made.base.to_dict())}
-    runs = made.trials(make_variants(made.base, "base"), seeds=2)
+    runs = made.trials(make_variants(made.base, "base"), seeds=range(2))
     journal = Journal(made.workdir / "results.jsonl", head)
     for run, perplexity in zip(runs, (2.0, 8.0), strict=True):
         scores = {"perplexity": perplexity, "bleu": 30.0, "exact_match": 0.5}
@@ -255,7 +257,7 @@ def test_a_terminal_shows_the_means_of_the_report(tmp_path, capsys):
 
 def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(tmp_path):
     made = factory(tmp_path / "sweep")
-    runs = made.trials(make_variants(made.base, "base"), seeds=1)
+    runs = made.trials(make_variants(made.base, "base"), seeds=range(1))
     made.workdir.mkdir()
     with (made.workdir / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -283,7 +285,7 @@ def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finish
 
 def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished):
     made = factory(tmp_path / "sweep", **{"model.dtype": "auto"})
-    run = made.trials(make_variants(made.base, "base"), seeds=2)[1]
+    run = made.trials(make_variants(made.base, "base"), seeds=range(2))[1]
     assert chosen_dtype(made.workdir, []) is None
     run.path.parent.mkdir(parents=True)
     run.path.symlink_to(finished)
@@ -298,7 +300,7 @@ def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished
 def test_a_trial_that_is_given_its_type_does_not_choose_that_of_the_others(tmp_path, finished):
     made = factory(tmp_path / "sweep", **{"model.dtype": "auto"})
     variants = make_variants(made.base, "base", axes=["model.dtype=float32,bfloat16"])
-    run = made.trials(variants, seeds=1)[0]
+    run = made.trials(variants, seeds=range(1))[0]
     run.path.parent.mkdir(parents=True)
     run.path.symlink_to(finished)
     assert chosen_dtype(made.workdir, variants) is None

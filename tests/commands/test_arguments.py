@@ -7,7 +7,7 @@ from absl import flags
 
 from configs import base
 from transformer_flax.ablation.variants import make_variants
-from transformer_flax.arguments import OTHER_NAMES, arrange, define_config, load_config, parse
+from transformer_flax.arguments import OTHER_NAMES, SeedsParser, arrange, define_config, load_config, parse
 from transformer_flax.errors import UserError
 from transformer_flax.training.config_fields import flatten
 
@@ -22,7 +22,8 @@ def command(monkeypatch):
         monkeypatch.setattr(sys, "path", [*sys.path])
         config = define_config(default)
         flags.DEFINE_integer("beam_size", 4, "", flag_values=flags.FLAGS, lower_bound=1)
-        flags.DEFINE_list("seeds", None, "", flag_values=flags.FLAGS)
+        flags.DEFINE_list("heads", None, "", flag_values=flags.FLAGS)
+        flags.DEFINE(SeedsParser(), "seeds", None, "", flag_values=flags.FLAGS)
         flags.DEFINE_enum("split", "test", ["valid", "test"], "", flag_values=flags.FLAGS)
         flags.DEFINE_bool("profile", False, "", flag_values=flags.FLAGS)
         parse(sys.argv)
@@ -67,6 +68,8 @@ def command(monkeypatch):
         ("--noconfig.eval.test=1", "--noconfig.eval.test=1 does not take an argument"),
         ("--beam_size=0", "--beam_size=0: it must be a positive integer"),
         ("--beam_size=many", "--beam_size=many: it must be a positive integer"),
+        *((f"--seeds={wrong}", f"--seeds={wrong}: it must be a number of seeds, or different seeds: 3 stands for 0,1,2")
+          for wrong in ("0", "-2", "2,2", "1,-1", "1,", "three", "1.0")),
         ("--split=dev", "--split=dev: it must be one of valid, test"),
         ("--profile=x", "--profile=x: it must be true or false"),
         ("--beam_size", "Missing value for flag --beam_size"),
@@ -89,7 +92,7 @@ def test_a_mistake_gets_one_message_that_says_what_to_type(command, argument, me
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("name", ["seeds", "config.data.path", "config.model.dtype"])
+@pytest.mark.parametrize("name", ["heads", "config.data.path", "config.model.dtype"])
 def test_a_flag_does_not_take_the_next_one_for_its_value(command, name):
     with pytest.raises(UserError, match=rf"--{name} has no value before --beam_size=2; write --{name}=VALUE"):
         command(f"--{name}", "--beam_size=2")
@@ -178,3 +181,9 @@ def test_languages_are_not_named_twice(command):
     )
     with pytest.raises(UserError, match=message):
         command("--config.data.target_language=fr", "--languages=de-en")
+
+
+def test_seeds_are_listed_or_counted_from_0():
+    assert SeedsParser().parse("3") == [0, 1, 2]
+    assert SeedsParser().parse("1") == [0]
+    assert SeedsParser().parse("4,2") == [4, 2]

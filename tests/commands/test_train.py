@@ -23,11 +23,6 @@ def refused(*arguments) -> str:
     ("argument", "message"),
     [
         ("--stpes=3", "unknown flag --stpes; did you mean --config.steps?"),
-        (
-            "--seeds=3",
-            "--seeds=3 names one seed: set --config.seed=3 instead; to train with several seeds, list them, as in "
-            "--seeds=0,1,2",
-        ),
         ("configs/base.py", "unexpected argument 'configs/base.py'; options are written --name=value, see --help"),
     ],
 )

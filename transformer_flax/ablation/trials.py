@@ -174,7 +174,7 @@ class TrialFactory:
     overrides: dict[str, Any]
     workdir: pathlib.Path
 
-    def trials(self, variants: Sequence[Variant], seeds: int) -> list[Trial]:
+    def trials(self, variants: Sequence[Variant], seeds: Sequence[int]) -> list[Trial]:
         """Makes all trials, seed by seed. An interrupted sweep has then trained all variants about equally often."""
         folders, taken = {}, {}
         for variant in variants:
@@ -184,7 +184,7 @@ class TrialFactory:
             folders[variant.name], taken[folder.lower()] = folder, variant.name
         return [
             Trial(variant, seed, self.workdir / folders[variant.name] / f"seed{seed}")
-            for seed in range(seeds)
+            for seed in seeds
             for variant in variants
         ]
 

@@ -32,7 +32,7 @@ from transformer_flax.training.trainer import Trainer
 def train_seeds(
     config: ConfigDict, seeds: Sequence[int], workdir: str | os.PathLike, *, profile: bool = False
 ) -> list[dict[str, Evaluation]]:
-    """Trains `config` with several seeds as one program: each seed as `train` would, in `<workdir>/seed<k>`.
+    """Trains `config` with different seeds as one program: each seed as `train` would, in `<workdir>/seed<k>`.
 
     The runs resume from the newest step for which all of them have a checkpoint.
 
@@ -41,7 +41,7 @@ def train_seeds(
       Interrupted: a signal asked the runs to end; no finished work is lost.
     """
     config = complete_run(config)
-    check_seeds(config, seeds)
+    check_seeds(config)
     configs = [ConfigDict({**config.to_dict(), "seed": seed}) for seed in seeds]
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
     configs = [checked_config(each, *directories) for each in configs]
@@ -156,10 +156,8 @@ def stack_trees(trees: Sequence[Any]) -> Any:
     return jax.tree.map(stacked, *trees)
 
 
-def check_seeds(config: ConfigDict, seeds: Sequence[int]) -> None:
-    """Checks that runs of `config` with these seeds can be trained together."""
-    if len(set(seeds)) < len(seeds) or not seeds:
-        raise UserError(f"--seeds={','.join(map(str, seeds))}: name different seeds, such as 0,1,2")
+def check_seeds(config: ConfigDict) -> None:
+    """Checks that runs of `config` with several seeds can be trained together."""
     only = {"parallel.mode": "jit", "parallel.shard_params": False, "eval.patience": 0, "on_write_failure": "stop"}
     require_only(config, only, "where seeds are trained together, each step of all of them at once")
     if config.model.get("attention_implementation") == "cudnn":
