@@ -12,9 +12,7 @@ import atexit
 import contextlib
 import json
 import os
-import secrets
 import signal
-import socket
 import sys
 import threading
 import time
@@ -26,22 +24,19 @@ import jax
 from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.training.interruption import OTHERS, handle
 
-HEARTBEAT_SECONDS = 30  # time until a lost host or network is noticed; the end of a process is noticed at once
+HEARTBEAT_SECONDS = 30  # time after which JAX ends all processes if one is lost
 GOODBYE_SECONDS = 5  # time that a failing process gives the other processes to fail with it
-LOST = 1  # the exit status of a process that has lost another process
 _POLL_SECONDS = 1  # signals are handled between two polls
 
 
 class _Group:
     """The group of processes, seen from one of them."""
 
-    def __init__(self, index: int, size: int, client: Any, coordinator: str):
+    def __init__(self, index: int, size: int, client: Any):
         self.index, self.size = index, size
-        self.leaving = False  # once True, the other processes may end
         self.stop_calls = 0  # number of calls of `agreed_stop`
         self.stop_at: int | None = None  # the call of `agreed_stop` at which all processes stop
         self._client, self._published = client, 0
-        self._watch(coordinator.rpartition(":")[0].strip("[]"))
 
     def set(self, key: str, value: Any) -> None:
         self._client.key_value_set(f"{key}/value", json.dumps(value), allow_overwrite=True)
@@ -90,57 +85,6 @@ class _Group:
         self.set(f"{name}/{self.index}", value)
         return self.wait_for(f"{name}/0", seconds)
 
-    def _watch(self, host: str) -> None:
-        """Connects each process to the first process, so that each end notices when the other dies.
-
-        When a process dies, its system closes the connection. Without the connection, collectives on accelerators wait
-        for a dead process until its heartbeat is missed. They are then aborted without an exception in Python.
-        """
-        if self.index == 0:
-            dual = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if dual else socket.AF_INET
-            server = socket.create_server(("", 0), family=family, backlog=self.size, dualstack_ipv6=dual)
-            token = secrets.token_hex(16)  # keeps out other programs that find the port
-            self.set("watch", [server.getsockname()[1], token])
-            threading.Thread(target=self._accept, args=(server, token), daemon=True).start()
-        else:
-            port, token = self.wait_for("watch")
-            try:
-                connection = socket.create_connection((host, port), timeout=HEARTBEAT_SECONDS)
-            except OSError as error:
-                raise UserError(
-                    f"process {self.index} cannot reach port {port} of {host}, where process 0 is ({error}); open the "
-                    "ports between the hosts, or name another address of that host with --coordinator=HOST:PORT"
-                ) from error
-            connection.settimeout(None)
-            connection.sendall(f"{token} {self.index}\n".encode())
-            threading.Thread(target=self._listen, args=(connection, 0), daemon=True).start()
-        self.meet("watched")
-
-    def _accept(self, server: socket.socket, token: str) -> None:
-        while True:
-            connection, _ = server.accept()
-            threading.Thread(target=self._greet, args=(connection, token), daemon=True).start()
-
-    def _greet(self, connection: socket.socket, token: str) -> None:
-        said, _, other = connection.makefile(errors="replace").readline(100).partition(" ")
-        if said == token:
-            self._listen(connection, int(other))
-        connection.close()
-
-    def _listen(self, connection: socket.socket, other: int) -> None:
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            while connection.recv(1):
-                pass
-        if not self.leaving:
-            os.write(
-                sys.stderr.fileno(),
-                f"error: process {other} of {self.size} has ended, which ends process {self.index}; see its "
-                "last message; the same command in all processes resumes from the last checkpoint\n".encode(),
-            )
-            os._exit(LOST)
-
 
 _group: _Group | None = None
 
@@ -178,7 +122,7 @@ def joined(
     from jax._src.distributed import global_state  # the group that JAX joined; it has no public name
 
     state: Any = global_state
-    group = _group = _Group(state.process_id, state.num_processes, state.client, state.coordinator_address)
+    group = _group = _Group(state.process_id, state.num_processes, state.client)
     try:
         yield
     except BaseException as error:
@@ -195,12 +139,13 @@ def _leave_after(error: BaseException, group: _Group) -> bool:
     """Leaves the group after an error. Returns whether the first process has left with the same message before."""
     if isinstance(error, Interrupted) and threading.current_thread() is threading.main_thread():
         handle(signal.SIG_IGN, OTHERS)  # ignores a repeated signal while waiting for the other processes
+    seconds = float("inf") if isinstance(error, Interrupted) else GOODBYE_SECONDS
     if not isinstance(error, (UserError, Interrupted, KeyboardInterrupt, SystemExit)):
-        # Most errors mean that another process has died. In this time, `_listen` reports that death.
-        time.sleep(2 * _POLL_SECONDS)
+        error.add_note("If another process has ended before, its last message says why.")
+        seconds = 0.0
     try:
-        first = _leave(group, str(error), float("inf") if isinstance(error, Interrupted) else GOODBYE_SECONDS)
-    except TimeoutError:  # the other processes are busy; they notice when this process has ended
+        first = _leave(group, str(error), seconds)
+    except (TimeoutError, jax.errors.JaxRuntimeError):  # the other processes are busy, or one has died
         atexit.register(os._exit, _status(error))  # runs before JAX's handler, which waits for the other processes
         return False
     return isinstance(error, (UserError, Interrupted)) and group.index > 0 and first == str(error)
@@ -209,7 +154,6 @@ def _leave_after(error: BaseException, group: _Group) -> bool:
 def _leave(group: _Group, reason: str | None, seconds: float) -> str | None:
     """Leaves the group together with the other processes, and returns the first process's reason."""
     first = group.meet("end", reason, seconds)
-    group.leaving = True
     jax.distributed.shutdown()
     return first
 
