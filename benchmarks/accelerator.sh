@@ -47,7 +47,7 @@ figure search benchmarks/decode.py --sizes=base --batch_size=1000 --source_lengt
 figure search_small_batches benchmarks/decode.py
 
 # Eight seeds of a small model in one program.
-figure seeds benchmarks/seeds.py --seeds=8 --steps=20
+figure seeds benchmarks/seeds.py --counts=8 --steps=20
 
 # What config.deterministic costs.
 run deterministic env XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_deterministic_ops=true" \

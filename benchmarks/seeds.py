@@ -1,4 +1,4 @@
-"""Measures the speed-up of seeds as one program: python benchmarks/seeds.py [--config=... --seeds=8 --json=FILE].
+"""Measures the speed-up of seeds as one program: python benchmarks/seeds.py [--config=... --counts=8 --json=FILE].
 
 Compares the update of `train.py --seeds=8`, on one batch a seed, with as many updates one after another. Prints
 the time of a step and the ratio: medians of interleaved calls, with the slowest and the fastest.
@@ -30,7 +30,7 @@ from transformer_flax.training.step import TrainState, init_key
 from transformer_flax.training.vectorized_seeds import check_seeds, stack_trees
 
 CONFIG = define_config("table3_small.py")
-SEEDS = flags.DEFINE_list("seeds", ["2", "4", "8"], "numbers of seeds at once")
+COUNTS = flags.DEFINE_list("counts", ["2", "4", "8"], "numbers of seeds at once")
 LENGTH = flags.DEFINE_integer("length", 20, "tokens a sentence")
 STEPS = flags.DEFINE_integer("steps", 5, "steps of each timed call")
 REPEATS = flags.DEFINE_integer("repeats", 7, "timed calls")
@@ -73,8 +73,8 @@ class Together:
 
 def main() -> None:
     config = checked_config(CONFIG())
-    counts = [1, *(int(count) for count in SEEDS.value)]
-    check_seeds(config, range(max(counts)))
+    counts = [1, *(int(count) for count in COUNTS.value)]
+    check_seeds(config)
     timings = interleaved({str(count): Together(config, count) for count in counts}, REPEATS.value)
     console = rich.console.Console()
     about = f"{config.name}, {config.model.dtype}, {jax.device_count()} x {jax.devices()[0].device_kind}"

@@ -63,7 +63,7 @@ class SeedsParser(flags.ArgumentParser):
     def parse(self, argument: str) -> list[int]:
         numbers = [int(number) for number in argument.split(",")]
         seeds = [*range(numbers[0])] if len(numbers) == 1 else numbers
-        if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        if not seeds or not all(0 <= seed < 2**32 for seed in seeds) or len(set(seeds)) < len(seeds):
             raise ValueError(self.syntactic_help)
         return seeds
 

@@ -33,7 +33,7 @@ ROWS = flags.DEFINE_string(
     "rows are scaled to the sizes of --config; "
     "default: all, or base if there is --grid or --variants",
 )
-SEEDS = flags.DEFINE(SeedsParser(), "seeds", None, "train each with these seeds: 3 stands for 0,1,2; default: 0 alone")
+SEEDS = flags.DEFINE(SeedsParser(), "seeds", None, "seeds of each; default: 0 alone")
 GRID = flags.DEFINE_multi_string(
     "grid",
     [],
@@ -78,7 +78,7 @@ def main() -> None:
         return
     given = config_flags.get_override_values(flags.FLAGS["config"])  # by field or section
     if "seed" in given:
-        raise UserError("--config.seed has no effect in a sweep: set --seeds")
+        raise UserError("--config.seed has no effect in a sweep: set --seeds, as in --seeds=101,102")
     for name in ("partition", "time_limit", "devices", "sbatch"):
         if flags.FLAGS[name].present and LAUNCHER.value != "slurm":
             raise UserError(f"--{name} needs --launcher=slurm")

@@ -21,7 +21,7 @@ SEEDS = flags.DEFINE(
     SeedsParser(),
     "seeds",
     None,
-    "train with several seeds in one program: 3 stands for 0,1,2; run k is written to <workdir>/seed<k>",
+    "seeds to train with in one program; run k is written to <workdir>/seed<k>",
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "directory of the run; an existing run is resumed; default runs/<config.name>"

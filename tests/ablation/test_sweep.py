@@ -218,7 +218,7 @@ def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
     ("flag", "message"),
     [
         ("--partition=gpu", "--partition needs --launcher=slurm"),
-        ("--config.seed=3", "--config.seed has no effect in a sweep: set --seeds"),
+        ("--config.seed=3", "--config.seed has no effect in a sweep: set --seeds, as in --seeds=101,102"),
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(config, tmp_path, flag, message):

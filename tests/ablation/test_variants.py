@@ -94,7 +94,7 @@ def test_a_file_names_variants_a_line_each(tmp_path):
         ("base", ["steps=1.5"], r"--grid steps=1\.5: each value must be a whole number; the base has 1000"),
         ("base", ["steps=5", "steps=6"], "--grid steps is given twice"),
         ("base", ["steps,log.every=5", "steps=6"], "--grid steps is given twice"),
-        ("base", ["seed=5"], "--grid: seed cannot vary: --seeds says how many"),
+        ("base", ["seed=5"], "--grid: seed cannot vary: set --seeds"),
         ("base", ["model.dropout=0.1,1.5"], r"base model\.dropout=1\.5: config\.model\.dropout is 1\.5; it must be"),
         ("D", ["model.dropout=0.1"], r"--grid model\.dropout would undo D-drop0\.0, which"),
         ("base,A", ["model.num_heads=4"], r"--grid model\.num_heads would undo A-h1, which"),

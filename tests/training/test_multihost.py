@@ -124,7 +124,7 @@ runpy.run_path("train.py", run_name="__main__")
 def assert_told(status, err):
     """That a process has ended because the other has: JAX ends it, or what it asks of the other fails."""
     assert status in (1, -signal.SIGABRT)
-    assert "another task died" in err or "If another process has ended before" in err
+    assert "another task died" in err or ("JaxRuntimeError" in err and "If another process has ended before" in err)
 
 
 @pytest.mark.parametrize("killed", [0, long(1)])
@@ -210,7 +210,6 @@ def main():
         multihost._POLL_SECONDS = 0.02  # too short for the value, as a second is for others on a busy machine
         print(len(multihost.from_first(lambda: "x" * 50_000_000)))
     elif args.doing == "fail":
-        multihost.GOODBYE_SECONDS = multihost._POLL_SECONDS = 0.2  # that the other, which works, does not answer
         if args.process_id == 1:
             raise RuntimeError("a defect")
         work()

@@ -8,7 +8,7 @@ import pytest
 
 from configs import numbers
 from transformer_flax.training.optimizer import adam, exponential, make_optimizer, make_schedule, schedule_free
-from transformer_flax.training.step import TrainState, dropout_key, init_key, make_train_step, norm_by_rows
+from transformer_flax.training.step import TrainState, dropout_key, init_key, make_train_step
 
 
 def test_a_step_averages_the_parameters_that_it_makes_and_leaves_them_alone():
@@ -54,11 +54,6 @@ def test_schedule_free_is_that_of_optax_and_keeps_the_average_that_is_evaluated(
         x = optax.contrib.schedule_free_eval_params(their_state, y)
         np.testing.assert_allclose(state.ema["w"], x["w"], rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(state.params["w"], their_state.z["w"], rtol=1e-4, atol=1e-6)
-
-
-def test_the_norm_by_rows_is_that_of_all_arrays_together():
-    tree = {"scalar": jnp.float32(3), "vector": jnp.array([4.0]), "matrices": jnp.full((2, 3, 2), 2.0)}
-    assert float(norm_by_rows(tree)) == pytest.approx((9 + 16 + 48) ** 0.5) == float(optax.tree.norm(tree))
 
 
 @pytest.mark.parametrize("axis_name", [None, "data"], ids=["jit", "pmap"])

@@ -145,7 +145,8 @@ class Job:
     @property
     def log(self) -> pathlib.Path:
         """The log file, beside the working directory."""
-        first, last = self.trials[0].seed, self.trials[-1].seed  # not all, as a file's name has at most 255 bytes
+        seeds = [trial.seed for trial in self.trials]
+        first, last = min(seeds), max(seeds)  # not all, as a file's name has at most 255 bytes
         name = f"seed{first}.log" if first == last else f"seeds{first}-{last}.log"
         return self.trials[0].path.with_name(name)
 

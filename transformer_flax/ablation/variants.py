@@ -17,7 +17,7 @@ from transformer_flax.training.config_checks import check
 from transformer_flax.training.config_fields import flatten
 
 OWN_FIELDS = {  # the sweep sets them for every run
-    "seed": "--seeds says how many",
+    "seed": "set --seeds",
     "name": "each run is named after its variant",
 }
 PARSERS = {  # the command line parses config fields with the same parsers

@@ -26,6 +26,10 @@ from transformer_flax.training.interruption import OTHERS, handle
 
 HEARTBEAT_SECONDS = 30  # time after which JAX ends all processes if one is lost
 GOODBYE_SECONDS = 5  # time that a failing process gives the other processes to fail with it
+LOST = (
+    "If another process has ended before, its last message says why. The same command in all processes resumes from "
+    "the last checkpoint."
+)
 _POLL_SECONDS = 1  # signals are handled between two polls
 
 
@@ -139,16 +143,15 @@ def _leave_after(error: BaseException, group: _Group) -> bool:
     """Leaves the group after an error. Returns whether the first process has left with the same message before."""
     if isinstance(error, Interrupted) and threading.current_thread() is threading.main_thread():
         handle(signal.SIG_IGN, OTHERS)  # ignores a repeated signal while waiting for the other processes
-    seconds = float("inf") if isinstance(error, Interrupted) else GOODBYE_SECONDS
-    if not isinstance(error, (UserError, Interrupted, KeyboardInterrupt, SystemExit)):
-        error.add_note("If another process has ended before, its last message says why.")
-        seconds = 0.0
-    try:
-        first = _leave(group, str(error), seconds)
-    except (TimeoutError, jax.errors.JaxRuntimeError):  # the other processes are busy, or one has died
-        atexit.register(os._exit, _status(error))  # runs before JAX's handler, which waits for the other processes
-        return False
-    return isinstance(error, (UserError, Interrupted)) and group.index > 0 and first == str(error)
+    if isinstance(error, (UserError, Interrupted, KeyboardInterrupt, SystemExit)):
+        seconds = float("inf") if isinstance(error, Interrupted) else GOODBYE_SECONDS
+        with contextlib.suppress(TimeoutError, jax.errors.JaxRuntimeError):  # the others are busy, or one has died
+            first = _leave(group, str(error), seconds)
+            return isinstance(error, (UserError, Interrupted)) and group.index > 0 and first == str(error)
+    else:
+        error.add_note(LOST)
+    atexit.register(os._exit, _status(error))  # runs before JAX's handler, which waits for the other processes
+    return False
 
 
 def _leave(group: _Group, reason: str | None, seconds: float) -> str | None:

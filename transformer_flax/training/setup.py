@@ -140,7 +140,8 @@ def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) 
 def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:
     pairs = _load_splits(config, progress)
     given = given_tokenizer(config)
-    embeddings, start = load_embeddings(config, given), _load_start(config, progress)
+    embeddings = load_embeddings(config, given)
+    start = _load_start(config, progress)
     fingerprints = {split: pairs[split].fingerprint for split in pairs}
     if embeddings:
         fingerprints["embedding_init"] = embeddings.fingerprint
@@ -181,7 +182,7 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
 
 
 def _load_splits(config: ConfigDict, progress: Progress) -> dict[str, Pairs]:
-    """Returns the pairs of every split that the run uses. None is empty."""
+    """Returns the pairs of every split that the run uses, and checks that no split is empty."""
     splits = ["train", "valid", *(["test"] if config.eval.test else [])]
     with progress.aside():  # TFDS shows its own bars while it prepares a dataset
         pairs = {split: load_pairs(config.data, split) for split in splits}

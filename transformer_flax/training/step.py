@@ -78,17 +78,6 @@ def sum_gradients(
     return jax.lax.scan(add, zeros, (jnp.arange(accumulation_steps), micro_batches))[0]
 
 
-def norm_by_rows(tree: Any) -> jax.Array:
-    """Returns the norm of all arrays together, as `optax.tree.norm` does, with a third of the kernels on a GPU.
-
-    One kernel for each matrix sums its squares row by row. One more kernel sums these sums and the squares of the
-    vectors. A separate sum of each array takes two kernels, and most of them take less time than their launch.
-    """
-    squares = [jnp.square(x) if x.ndim < 2 else jnp.sum(jnp.square(x), axis=-1) for x in jax.tree.leaves(tree)]
-    # Without the barrier, XLA would again sum the concatenated parts one by one.
-    return jnp.sqrt(jnp.sum(jax.lax.optimization_barrier(jnp.concatenate([x.ravel() for x in squares]))))
-
-
 def make_train_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformationExtraArgs,
@@ -121,7 +110,7 @@ def make_train_step(
         if axis_name is not None:
             grads, sums, counts = jax.lax.psum((grads, sums, counts), axis_name)
         grads = jax.tree.map(lambda g: g / counts["loss"], trained(grads))
-        grad_norm = jax.lax.platform_dependent(grads, cuda=norm_by_rows, default=optax.tree.norm)
+        grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
 
         def if_finite(new, old):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.console import Progress
+from transformer_flax.console import Progress, counted
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
@@ -46,7 +46,7 @@ def train_seeds(
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
     configs = [checked_config(each, *directories) for each in configs]
     with Progress() as progress, contextlib.ExitStack() as stack:
-        parallel = set_up_devices(configs[0], progress, f", {len(seeds)} seeds at once")
+        parallel = set_up_devices(configs[0], progress, f", {counted(len(seeds), 'seed')} at once")
         data = [prepare_data(*each, progress) for each in zip(configs, directories, strict=True)]
         programs = Programs(configs[0], data[0], parallel, progress)
         interruption = stack.enter_context(Interruption())
