@@ -3,12 +3,14 @@
 Orbax stores no checksums of its arrays. So a seal is stored beside each state: a fingerprint of each of its parts.
 """
 
+import asyncio
 import contextlib
 import json
 import pathlib
 import re
+import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +22,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import read_json
 from transformer_flax.training.multihost import share
 
+PATIENCE = 60  # seconds to wait for the pending tasks of a failed read
 STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint's folder
 
 
@@ -82,7 +85,8 @@ def load_parts(
 def _reading(directory: pathlib.Path, step: int) -> Iterator[None]:
     """Context manager: turns any failure to read a checkpoint into an UnreadableError."""
     try:
-        yield
+        with _settled_loops():
+            yield
     except Exception as error:  # the storage raises errors of many types
         if isinstance(error.__cause__, KeyboardInterrupt):  # the storage reports Ctrl-C as damage
             raise error.__cause__ from None
@@ -151,3 +155,45 @@ def _load_seal(folder: pathlib.Path) -> Seal:
     if not metadata or zlib.crc32(metadata.get("seal", "").encode()) != metadata.get("crc32"):
         raise ValueError("its seal is broken or missing")
     return Seal(**json.loads(metadata["seal"]))
+
+
+@contextlib.contextmanager
+def _settled_loops() -> Iterator[None]:
+    """Context manager: new event loops finish their pending tasks before they close.
+
+    Otherwise, a failed read of Orbax leaves tasks that later report a closed loop.
+    """
+    # Orbax makes loops with asyncio, or with uvloop where a loop is already running.
+    makers: list[Any] = [asyncio, *filter(None, [sys.modules.get("uvloop")])]
+    functions = [module.new_event_loop for module in makers]
+    try:
+        for module, function in zip(makers, functions, strict=True):
+            module.new_event_loop = _settling(function)
+        yield
+    finally:
+        for module, function in zip(makers, functions, strict=True):
+            module.new_event_loop = function
+
+
+def _settling(new_event_loop: Callable[[], Any]) -> Callable[[], Any]:
+    def make() -> Any:
+        loop = new_event_loop()
+        close = loop.close
+
+        def settle_and_close() -> None:
+            if not loop.is_closed():
+                loop.run_until_complete(_others())
+            close()
+
+        loop.close = settle_and_close
+        return loop
+
+    return make
+
+
+async def _others() -> None:
+    """Waits for all other tasks of the running event loop."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE):
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:
+                await asyncio.gather(*others, return_exceptions=True)
