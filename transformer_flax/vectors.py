@@ -73,11 +73,11 @@ def train() -> None:
 
             def show(epochs: float, loss: float) -> None:
                 nonlocal shown, last
-                last = loss
                 update(epochs, chosen.epochs, note=f"loss {loss:.3f}")
-                if int(epochs) > shown:
+                if int(epochs) > shown:  # these are the first batches of the next epoch
                     shown = int(epochs)
-                    progress.say(f"epoch {shown} of {chosen.epochs}: loss {loss:.3f} a word")
+                    progress.say(f"epoch {shown} of {chosen.epochs}: loss {last:.3f} a word")
+                last = loss
 
             vectors = train_vectors(sides, tokenizer, chosen, config.seed, progress=show)
         # The last batches end just before the last epoch's end.

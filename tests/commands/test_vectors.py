@@ -1,6 +1,7 @@
 """`python -m transformer_flax.vectors` as a user meets it."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -37,8 +38,10 @@ def train(folder, *arguments):
 
 def test_vectors_are_trained_asked_and_drawn(folder):
     told = train(folder, f"--output={folder}/made/both", "--config.vectors.learning_rate=0.2").stdout
-    assert "epoch 7 of 8: loss " in told
-    assert "epoch 8 of 8: loss " in told
+    losses = re.findall(r"epoch \d of 8: loss ([\d.]+) a word", told)
+    assert len(losses) == 8
+    assert float(losses[0]) > 6  # as before the first step: 1 word and 10 noise words at log 2 each
+    assert len({*losses}) == 8  # each is of its own epoch
     vectors = f"--vectors={folder}/made/both"
     found = succeeds("vectors", "nearest", vectors, "--count=3", "cat", given="unread").stdout.splitlines()
     assert {line.split("\t")[1] for line in found} == set(TOPICS[0]) - {"cat"}
