@@ -33,22 +33,41 @@ from configs.numbers import get_config
 from transformer_flax.training.setup import checked_config
 checked_config(get_config())
 """
+A_TOKENIZER = """
+from configs.numbers import get_config
+from transformer_flax.training.setup import checked_config
+config = get_config()
+config.data.update(tokenizer_file="tests/data/run_0.1/tokenizer.json", vocab_size=300)
+checked_config(config)
+"""
+ARENAS = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.fopen.restype = ctypes.c_void_p
+stdout = ctypes.c_void_p(libc.fopen(b"/dev/stdout", b"w"))
+libc.malloc_info(0, stdout)  # describes each arena as a <heap>
+libc.fclose(stdout)
+"""
 KEEPING = "from transformer_flax.allocator import keep_memory; keep_memory()"
 
 
 def measure(begin: str = TRAINING, **environment: str) -> tuple[int, int]:
     """Page faults of the program, and its kB in huge pages, with nothing of malloc's set but this."""
+    return tuple(json.loads(output_of(PROGRAM.replace("{begin}", begin), **environment)))
+
+
+def output_of(program: str, **environment: str) -> str:
+    """What a program prints, with nothing of malloc's set but this."""
     ours = ("MALLOC_", "GLIBC_", "TRANSFORMER_FLAX_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("{begin}", begin)],
+    return subprocess.run(
+        [sys.executable, "-c", program],
         env=clean | {"JAX_PLATFORMS": "cpu"} | environment,
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
-    )
-    return tuple(json.loads(result.stdout))
+    ).stdout
 
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the allocator is set where it is glibc's")
@@ -60,6 +79,11 @@ def test_memory_that_was_freed_is_given_again_without_page_faults():
     enabled = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()  # always [madvise] never
     if "[never]" not in enabled:
         assert huge >= 1 << 13
+
+
+@pytest.mark.parametrize("begin", [TRAINING, A_TOKENIZER], ids=["a new tokenizer", "one that was read"])
+def test_all_threads_have_one_arena(begin):
+    assert output_of(begin + ARENAS).count("<heap nr=") == 1
 
 
 @pytest.mark.parametrize(

@@ -481,6 +481,16 @@ def test_a_final_evaluation_is_not_compared_with_others_when_the_run_is_trained_
     ]
 
 
+def test_a_run_that_stopped_at_an_evaluation_and_ends_there_has_a_final_one_too(run, tmp_path):
+    run("run", checkpoint__every=3)
+    shutil.rmtree(tmp_path / "run/checkpoints/6")  # as if it had been stopped after step 3
+    ended = run("run", checkpoint__every=3, steps=3)["valid"]
+    lines = [line for line in read_json_lines(tmp_path / "run/metrics.jsonl") if "valid/loss" in line]
+    assert [(line["step"], "valid/final" in line) for line in lines] == [(3, False), (3, True)]
+    assert lines[-1]["valid/bleu"] == ended.scalars["bleu"]
+    assert len((tmp_path / "run/translations/3.txt").read_text().splitlines()) == len(ended.outputs) == PAIRS["valid"]
+
+
 def test_a_run_that_learns_keeps_its_patience(run, tmp_path):
     run("run", steps=12, eval__patience=1)
     assert read_json_lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == 12

@@ -144,9 +144,7 @@ class RunWriter:
         Each line of a final evaluation has "<split>/final": 1. It may be of other sentences and of the mean of more
         checkpoints than the evaluations during training, so it is not compared with them when the run is trained on.
         """
-        # Versions before `final` did not mark the final evaluation of step config.steps.
-        old = final and step == self._config.steps and self._metrics.has(step, split)
-        if not (old or self._metrics.has(step, split, final=final)):
+        if not self._metrics.has(step, split, final=final):
             with self.writing():
                 if final or not self._metrics.has(step, split, final=True):
                     self._directory.save_outputs(self._task.outputs, split, step, evaluation.outputs)

@@ -56,11 +56,11 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
     If a working directory already holds a run, "auto" becomes that run's type. Otherwise, "auto" becomes the type that
     suits the device. Runs that are trained together have several working directories.
     """
+    keep_memory()  # first, because threads that read a tokenizer keep their arenas, and lend them to JAX's
     config = complete_run(config)
     check(config)
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
-    keep_memory()
     divide_cpu(config.parallel.cpu_devices)
     if config.model.dtype == AUTO:
         runs = [flatten(workdir.load_config().to_dict()) for workdir in workdirs if workdir.config_file.exists()]
