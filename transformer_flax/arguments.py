@@ -55,15 +55,18 @@ def define_config(default: str, *, explained_in: str = "base.py") -> Callable[[]
     return lambda: holder.value
 
 
+MOST_SEEDS = 1_000
+
+
 class SeedsParser(flags.ArgumentParser):
     """The parser of --seeds. 3 stands for the seeds 0, 1 and 2."""
 
-    syntactic_help = "a number of seeds, or different seeds: 3 stands for 0,1,2"
+    syntactic_help = f"a number of seeds, at most {MOST_SEEDS:,}, or different seeds: 3 stands for 0,1,2"
 
     def parse(self, argument: str) -> list[int]:
         numbers = [int(number) for number in argument.split(",")]
-        seeds = [*range(numbers[0])] if len(numbers) == 1 else numbers
-        if not seeds or not all(0 <= seed < 2**32 for seed in seeds) or len(set(seeds)) < len(seeds):
+        seeds = [*range(min(numbers[0], MOST_SEEDS + 1))] if len(numbers) == 1 else numbers
+        if not 0 < len(seeds) <= MOST_SEEDS or max(seeds) >= 2**32 or min(seeds) < 0 or len({*seeds}) < len(seeds):
             raise ValueError(self.syntactic_help)
         return seeds
 

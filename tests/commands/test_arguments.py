@@ -68,8 +68,8 @@ def command(monkeypatch):
         ("--noconfig.eval.test=1", "--noconfig.eval.test=1 does not take an argument"),
         ("--beam_size=0", "--beam_size=0: it must be a positive integer"),
         ("--beam_size=many", "--beam_size=many: it must be a positive integer"),
-        *((f"--seeds={wrong}", f"--seeds={wrong}: it must be a number of seeds, or different seeds: 3 stands for 0,1,2")
-          for wrong in ("0", "-2", "2,2", "1,-1", "1,", "three", "1.0")),
+        *((f"--seeds={wrong}", f"--seeds={wrong}: it must be a number of seeds, at most 1,000, or different seeds: 3 s")
+          for wrong in ("0", "-2", "2,2", "1,-1", "1,", "three", "1.0", "1234567890", "1,4294967296")),
         ("--split=dev", "--split=dev: it must be one of valid, test"),
         ("--profile=x", "--profile=x: it must be true or false"),
         ("--beam_size", "Missing value for flag --beam_size"),
@@ -130,24 +130,28 @@ def test_fields_override_the_config_wherever_it_stands(command, arguments):
 
 
 OLDER = """
-from configs import base
+from configs import {module}
 
 
 def get_config():
-    config = base.get_config()
-    del config.r_drop, config.model.neighbourhood, config.model.dropout
-    config.model.dropout = 0
+    config = {module}.get_config()
+    del config.{field}{others}
+    config.{field} = 0
     return config
 """
 
 
 def test_fields_that_a_file_lacks_can_be_set_and_fractions_where_it_has_a_whole_number(command, tmp_path):
-    (tmp_path / "older.py").write_text(OLDER)
+    others = ", config.r_drop, config.model.neighbourhood"
+    (tmp_path / "older.py").write_text(OLDER.format(module="base", field="model.dropout", others=others))
     set_here = "--config.r_drop=5.0", "--config.model.neighbourhood=8", "--config.model.dropout=0.2"
     config = command(f"--config={tmp_path}/older.py", *set_here)
     assert (config.r_drop, config.model.neighbourhood, config.model.dropout) == (5.0, 8, 0.2)
     [variant] = make_variants(load_config(f"{tmp_path}/older.py"), "D-drop0.2")
     assert variant.config.model.dropout == 0.2
+    (tmp_path / "vectors.py").write_text(OLDER.format(module="vectors", field="vectors.subsample", others=""))
+    config = command(f"--config={tmp_path}/vectors.py", "--config.vectors.subsample=0.001")
+    assert config.vectors.subsample == 0.001
 
 
 def test_without_a_config_there_is_the_default(command):

@@ -6,7 +6,7 @@ new field needs a default, and no field is ever removed from these classes or gi
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any, cast
 
 from ml_collections import ConfigDict
@@ -157,6 +157,11 @@ def vector_run_config() -> type:
     return dataclasses.make_dataclass("VectorRunConfig", fields, frozen=True)
 
 
+def _fields_of(config: Container[str]) -> Any:
+    """Returns the dataclass of a config, or of the names of a config's sections."""
+    return vector_run_config() if "vectors" in config else RunConfig
+
+
 def require_run(config: ConfigDict) -> None:
     """Checks that a config is a run's, not one of word vectors."""
     if "model" not in config:
@@ -171,8 +176,7 @@ def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
     The config of a run that is `saved` already may have unknown fields. Unknown fields of config.decode are still
     refused, because the search would not be the same. `make_config` checks the fields of config.model.
     """
-    dataclass = vector_run_config() if "vectors" in config else RunConfig
-    _require_fields(config, dataclass, "config", saved=saved)
+    _require_fields(config, _fields_of(config), "config", saved=saved)
 
 
 def require_only(config: ConfigDict, values: Mapping[str, Any], where: str) -> None:
@@ -195,9 +199,12 @@ def require_settings(settings: Mapping[str, Any]) -> None:
             raise UserError(f"{field.name} is {settings[field.name]!r}; it must be {must}")
 
 
-def make_floats(config: ConfigDict, dataclass: Any = RunConfig) -> None:
-    """Converts whole numbers in the float fields of a Transformer's run, so that a dropout of 0 can be set to 0.1."""
-    for field in dataclasses.fields(dataclass):
+def make_floats(config: ConfigDict, dataclass: Any = None) -> None:
+    """Converts whole numbers in float fields, so that a dropout of 0 can be set to 0.1.
+
+    Fields of models other than the Transformer, unless the Transformer has them too, are left as they are.
+    """
+    for field in dataclasses.fields(dataclass or _fields_of(config)):
         value = config.get(field.name)
         if isinstance(value, ConfigDict):
             make_floats(value, TransformerConfig if field.name == "model" else field.type)
@@ -226,7 +233,7 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     sections = {name.rpartition(".")[0] for name in config} | {""}
     named = config.get("model.kind", "transformer")
     kind = KINDS.get(named) if isinstance(named, str) else None
-    defaults = _defaults(vector_run_config() if "vectors" in sections else RunConfig)
+    defaults = _defaults(_fields_of(sections))
     defaults |= {"model.kind": "transformer"} | (_defaults(kind.config, "model.") if kind else {})
     return {
         name: value for name, value in defaults.items() if name not in config and name.rpartition(".")[0] in sections
