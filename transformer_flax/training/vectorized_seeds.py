@@ -91,8 +91,8 @@ class SeedsTrainer:
         return self._parallel.shard(stack_trees([trainer.data.train[step - 1] for trainer in self._trainers]))
 
     def _each(self, method: Callable[..., Any], tree: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        """Calls a method of each trainer with the trainer's part of a tree."""
-        parts = [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(len(self._trainers))]
+        """Calls a method of each trainer with the trainer's part of a tree, a copy that is made when it is needed."""
+        parts = (jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in range(len(self._trainers)))
         return [method(*each, *args, **kwargs) for each in zip(self._trainers, parts, strict=True)]
 
     def read(self, metrics: Metrics, step: int) -> None:
