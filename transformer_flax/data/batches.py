@@ -96,8 +96,9 @@ class Batches(abc.ABC):
         i, n = self._share
         mine = slice(rows * i // n, rows * (i + 1) // n)
         pairs, sizes = self._find(k, mine)
-        row = np.repeat(np.arange(len(sizes)), sizes)
-        segments = ranges(np.ones_like(sizes), sizes)
+        row = np.repeat(np.arange(len(sizes)), sizes)  # of each pair
+        first = np.repeat(np.cumsum(sizes) - sizes, sizes)  # the first pair of that row
+        segments = np.arange(len(pairs)) - first + 1
         shape = (mine.stop - mine.start, width)
         batch = {}
         for side in SIDES:
@@ -105,7 +106,7 @@ class Batches(abc.ABC):
             whole = sentences.lengths_of(pairs)
             lengths = np.minimum(whole, longest)
             before = np.cumsum(lengths) - lengths  # tokens before each pair, over all rows
-            slots = ranges(row * width + before - before[segments == 1][row], lengths)
+            slots = ranges(row * width + before - before[first], lengths)
             batch[side] = _block(shape, slots, sentences.tokens(pairs, lengths))
             if self._packed:
                 batch[f"{side}_segments"] = _block(shape, slots, np.repeat(segments, lengths))
