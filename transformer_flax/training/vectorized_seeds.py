@@ -15,9 +15,8 @@ from transformer_flax.console import Progress, counted
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
-from transformer_flax.training.config_fields import require_only
+from transformer_flax.training.config_fields import complete, require_only, require_run
 from transformer_flax.training.evaluation import Evaluation
-from transformer_flax.training.fine_tuning import complete_run
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit
 from transformer_flax.training.multihost import share
@@ -40,11 +39,10 @@ def train_seeds(
       UserError: as `train` does. An error in one run ends all runs.
       Interrupted: a signal asked the runs to end; no finished work is lost.
     """
-    config = complete_run(config)
-    check_seeds(config)
-    configs = [ConfigDict({**config.to_dict(), "seed": seed}) for seed in seeds]
+    require_run(config)
+    check_seeds(complete(config))
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
-    configs = [checked_config(each, *directories) for each in configs]
+    configs = [checked_config(ConfigDict({**config.to_dict(), "seed": seed}), *directories) for seed in seeds]
     with Progress() as progress, contextlib.ExitStack() as stack:
         parallel = set_up_devices(configs[0], progress, f", {counted(len(seeds), 'seed')} at once")
         data = [prepare_data(*each, progress) for each in zip(configs, directories, strict=True)]
