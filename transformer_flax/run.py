@@ -63,7 +63,9 @@ class Run(TrainedModel):
     """
 
     partners: tuple["Run", ...] = ()  # other members of an ensemble
-    _made: dict = dataclasses.field(default_factory=dict, init=False)  # not shared with `dataclasses.replace`
+    # What is made once and kept; not shared with `dataclasses.replace`.
+    _made: dict[tuple, Translator | Predictor] = dataclasses.field(default_factory=dict, init=False)  # by settings
+    _placed: dict[int, list[Any]] = dataclasses.field(default_factory=dict, init=False)  # params by number of devices
 
     def __repr__(self) -> str:
         return f"<Run {self.config.name}: {self.params_from}>"
@@ -125,6 +127,22 @@ class Run(TrainedModel):
 
     def _make(self, what: type, *arguments, settings: dict[str, Any]) -> Any:
         """Returns a Translator or Predictor of the run and its partners. The same settings give the same object."""
+        settings = self._settings(what, settings)
+        key = tuple(sorted(settings.items()))
+        made = self._made.get(key)
+        if made is None:
+            members, num_devices = (self, *self.partners), settings.get("num_devices", 0)
+            if num_devices not in self._placed:
+                placed = on_devices([run.params for run in members], num_devices)
+                self._placed.setdefault(num_devices, placed)  # of several threads, one wins
+            made = what([run.model for run in members], self._placed[num_devices], *arguments, **settings)
+            made = self._made.setdefault(key, made)
+            for old in [*self._made][:-MOST_MADE]:
+                self._made.pop(old, None)  # a server may sample with a new seed for each request
+        return made
+
+    def _settings(self, what: type, settings: dict[str, Any]) -> dict[str, Any]:
+        """Returns checked settings of a Translator or Predictor, with those of `config.decode` as defaults."""
         parameters = inspect.signature(what).parameters.values()
         known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
         for name in settings.keys() - {*known}:
@@ -133,21 +151,7 @@ class Run(TrainedModel):
             raise UserError(f"{name!r} is not a setting of {self.config.name}; {hint}")
         settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
         require_settings(settings)
-        settings = {name: value for name, value in self.config.decode.items() if name in known} | settings
-        key = tuple(sorted(settings.items()))
-        made = self._made.get(key)
-        if made is None:
-            members, num_devices = (self, *self.partners), settings.get("num_devices", 0)
-            models = [run.model for run in members]
-            if num_devices not in self._made:
-                params = [run.params for run in members]
-                self._made.setdefault(num_devices, on_devices(params, num_devices))
-            params = self._made[num_devices]  # on the devices once for all settings
-            made = what(models, params, *arguments, **settings)
-            made = self._made.setdefault(key, made)  # of several threads, one wins
-            for old in [each for each in list(self._made) if isinstance(each, tuple)][:-MOST_MADE]:
-                self._made.pop(old, None)  # a server may sample with a new seed for each request
-        return made
+        return {name: value for name, value in self.config.decode.items() if name in known} | settings
 
     def _require_translator(self) -> None:
         if self.classes is not None:
