@@ -9,7 +9,6 @@ import os
 import pathlib
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -169,6 +168,8 @@ def _fail(message: str) -> NoReturn:
 def _unraisable(unraisable: Any) -> None:
     """Handles exceptions that no code can catch."""
     if unraisable.exc_type is KeyboardInterrupt:  # Ctrl-C during garbage collection: repeat it a moment later
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        # The system's timer, because on a busy machine the signal of a thread came before that thread had started.
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
     elif str(unraisable.exc_value) != "Event loop is closed":  # Orbax raises that one after a failed write
         sys.__unraisablehook__(unraisable)
