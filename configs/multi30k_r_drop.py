@@ -1,0 +1,22 @@
+"""The best small Transformer of Multi30k here: the published recipe, with R-Drop and a cooldown.
+
+    python train.py --config=configs/multi30k_r_drop.py --config.data.path=FOLDER --seeds=3
+
+41.3 BLEU on test_2016_flickr, of lower-cased tokens, the mean of three seeds, where the published recipe has 40.9 and
+was published with 41.02 (docs/results.md). A GPU trains all three seeds in less than 11 minutes. A step does twice the
+work of multi30k_tiny's. `python -m transformer_flax.fetch multi30k` downloads the text.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import multi30k_tiny
+
+
+def get_config() -> ConfigDict:
+    config = multi30k_tiny.get_config()
+    config.name = "multi30k_r_drop"
+    config.r_drop = 2.0
+    config.optimizer.cooldown = 0.4
+    config.data.update(batching="packed", max_length=64)  # one shape, which a GPU compiles once
+    config.eval.update(every=1_000, patience=0)  # all seeds in one program end together
+    return config
