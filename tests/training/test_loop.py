@@ -241,38 +241,43 @@ def test_the_bar_and_the_log_show_the_same_time_left(run, monkeypatch, capsys):
         yield lambda done, of, left=None: shown.setdefault(description, {}).update({done: left})
 
     monkeypatch.setattr(Progress, "bar", bar)
-    run("run", eval__every=0, log__every=2, steps=12)
+    run("run", eval__every=0, log__every=2, checkpoint__every=100, steps=12)
     logged = re.findall(r"step +(\d+)/12 .*  (\S+) left", capsys.readouterr().out)
     assert len(logged) >= 5
     assert logged == [(step, duration(shown["training"][int(step)])) for step, _ in logged]
     assert shown["training"][11] == pytest.approx(shown["training"][10] / 2)  # it goes on between logs
 
 
-def test_the_time_left_counts_the_evaluations_to_come(run, tmp_path, monkeypatch, capsys):
-    shown, took, evaluate = {}, [], Evaluator.__call__
+def test_the_time_left_counts_the_evaluations_and_checkpoints_to_come(run, tmp_path, monkeypatch, capsys):
+    shown, took, waited = {}, [], []
 
     @contextlib.contextmanager
     def bar(self, description, start=0):
         yield lambda done, of, left=None: shown.setdefault(description, {}).update({done: left})
 
-    def timed(*args, **kwargs):
-        started = time.perf_counter()
-        try:
-            return evaluate(*args, **kwargs)
-        finally:
-            took.append(time.perf_counter() - started)
+    def timed(method, seconds):
+        def slow(*args, **kwargs):
+            started = time.perf_counter()
+            time.sleep(0.5)  # much longer than the part of a step, an evaluation or a save that is not timed here
+            try:
+                return method(*args, **kwargs)
+            finally:
+                seconds.append(time.perf_counter() - started)
+
+        return slow
 
     monkeypatch.setattr(Progress, "bar", bar)
-    monkeypatch.setattr(Evaluator, "__call__", timed)
-    run("run", eval__every=4, eval__sentences=4, log__every=2, steps=12)
+    monkeypatch.setattr(Evaluator, "__call__", timed(Evaluator.__call__, took))
+    monkeypatch.setattr(Checkpoints, "save", timed(Checkpoints.save, waited))
+    run("run", eval__every=4, eval__sentences=4, log__every=2, checkpoint__every=4, steps=12)
     rates = {
         line["step"]: line["train/steps_per_second"]
         for line in read_json_lines(tmp_path / "run/metrics.jsonl")
         if "train/steps_per_second" in line
     }
-    # One evaluation after step 8 and one after the last, each as long as the one before.
-    assert shown["training"][5] == pytest.approx(7 / rates[4] + 2 * took[0], rel=0.01)
-    assert shown["training"][11] == pytest.approx(1 / rates[10] + took[1], rel=0.01)
+    # One evaluation and one checkpoint after step 8 and after the last, each as long as the one before.
+    assert shown["training"][5] == pytest.approx(7 / rates[4] + 2 * (took[0] + waited[0]), abs=0.2)
+    assert shown["training"][11] == pytest.approx(1 / rates[10] + took[1] + waited[1], abs=0.2)
 
 
 def test_a_moving_average_is_kept_and_is_what_evaluations_use(run, tmp_path, capsys):

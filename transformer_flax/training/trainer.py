@@ -70,6 +70,7 @@ class Trainer:
         self._runs_at_once = runs_at_once
         self._steps_per_second: float | None = None  # measured at the last log
         self._evaluation_seconds = 0.0  # the time of the last split that was evaluated
+        self.saving_seconds = 0.0  # how long the steps last waited for a checkpoint; of all runs at once
         self.train_step = programs.steps.train_step
 
     @property
@@ -94,16 +95,18 @@ class Trainer:
         self.writer.meter.add_time(seconds, tokens, flops)
 
     def seconds_left(self, step: int) -> float | None:
-        """Returns the estimated seconds of the steps after `step` and their evaluations; None if not known yet.
+        """Returns the estimated seconds of the steps, evaluations and checkpoints after `step`; None if not known yet.
 
-        Each step and each evaluation is assumed to take as long as the last ones.
+        Each of them is assumed to take as long as the last ones.
         """
         if not self._steps_per_second:
             return None
         steps, every = self.config.steps, self.config.eval.every
+        checkpoints = steps // self.config.checkpoint.every - step // self.config.checkpoint.every
         on_the_way = max(0, (steps - 1) // every - step // every) if every else 0
         evaluations = (on_the_way + len(self._programs.evaluators)) * self._runs_at_once
-        return (steps - step) / self._steps_per_second + evaluations * self._evaluation_seconds
+        waiting = evaluations * self._evaluation_seconds + checkpoints * self.saving_seconds
+        return (steps - step) / self._steps_per_second + waiting
 
     def log(self, metrics: Metrics, step: int) -> None:
         """Writes the metrics since the last log and the gradient's norm at this step. Prints a summary."""
@@ -146,8 +149,10 @@ class Trainer:
 
         With `must`, a failure ends the run, whatever config.on_write_failure says.
         """
+        started = time.perf_counter()
         self.wait(must=False)
         self.writer.save(self._parallel.unreplicate(state), must=must)
+        self.saving_seconds = time.perf_counter() - started
 
     def wait(self, *, must: bool) -> None:
         """Waits until the last checkpoint is written, and only then deletes old checkpoints. For `must`, see `save`."""

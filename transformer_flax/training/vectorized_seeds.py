@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -111,8 +112,11 @@ class SeedsTrainer:
             trainer.check_saving()
 
     def save(self, state: TrainState, *, must: bool) -> None:
+        started = time.perf_counter()
         self.wait(must=False)
         self._each(lambda trainer, own: trainer.writer.save(own, must=must), state)
+        for trainer in self._trainers:
+            trainer.saving_seconds = time.perf_counter() - started
 
     def wait(self, *, must: bool) -> None:
         for trainer in self._trainers:
