@@ -255,10 +255,10 @@ def test_the_time_left_counts_the_evaluations_and_checkpoints_to_come(run, tmp_p
     def bar(self, description, start=0):
         yield lambda done, of, left=None: shown.setdefault(description, {}).update({done: left})
 
-    def timed(method, seconds):
+    def timed(method, seconds, sleep=0.5):
         def slow(*args, **kwargs):
             started = time.perf_counter()
-            time.sleep(0.5)  # much longer than the part of a step, an evaluation or a save that is not timed here
+            time.sleep(sleep)  # much longer than what is not timed here
             try:
                 return method(*args, **kwargs)
             finally:
@@ -268,7 +268,8 @@ def test_the_time_left_counts_the_evaluations_and_checkpoints_to_come(run, tmp_p
 
     monkeypatch.setattr(Progress, "bar", bar)
     monkeypatch.setattr(Evaluator, "__call__", timed(Evaluator.__call__, took))
-    monkeypatch.setattr(Checkpoints, "save", timed(Checkpoints.save, waited))
+    monkeypatch.setattr(Checkpoints, "save", timed(Checkpoints.save, []))
+    monkeypatch.setattr(Trainer, "save", timed(Trainer.save, waited, sleep=0))
     run("run", eval__every=4, eval__sentences=4, log__every=2, checkpoint__every=4, steps=12)
     rates = {
         line["step"]: line["train/steps_per_second"]

@@ -1,7 +1,9 @@
 """Several seeds in one program: each is the run that it is alone."""
 
+import re
 import shutil
 import subprocess
+import time
 
 import jax
 import numpy as np
@@ -13,6 +15,7 @@ from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.checkpoint_files import saved_steps
+from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
 from transformer_flax.training.vectorized_seeds import stack_trees, train_seeds
 
@@ -77,6 +80,14 @@ def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(alone
     vocabularies = {(folder / "tokenizer.json").read_text() for folder, _ in alone.values()}
     losses = {read_json_lines(folder / "metrics.jsonl")[0]["train/loss"] for folder, _ in alone.values()}
     assert (len(vocabularies), len(losses)) == (1, 2)
+
+
+def test_the_time_left_counts_the_checkpoints_of_all_seeds(config, tmp_path, monkeypatch, capsys):
+    save = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda *args: (time.sleep(1), save(*args)))
+    train_seeds(config(log__every=1, eval__every=0, checkpoint__every=2), [3, 1], tmp_path)
+    (left,) = re.findall(r"seed 3: step +3/6 .* 0:(\d\d) left", capsys.readouterr().out)
+    assert int(left) >= 4  # after steps 4 and 6, for two seeds each
 
 
 def test_they_go_on_together_to_the_same_end(config, together, tmp_path, capsys):

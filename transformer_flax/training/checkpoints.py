@@ -98,7 +98,7 @@ class Checkpoints:
         self.wait()
         self.require_room(state)
         context = ocp.Context()
-        context.array.saving.enable_write_sharding_file = False  # a quarter of the time, and nothing reads it
+        context.array.saving.enable_write_sharding_file = False  # up to a quarter of the time, and nothing reads it
         with self._explaining(), context:
             # Orbax holds the values when this call returns, so the next step may overwrite the buffers of the state.
             response = ocp.save_checkpointables_async(

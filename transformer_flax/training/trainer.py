@@ -95,9 +95,9 @@ class Trainer:
         self.writer.meter.add_time(seconds, tokens, flops)
 
     def seconds_left(self, step: int) -> float | None:
-        """Returns the estimated seconds of the steps, evaluations and checkpoints after `step`; None if not known yet.
+        """Returns the estimated seconds of what comes after `step`; None if not known yet.
 
-        Each of them is assumed to take as long as the last ones.
+        This is the steps, evaluations and regular checkpoints. Each is assumed to take as long as the last ones.
         """
         if not self._steps_per_second:
             return None
