@@ -158,7 +158,8 @@ def get_config() -> ConfigDict:
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 1_500  # steps: 10 minutes of the paper's base model
-    config.checkpoint.keep = 5  # latest checkpoints to keep at that interval; that of the best validation BLEU too
+    # Latest checkpoints to keep at that interval. The latest two after them, and that of the best validation BLEU, too.
+    config.checkpoint.keep = 5
 
     config.log = ConfigDict()
     config.log.every = 100  # steps between log lines; with eval.patience, evaluated steps are logged too

@@ -53,6 +53,14 @@ def test_what_an_interruption_saves_evicts_nothing_and_goes_with_the_next_regula
     checkpoints.close()
 
 
+def test_without_regular_ones_the_latest_two_and_the_best_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", every=100, keep=2, seed=0)
+    for step in range(1, 6):
+        save(checkpoints, step, {2: 30.0, 3: 20.0})
+    assert checkpoints.steps() == [2, 4, 5]
+    checkpoints.close()
+
+
 def test_nothing_is_deleted_before_its_successor_is_there_for_all(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=1, seed=0)
     seen = []

@@ -21,6 +21,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.registry import make_model
 from transformer_flax.run import restore
 from transformer_flax.training import config_checks
+from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_checks import check, check_text, device_dtype, model_config
 from transformer_flax.training.evaluation import make_task
 from transformer_flax.training.loop import train
@@ -246,6 +247,19 @@ def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
     assert counts == {"used": 2, "left out": {"an empty side": 1, "more than 20 tokens": 1}}
     assert len(evaluations["test"].outputs) == 4  # never left out of test
     assert evaluations["test"].outputs[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("fields", "share"), [({}, 1), ({"decode__max_input_length": 100_000}, 1), ({"accumulation_steps": 2}, 2)]
+)
+def test_an_evaluation_takes_no_larger_batches_than_a_step_of_training(tmp_path, fields, share):
+    config = checked_config(small_config(data__path=str(write_text(tmp_path)), data__tokens_per_batch=1024, **fields))
+    with Progress(quiet=True) as progress:
+        parallel = set_up_devices(config, progress)
+        data = prepare_data(config, RunDirectory(tmp_path / "run"), progress)
+        evaluator = Programs(config, data, parallel, progress).evaluators["valid"]
+    for batches in (evaluator._batches, *evaluator._gain_batches):
+        assert all(rows * width <= 1024 // share for rows, width in batches.shapes)
 
 
 def test_the_text_of_the_train_split_is_let_go_of(folder, tmp_path, monkeypatch):

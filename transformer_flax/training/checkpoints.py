@@ -28,8 +28,8 @@ class Checkpoints:
     """The checkpoints of a run.
 
     Must be closed; `close` waits for the checkpoint that is still being written. Regular checkpoints are those at
-    multiples of `every` steps; averages use them. `prune` keeps the latest `keep` regular checkpoints. It also keeps
-    the best of all checkpoints by validation score.
+    multiples of `every` steps; averages use them. `prune` keeps the latest `keep` regular checkpoints, and the latest
+    two of those after them, from evaluations or interruptions. It also keeps the best of all by validation score.
     """
 
     def __init__(self, directory: pathlib.Path, *, every: int, keep: int, seed: int):
@@ -46,19 +46,18 @@ class Checkpoints:
             shutil.rmtree(half, ignore_errors=True)  # files that cannot be removed only take disk space
 
     def prune(self, newest: int, scores: Mapping[int, float]) -> None:
-        """Deletes the checkpoints that are not kept, if the latest checkpoint up to `newest` is a regular one.
+        """Deletes the checkpoints that are not kept. Checkpoints after `newest` stay.
 
-        Checkpoints after `newest` stay. The score of a step is the validation score of the parameters in its
+        The score of a step is the validation score of the parameters in its
         checkpoint.
         """
         from_first(lambda: self._delete_old(newest, scores))  # the other processes wait for the free disk space
 
     def _delete_old(self, newest: int, scores: Mapping[int, float]) -> None:
         steps = [step for step in saved_steps(self._directory) if step <= newest]
-        regular = [step for step in steps if step % self._every == 0]  # the others are from evaluations or the end
-        if not regular or regular[-1] != steps[-1]:
-            return
-        kept = set(regular[-self._keep :])
+        regular = [step for step in steps if step % self._every == 0]
+        later = [step for step in steps if step > max(regular, default=0)]
+        kept = {*regular[-self._keep :], *later[-2:]}  # the second is there if the latest is damaged
         scored = [step for step in steps if step in scores]
         if scored:
             kept.add(max(scored, key=lambda step: (scores[step], step)))

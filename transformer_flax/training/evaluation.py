@@ -128,18 +128,21 @@ class Evaluator:
         self._pairs, self._task, self._progress = data.pairs[name], task, progress
         corpus = data.corpora[name]
         limit, multiple = config.decode.max_input_length, config.data.length_multiple_of
+        lengths = np.maximum(corpus.source.lengths, corpus.target.lengths)
+        # A batch takes as much memory as a micro-batch of training; one of the longest pairs may take more.
+        tokens_per_batch = config.data.tokens_per_batch // config.accumulation_steps
+        rows_multiple_of = config.data.rows_multiple_of // config.accumulation_steps
+        longest = round_up(min(limit, int(lengths.max())), multiple)
 
         def batches(corpus: Corpus, num_buckets: int) -> Batches:
             return BucketedBatches(
                 corpus,
                 np.arange(len(corpus)),
                 max_length=limit,
-                tokens_per_batch=max(
-                    config.data.tokens_per_batch, round_up(limit, multiple) * config.data.rows_multiple_of
-                ),
+                tokens_per_batch=max(tokens_per_batch, longest * rows_multiple_of),
                 length_multiple_of=multiple,
                 num_buckets=num_buckets,
-                rows_multiple_of=config.data.rows_multiple_of,
+                rows_multiple_of=rows_multiple_of,
                 data_seed=0,
                 seed=0,
                 share=share(),
@@ -154,7 +157,7 @@ class Evaluator:
             self._gain_batches = [
                 batches(Corpus(corpus.source.take(order), target), 1) for order in (first, np.roll(first, 1))
             ]
-        too_long = int((np.maximum(corpus.source.lengths, corpus.target.lengths) > limit).sum())
+        too_long = int((lengths > limit).sum())
         if too_long:
             progress.say(f"{too_long:,} {name} pairs are measured up to their first {limit} tokens")
 

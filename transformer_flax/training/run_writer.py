@@ -89,9 +89,9 @@ class RunWriter:
         if not metrics.skipped_in_a_row:
             self.meter.add(metrics.sums, metrics.counts)
             return
-        loss, grad_norm = f"{metrics.sums['loss']}", f"{metrics.grad_norm}"
+        loss, grad_norm = f"{metrics.sums['loss'] / metrics.counts['loss']}", f"{metrics.grad_norm}"
         measured = f"the loss is {loss} and the norm of the gradient {grad_norm}"
-        self.say(f"step {step:>7,}: {measured}: nothing is learned from this batch")
+        self.say(f"step {step:>7,}: {measured}: this update is skipped")
         pairs = self._data.train.pairs(step - 1)
         corpus = self._data.train.corpus_of(step - 1)
         with self.writing():
@@ -109,7 +109,7 @@ class RunWriter:
             whole = self.checkpoints.steps()
             good = f"the last good checkpoint is of step {whole[-1]:,}" if whole else "there is no checkpoint yet"
             raise UserError(
-                f"{self._label}at step {step:,} {measured}, and so it was {metrics.skipped_in_a_row} times in a row; "
+                f"{self._label}{metrics.skipped_in_a_row} updates in a row were not finite; at step {step:,} {measured}; "
                 f"{good}, and the batches are in {self._directory.skipped_file}. Look at them, or lower "
                 "config.optimizer.factor, raise config.optimizer.warmup_steps or clip with config.optimizer.clip_norm, "
                 "in a new --workdir"
