@@ -105,7 +105,7 @@ def get_config() -> ConfigDict:
     config.data.bpe_dropout = 0.0
     config.data.max_length = 256  # tokens, end symbol included; training leaves out longer pairs
     config.data.max_length_ratio = 0.0  # maximum ratio of longer to shorter side for training; 0: any ratio
-    config.data.drop_duplicates = False  # leave out pairs that occur earlier in the split
+    config.data.drop_duplicates = False  # leave out pairs that occur earlier in the split, as tokens
     config.data.tokens_per_batch = 25_000  # maximum tokens on each side of a batch, padding included
     config.data.batching = "bucketed"  # pairs of similar length in a batch; or "packed": pairs share rows of max_length
     config.data.num_buckets = 12  # maximum number of batch shapes, when bucketed

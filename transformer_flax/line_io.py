@@ -60,7 +60,8 @@ class LineIO:
             name = getattr(file, "name", "the input")  # .xz files have no name
             yield from decode_lines(file, name, spoilt=None if self._invalid.value == "refuse" else spoilt)
         if spoilt:
-            logger.warning("%d lines are not UTF-8 (%s first); bytes were replaced by U+FFFD", len(spoilt), spoilt[0])
+            lines = counted(len(spoilt), "line")
+            logger.warning("not UTF-8: %s, %s first; invalid bytes were replaced by U+FFFD", lines, spoilt[0])
 
     @contextlib.contextmanager
     def writing(

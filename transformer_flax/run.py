@@ -19,6 +19,7 @@ from transformer_flax.decoding import ctranslate2
 from transformer_flax.decoding.inference import on_devices
 from transformer_flax.decoding.predictor import Predictor
 from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scores, score_labels
+from transformer_flax.decoding.search import Sampling
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.files import require_free, whole_folder, write_whole
@@ -149,6 +150,8 @@ class Run(TrainedModel):
             typo = "" if name in self.config.decode else did_you_mean(name, known)
             hint = typo or f"its settings are {', '.join(known)}"
             raise UserError(f"{name!r} is not a setting of {self.config.name}; {hint}")
+        if not isinstance(sampling := settings.get("sampling"), Sampling | None):
+            raise UserError(f"sampling is {sampling!r}; it must be a Sampling, as in Sampling(temperature=0.7)")
         settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
         require_settings(settings)
         return {name: value for name, value in self.config.decode.items() if name in known} | settings
@@ -276,7 +279,9 @@ class Run(TrainedModel):
         else:
             targets = _texts("attentions", targets)
             require_as_many("the source text", sources, "the target text", targets)
-            outputs, _ = translator.encode([*map(write, targets)], longest + decode["max_extra_length"])
+            outputs, _ = translator.encode(
+                [*map(write, targets)], longest + decode["max_extra_length"], what="target line"
+            )
         pairs = list(zip(inputs, outputs, strict=True))
         return attend(self.model.config, self.params, self.tokenizer, pairs)
 

@@ -31,7 +31,6 @@ SCORES = flags.DEFINE_bool("scores", False, "print a score and a tab before each
 TARGET = flags.DEFINE_string(
     "target", None, "print log P of the translations in this file, line by line, instead of translating"
 )
-flags.DEFINE_alias("score", "target")  # the old name, which differs from --scores by one letter
 PREFIX = flags.DEFINE_string("prefix", None, "prefix of every output")
 PREFIX_FILE = flags.DEFINE_string("prefix_file", None, "a file with a prefix of each output, line by line")
 SAMPLE = flags.DEFINE_bool(
@@ -65,6 +64,11 @@ def main(*files: str) -> None:
                     write(_show(number, found))
 
 
+def _is_given(name: str) -> bool:
+    flag = flags.FLAGS[name]
+    return bool(flag.present) and flag.value is not False  # --nosample is as without --sample
+
+
 def _own_settings() -> dict[str, Any]:
     """Checks that the flags agree. Returns the settings of the translator that are not in the config."""
     for name in ("temperature", "top_k", "top_p", "seed"):
@@ -77,7 +81,7 @@ def _own_settings() -> dict[str, Any]:
         "prefix": ("prefix_file",),
     }.items():
         for name in idle:
-            if flags.FLAGS[chosen].present and flags.FLAGS[name].present:
+            if _is_given(chosen) and _is_given(name):
                 raise UserError(f"--{name} has no effect with --{chosen}: leave one of them out")
     settings: dict[str, Any] = {}
     if NBEST.value is not None:

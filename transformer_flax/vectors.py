@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 def train() -> None:
     """Trains vectors on the text of the config."""
     output, config = pathlib.Path(_required("output", OUTPUT.value)), CONFIG()
-    from transformer_flax.console import Progress, duration
+    from transformer_flax.console import Progress, counted, duration
     from transformer_flax.data.corpus import load_corpus
     from transformer_flax.data.sources import load_pairs
     from transformer_flax.files import require_free
@@ -83,7 +83,9 @@ def train() -> None:
         # The last batches end just before the last epoch's end.
         progress.say(f"epoch {chosen.epochs} of {chosen.epochs}: loss {last:.3f} a word")
         vectors.save(output, config.to_dict())
-        progress.say(f"{output}/ after {duration(time.perf_counter() - started)}, of {len(vectors.words())} words")
+        progress.say(
+            f"{output}/ after {duration(time.perf_counter() - started)}, of {counted(len(vectors.words()), 'word')}"
+        )
 
 
 def nearest(*words: str) -> None:

@@ -123,7 +123,7 @@ def test_samples_are_those_of_their_seed(finished, restored):
 def test_given_translations_are_scored_by_an_ensemble_of_checkpoints(finished, file):
     targets = ["twenty", "", "one hundred", "five hundred and thirteen", "<end> ü|"]
     beside = file("targets.txt", "\n".join(targets))
-    options = [f"--workdir={finished}@150", f"--workdir={finished}@200", f"--score={beside}"]  # the old name
+    options = [f"--workdir={finished}@150", f"--workdir={finished}@200", f"--target={beside}"]
     result = succeeds("translate", *options, file("in.txt"))
     assert result.stderr.startswith("numbers: the parameters of step 150; the parameters of step 200\n")
     both = transformer_flax.restore(finished, steps=[150]).ensemble(transformer_flax.restore(finished, steps=[200]))
@@ -227,6 +227,11 @@ def test_help_tells_of_usage_and_every_flag():
 
 # A run that is not there shows that these are told before it is looked for.
 NOWHERE = "--workdir=/nowhere"
+
+
+def test_a_flag_that_is_switched_off_is_as_if_it_were_not_there():
+    assert "there is no directory /nowhere" in refused("translate", NOWHERE, "--nosample", "--beam_size=2")
+    assert "--beam_size has no effect with --sample" in refused("translate", NOWHERE, "--sample", "--beam_size=2")
 
 
 @pytest.mark.parametrize(("flag", "pipe"), [("--target", False), ("--prefix_file", True)])

@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from tests.training.small import small_config
 from transformer_flax.data.batches import BucketedBatches, PackedBatches
@@ -117,6 +118,20 @@ def test_batches_of_an_epoch_have_its_pieces_in_shapes_that_are_the_same_for_all
         seen += batches.pairs(k).tolist()
     assert sorted(seen) == sorted([*range(len(LINES))] * 2)
     assert batches.corpus_of(0).source.key != batches.corpus_of(batches.batches_per_epoch).source.key
+
+
+def test_tokens_added_to_the_vocabulary_stay_whole(tokenizer):
+    backend = Backend.from_str(tokenizer.to_json())
+    backend.add_tokens(["<2de>"])
+    tokenizer = Tokenizer(backend)
+    [ids] = tokenizer.encode(["<2de> the cat"])
+    added = tokenizer.vocab_size - 1
+    assert ids.count(added) == 1
+    side = Sentences(np.array([*ids, END_ID], np.uint16), np.array([0, len(ids) + 1]))
+    dropout = BpeDropout(Corpus(side, side), tokenizer, 0.9, LONGEST, seed=0)
+    spelt = [dropout.epoch(0, epoch).source[0].tolist() for epoch in range(20)]
+    assert all(each.count(added) == 1 for each in spelt)
+    assert len({*map(tuple, spelt)}) > 1
 
 
 def test_another_tokenizer_is_refused_before_the_text_is_read(tmp_path):

@@ -41,4 +41,4 @@ def test_of_equal_pairs_the_first_stays_on_request(tmp_path):
     assert len(select(corpus, 9).indices) == 6
     selection = select(corpus, 9, drop_duplicates=True)
     assert selection.indices.tolist() == [0, 1, 3, 5]
-    assert selection.dropped["an earlier one the same"] == 2
+    assert selection.dropped["an identical earlier pair"] == 2

@@ -124,6 +124,11 @@ def test_an_unknown_language_is_refused_before_any_pair_is_read(side):
         number_pairs(numbers_config(**{side: "xx"}), "train")
 
 
+def test_a_language_that_cannot_spell_the_largest_number_is_refused_before_any_pair_is_read():
+    with pytest.raises(UserError, match=r"num2words cannot spell \d{3},\d{3} in 'am'.*or lower longest_tested"):
+        number_pairs(numbers_config(source_language="am", longest_trained=6, longest_tested=6), "train")
+
+
 def test_equal_pairs_have_equal_fingerprints():
     assert number_pairs(numbers_config(), "train").fingerprint == number_pairs(numbers_config(), "train").fingerprint
 

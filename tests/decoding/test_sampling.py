@@ -99,7 +99,16 @@ def test_tokens_as_likely_as_the_last_of_the_likeliest_are_drawn_too():
     assert set(found.tokens[:, :, 0].ravel()) == {A, B, C, END_ID}
 
 
-@pytest.mark.parametrize("sampling", [Sampling(temperature=0), Sampling(temperature=1.5, top_p=1e-6)], ids=str)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0),
+        Sampling(temperature=1.5, top_p=1e-6),
+        Sampling(temperature=1e-39, top_k=3),  # 0 in float32, as the next
+        Sampling(top_p=1e-46),
+    ],
+    ids=str,
+)
 def test_samples_of_the_likeliest_token_alone_are_greedy_search(sampling):
     for toy, rules in itertools.product(TOYS, (RULES, LONG_RULES)):
         samples = draw(toy, SENTENCES, rules, FEW, sampling)

@@ -170,7 +170,7 @@ def test_a_line_without_an_end_is_refused_before_it_fills_the_memory(tmp_path):
     with open_text(file) as stream:
         lines = decode_lines(stream, "bomb")
         assert next(lines) == "short"
-        with pytest.raises(UserError, match=rf"bomb, line 2: longer than {MOST_LINE_BYTES:,} bytes"):
+        with pytest.raises(UserError, match=rf"bomb, line 2: at least {MOST_LINE_BYTES:,} bytes long"):
             next(lines)
         assert stream.tell() <= 6 + MOST_LINE_BYTES
 

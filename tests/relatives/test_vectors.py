@@ -90,6 +90,12 @@ def test_a_text_without_words_is_refused():
         train_vectors([nothing], tokenizer, CONFIG, 0)
 
 
+def test_a_text_of_which_nothing_is_left_to_learn_from_is_refused():
+    tokenizer, sentences = tokenise(planted_text())
+    with pytest.raises(UserError, match=r"no word had a context: config\.vectors\.subsample, 1e-09"):
+        train_vectors([sentences], tokenizer, dataclasses.replace(CONFIG, subsample=1e-9, epochs=1), 0)
+
+
 def test_a_word_of_several_pieces_is_the_mean_of_them(planted):
     pieces = planted.tokenizer.encode(["catdog"])[0]
     assert len(pieces) > 1

@@ -8,6 +8,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import choose
 from transformer_flax.training.run_directory import RunDirectory
+from transformer_flax.training.trained_model import parse_name
 
 DATA = {"train": "abc", "valid": "def"}
 TOKENIZER = Tokenizer.train(["a b a b"], 270)
@@ -143,6 +144,13 @@ def test_the_tokenizer_comes_back_as_it_was(tmp_path):
 def test_translations_are_one_line_each(tmp_path):
     file = RunDirectory(tmp_path).save_outputs("translations", "valid", 5, ["a b", "", "ü"])
     assert file.read_bytes() == "a b\n\nü\n".encode()
+
+
+def test_a_directory_may_be_named_as_one_with_steps(tmp_path):
+    name = str(tmp_path / "run@5")
+    assert parse_name(name) == (str(tmp_path / "run"), [5])
+    (tmp_path / "run@5").mkdir()
+    assert parse_name(name) == (name, None)
 
 
 def test_a_misspelt_directory_is_told_the_one_beside_it(tmp_path):

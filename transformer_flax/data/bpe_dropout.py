@@ -98,6 +98,7 @@ class BpeDropout:
         ranks = {pair: rank for rank, pair in enumerate(tokenizer.merges())}
         pieces, rng = tokenizer.vocabulary(), random.Random(seed)
         ids = {piece: i for i, piece in enumerate(pieces)}
+        added = tokenizer.added()  # not made by merges
         begins = np.array([piece.startswith("\u0120") for piece in pieces])  # begins with a space, so it starts a word
         begins[END_ID] = True
         known: dict[bytes, int] = {}
@@ -106,7 +107,8 @@ class BpeDropout:
         tokens, lengths = array.array(dtype.char), array.array("I")  # lists of lists take several times the memory
         for word in known:
             own = np.frombuffer(word, dtype).tolist()
-            parts = tokenizer.words([pieces[i] for i in own]) if own != [END_ID] and len(own) < MOST_PIECES else []
+            is_spelt = len(own) < MOST_PIECES and added.isdisjoint(own)
+            parts = tokenizer.words([pieces[i] for i in own]) if is_spelt else []
             drawn = (
                 [ids[piece] for part in parts for piece in split_with_dropout(part, ranks, rate, rng)]
                 for _ in range(SPELLINGS - 1)

@@ -205,7 +205,7 @@ def select_training_pairs(corpus: Corpus, config) -> Selection:
         if max_length_ratio:
             reasons[f"one side over {max_length_ratio:g} times as long"] = longer > max_length_ratio * shorter
         if duplicate is not None:
-            reasons["an earlier one the same"] = duplicate[block]
+            reasons["an identical earlier pair"] = duplicate[block]
         left = np.ones(len(indices), bool)
         for reason, holds in reasons.items():
             dropped[reason] += int(np.sum(left & holds))

@@ -95,9 +95,9 @@ def number_pairs(config, split: str) -> Pairs:
     """Returns number words in both languages, which are spelt when they are read."""
     _require_sizes(config, MOST_DIGITS, "digits")
     languages = config.source_language, config.target_language
-    for language in languages:
-        _number_words(0, language)
     numbers = split_numbers(split, config)
+    for language in languages:
+        _number_words(int(numbers.max(initial=0)), language)
     version = importlib.metadata.version("num2words")
     described = f"numbers {split} {languages} {version}".encode() + numbers.astype("<i8").tobytes()
 
@@ -112,10 +112,10 @@ def number_pairs(config, split: str) -> Pairs:
 def _number_words(number: int, language: str) -> str:
     try:
         return num2words(number, lang=language)
-    except NotImplementedError as error:  # num2words lacks the language
+    except (NotImplementedError, OverflowError, TypeError) as error:  # num2words lacks the language or large numbers
         raise UserError(
-            f"num2words cannot count in {language!r}; it can in 'en', 'de', 'fr' and others: set "
-            "--config.data.source_language or target_language"
+            f"num2words cannot spell {number:,} in {language!r}; it can in 'en', 'de', 'fr' and others: set "
+            "--config.data.source_language or target_language, or lower longest_tested"
         ) from error
 
 

@@ -97,9 +97,9 @@ def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None
     number = 0
     try:
         for number, raw in enumerate(iter(lambda: stream.readline(MOST_LINE_BYTES), b""), start=1):
-            if len(raw) == MOST_LINE_BYTES:
+            if len(raw) == MOST_LINE_BYTES and not raw.endswith(b"\n"):
                 raise UserError(
-                    f"{name}, line {number:,}: longer than {MOST_LINE_BYTES:,} bytes; a text has one sentence a line"
+                    f"{name}, line {number:,}: at least {MOST_LINE_BYTES:,} bytes long; a text has one sentence a line"
                 )
             line = (raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw).rstrip(b"\r\n")
             try:

@@ -190,6 +190,10 @@ class Tokenizer:
         """Returns all pieces in the order of their ids, spelt as in `pieces`."""
         return [str(self._backend.id_to_token(i)) for i in range(self.vocab_size)]
 
+    def added(self) -> set[int]:
+        """Returns the ids of special tokens and of tokens that were added to the vocabulary."""
+        return set(self._backend.get_added_tokens_decoder())
+
     def merges(self) -> list[tuple[str, str]]:
         """Returns the pairs of pieces that a byte-level BPE merges, the most frequent pair first."""
         parts = json.loads(self.to_json())

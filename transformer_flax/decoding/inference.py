@@ -79,16 +79,18 @@ class Inference:
         finally:
             self._warn_of_cut(cut, read)
 
-    def encode(self, lines: Sequence[str], limit: int, *, lines_before: int = 0) -> tuple[list[list[int]], list[int]]:
+    def encode(
+        self, lines: Sequence[str], limit: int, *, lines_before: int = 0, what: str = "line"
+    ) -> tuple[list[list[int]], list[int]]:
         """Encodes lines, and cuts them to `limit` ids. Returns the ids of each line, and the indices of the lines cut.
 
-        Every line, also a cut one, ends with the end symbol.
+        `what` names a line in messages. Every line, also a cut one, ends with the end symbol.
         """
         encoded = [[*ids, END_ID] for ids in self.tokenizer.encode(lines)]
         long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
         if long and self._refuse_long:
             raise UserError(
-                f"line {lines_before + long[0] + 1:,} has {len(encoded[long[0]]):,} tokens and at most {limit:,} are "
+                f"{what} {lines_before + long[0] + 1:,} has {len(encoded[long[0]]):,} tokens and at most {limit:,} are "
                 "taken; split it, or raise max_input_length"
             )
         for i in long:

@@ -13,7 +13,7 @@ from transformer_flax.data.normalisation import PLAIN, Normaliser, moses_tools
 from transformer_flax.errors import UserError
 
 # sacreBLEU's tokenisation of languages without blanks between words. Its own of Japanese needs another package.
-UNSPACED = {"zh": "zh", "ja": "char", "th": "char"}
+UNSPACED = {"zh": "zh", **dict.fromkeys(("ja", "th", "km", "lo", "my"), "char")}
 LENGTH_RATIOS = 0.9, 1.1  # `full_scores` warns of length ratios outside this range
 TOKENISED_SHARE = 0.1  # `full_scores` warns if a larger share of the lines has marks of a tokenizer
 
@@ -50,7 +50,8 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
     again.
     """
     # `force` only silences sacreBLEU's warning of tokenised text: `full_scores` has a warning of its own.
-    tokenize = "none" if text.tokenized else UNSPACED.get(text.language, "13a")
+    language = re.split("[-_]", text.language)[0].lower()  # zh of zh_CN
+    tokenize = "none" if text.tokenized else UNSPACED.get(language, "13a")
     metric = sacrebleu.BLEU(lowercase=text.lowercase, tokenize=tokenize, force=True)
     bleu = metric.corpus_score(list(translations), [list(references)])
     matches = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))

@@ -237,6 +237,7 @@ def _truncate(log_probs, sampling: Sampling):
     probabilities = jax.nn.softmax(ordered / sampling.temperature)
     before = jnp.cumsum(probabilities, axis=-1) - probabilities
     kept = (before < sampling.top_p) & (ordered > -jnp.inf)
+    kept = kept.at[..., 0].set(True)  # also if a tiny temperature or top_p rounds to 0
     least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(log_probs >= least, log_probs, -jnp.inf)
 

@@ -84,8 +84,6 @@ class Translator(Inference):
         refuse_long: bool = False,
         num_devices: int = 0,
     ):
-        if not isinstance(sampling, Sampling | None):
-            raise UserError(f"sampling is {sampling!r}; it must be a Sampling, as in Sampling(temperature=0.7)")
         if nbest < 1 or (sampling is None and nbest > beam_size):
             raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam holds from 1 to beam_size hypotheses")
         super().__init__(params, tokenizer, max_input_length, batch_size, window, refuse_long, num_devices)
@@ -153,8 +151,10 @@ class Translator(Inference):
             window = slice(start, start + self._window)
             limits = self._max_input_length, self._longest_output
             (inputs, cut_inputs), (outputs, cut_outputs) = (
-                self.encode([*map(normalise, lines[window])], limit, lines_before=start)
-                for normalise, lines, limit in zip(self.normalise, (sources, targets), limits, strict=True)
+                self.encode([*map(normalise, lines[window])], limit, lines_before=start, what=f"{side} line")
+                for side, normalise, lines, limit in zip(
+                    ("source", "target"), self.normalise, (sources, targets), limits, strict=True
+                )
             )
             for i in cut_outputs:
                 outputs[i].pop()

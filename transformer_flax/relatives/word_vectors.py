@@ -245,7 +245,7 @@ def train_vectors(
         batch (so never all of them) and the loss per word since the last call.
 
     Raises:
-      UserError: the text is empty, or the vectors are not finite.
+      UserError: the text is empty, no word has a context, or the vectors are not finite.
     """
     counts = count_words(sides, tokenizer.vocab_size)
     if not counts.any():
@@ -255,6 +255,7 @@ def train_vectors(
     start = np.concatenate([rng.uniform(-0.5, 0.5, shape) / config.d_model, np.zeros(shape)])
     tables = Tables(jnp.asarray(start, jnp.float32), jnp.zeros(2 * tokenizer.vocab_size, jnp.float32))
     text = Text(sides, counts, config, seed)
+    learned = 0
     for epoch in range(config.epochs):
         batches = text.epoch(epoch)
         while some := list(itertools.islice(batches, READ_EVERY)):
@@ -270,7 +271,13 @@ def train_vectors(
                 )
                 losses.append(loss)
             total, words = np.sum(jax.device_get(losses), axis=0)
+            learned += words
             progress(epoch + some[-1].done, total / max(words, 1))
+    if not learned:
+        raise UserError(
+            f"no word had a context: config.vectors.subsample, {config.subsample:g}, leaves out too many words of this "
+            "text; raise it, or set it to 0"
+        )
     table = np.array(tables.vectors[: tokenizer.vocab_size])
     if not np.isfinite(table).all():
         raise UserError(

@@ -109,8 +109,8 @@ class RunWriter:
             whole = self.checkpoints.steps()
             good = f"the last good checkpoint is of step {whole[-1]:,}" if whole else "there is no checkpoint yet"
             raise UserError(
-                f"{self._label}{metrics.skipped_in_a_row} updates in a row were not finite; at step {step:,} {measured}; "
-                f"{good}, and the batches are in {self._directory.skipped_file}. Look at them, or lower "
+                f"{self._label}{metrics.skipped_in_a_row} updates in a row were not finite; at step {step:,} "
+                f"{measured}; {good}, and the batches are in {self._directory.skipped_file}. Look at them, or lower "
                 "config.optimizer.factor, raise config.optimizer.warmup_steps or clip with config.optimizer.clip_norm, "
                 "in a new --workdir"
             )

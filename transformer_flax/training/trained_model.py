@@ -42,9 +42,9 @@ class TrainedModel:
 
 
 def parse_name(name: str) -> tuple[str, list[int] | None]:
-    """Splits DIRECTORY@STEP,STEP,... into the directory and the steps. None: the name has no steps."""
+    """Splits DIRECTORY@STEP,STEP,... into the directory and the steps. None: a name without steps."""
     directory, _, steps = name.rpartition("@")
-    if directory and re.fullmatch(r"\d+(,\d+)*", steps):
+    if directory and not pathlib.Path(name).is_dir() and re.fullmatch(r"\d+(,\d+)*", steps):
         return directory, [int(step) for step in steps.split(",")]
     return name, None
 
