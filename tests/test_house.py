@@ -21,10 +21,24 @@ def test_the_code_passes(command):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize("file", [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")], ids=lambda file: file.name)
+def anchors(page):
+    """The names that GitHub gives the headings of a page. What repeats a name is numbered."""
+    names = []
+    text = re.sub(r"^ *```.*?^ *```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)  # no comments of a shell
+    for heading in re.findall(r"^#+ +(.*?)[ #]*$", text, re.MULTILINE):
+        shown = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", heading)
+        names.append(re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-"))
+    return {f"{name}-{names[:n].count(name)}".removesuffix("-0") for n, name in enumerate(names)}
+
+
+@pytest.mark.parametrize(
+    "file", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda file: str(file.relative_to(ROOT))
+)
 def test_every_link_leads_somewhere(file):
-    for place in re.findall(r"\]\((?!https?:|#)([^)#]+)", file.read_text()):
-        assert (file.parent / place).exists(), place
+    for place, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", file.read_text()):
+        target = file.parent / place if place else file
+        assert target.exists(), place
+        assert not anchor or anchor in anchors(target), f"{place}#{anchor}"
 
 
 def defines(file, name):

@@ -12,18 +12,67 @@ import numpy as np
 import pytest
 
 import transformer_flax
+from configs import base
 from tests.conftest import long
 from tests.training.small import final_state
 from transformer_flax.ablation import report
 from transformer_flax.ablation.comparison import compare
 from transformer_flax.ablation.results import RESULTS, Journal, make_head, read
+from transformer_flax.model.registry import KINDS
+from transformer_flax.training.config_fields import added_fields, flatten
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
 
 ROOT = pathlib.Path(__file__).parent.parent
 DATA = ROOT / "tests/data"
 KNOWN = json.loads((DATA / "run_0.1.json").read_text())
+# Runs that were saved before these fields existed were made with these values, so no line is ever changed.
+DEFAULTS = {
+    "embedding_init": "",
+    "init_from": "",
+    "train_only": "",
+    "r_drop": 0.0,
+    "data.name": "",
+    "data.path": "",
+    "data.longest_trained": 6,
+    "data.longest_tested": 6,
+    "data.label_column": 0,
+    "data.text_column": 1,
+    "data.held_out": 0.0,
+    "data.length_multiple_of": 1,
+    "data.lowercase": False,
+    "data.tokenized": False,
+    "data.bpe_dropout": 0.0,
+    "optimizer.name": "adam",
+    "optimizer.cooldown": 0.0,
+    "parallel.cpu_devices": 1,
+    "eval.final_sentences": 0,
+    "eval.patience": 0,
+    "log.wandb": "",
+}
+DEFAULTS_OF_ENCODERS = {
+    "model.compatibility": "scaled_dot",
+    "model.clip_distance": 16,
+    "model.neighbourhood": 0,
+    "model.branch_init": 1.0,
+    "model.start": "xavier",
+    "model.attention_implementation": "plain",
+}
+DEFAULTS_OF_KINDS = {
+    "transformer": DEFAULTS_OF_ENCODERS,
+    "classifier": DEFAULTS_OF_ENCODERS | {"model.embedding_deviation": 1.0},
+    "recurrent": {},
+    "convolutional": {},
+}
 ADDED = {"eval": ["patience"], "model": ["branch_init", "neighbourhood"], "data": ["held_out"]}
+
+
+def test_the_default_of_a_field_is_what_runs_did_before_the_field_existed():
+    every_section = {f"{name.rpartition('.')[0]}.": ... for name in flatten(base.get_config().to_dict())}
+    assert added_fields(every_section)["model.kind"] == "transformer"
+    for kind in KINDS:
+        defaults = added_fields(every_section | {"model.kind": kind})
+        assert defaults == defaults | DEFAULTS | DEFAULTS_OF_KINDS[kind]
 
 
 @pytest.fixture

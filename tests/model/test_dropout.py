@@ -1,20 +1,22 @@
 """Dropout (section 5.4): where it is, and what it does there."""
 
 import dataclasses
+import functools
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.conftest import TINY
+from tests.conftest import ONE_LAYER, TINY
 from tests.model.parameters import random_params
-from tests.model.sentences import SOURCE, TARGET, logits_of
+from tests.model.sentences import SOURCE, TARGET, S, T, logits_of
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
+from tests.relatives.test_classifier import tiny
 from transformer_flax.model.dropout import Dropout, random_bits
 from transformer_flax.model.positions import sinusoids
-from transformer_flax.model.residuals import AddAndNorm, PreNorm
+from transformer_flax.model.registry import kind_of, make_model
+from transformer_flax.model.residuals import AddAndNorm, Admin, DeepNorm, PreNorm, TFixup
 from transformer_flax.model.transformer import Transformer, shift_right
 
 
@@ -125,11 +127,60 @@ def test_dropout_is_applied_to_the_sums_of_embeddings_and_positions():
         np.testing.assert_allclose(x, embedded + sinusoids(tokens.shape[1], TINY.d_model), atol=1e-5)
 
 
-@pytest.mark.parametrize("residual", [AddAndNorm, PreNorm])
-def test_dropout_spares_the_residual_connection(residual):
-    config = dataclasses.replace(TINY, dropout=0.9)
-    x = np.random.default_rng(0).normal(size=(4, config.d_model)).astype(np.float32)
-    variables = {"params": {"norm": {"scale": np.ones(config.d_model), "bias": np.zeros(config.d_model)}}}
-    y = residual(config).apply(variables, x, jnp.zeros_like, rngs={"dropout": jax.random.key(0)})
+def dropping_all(given):
+    """Context manager: every dropout drops all that it is given, and appends it to the list."""
+
+    def drop(call, args, kwargs, context):
+        if isinstance(context.module, Dropout) and context.module.rate > 0:
+            given.append(args[0])
+            return args[0] * 0
+        return call(*args, **kwargs)
+
+    return nn.intercept_methods(drop)
+
+
+def test_dropout_in_a_sub_layer_is_on_what_the_softmax_and_the_relu_return():
+    config = dataclasses.replace(ONE_LAYER, dropout=0.0, attention_dropout=0.5, ffn_dropout=0.5)
+    variables, given = {"params": random_params(config)}, []
+    with dropping_all(given):
+        Transformer(config).apply(variables, SOURCE, TARGET)
+    assert [x.ndim for x in given] == [4, 3, 4, 4, 3]  # the weights of all heads, and the hidden layers
+    for x in given:
+        if x.ndim == 4:
+            np.testing.assert_allclose(x.sum(axis=-1), 1, atol=1e-5)
+        else:
+            assert x.shape[-1] == config.d_ff
+            assert x.min() == 0 < x.max()
+
+
+@pytest.mark.parametrize(
+    ("config", "lengths"),
+    [
+        (tiny("mean"), [(S,), (S,), (S,), ()]),  # embeddings, two sub-layers, the pooled vector
+        (RECURRENT, [(S,), (S,), (S,), (T,), (T,), (T,), (T,)]),  # embeddings and two layers of each side, features
+        # Embeddings and the padded inputs of two convolutions of each side, the decoder's output.
+        (CONVOLUTIONAL, [(S,), (S + 2,), (S + 2,), (T,), (T + 2,), (T + 2,), (T,)]),
+    ],
+    ids=["classifier", "recurrent", "convolutional"],
+)
+def test_dropout_of_the_relatives_is_in_all_its_places_and_the_last_one_hides_everything(config, lengths):
+    variables, inputs = {"params": random_params(config)}, (SOURCE, TARGET)[: len(kind_of(config).reads)]
+    given = []
+    with dropping_all(given):
+        logits = jax.jit(make_model(config).apply)(variables, *inputs)
+    assert [x.shape for x in given] == [(len(SOURCE), *length, config.d_model) for length in lengths]
+    assert np.ptp(logits.reshape(-1, logits.shape[-1]), axis=0).max() == 0  # the logits of nothing, for every input
+
+
+@pytest.mark.parametrize(
+    "residual",
+    [AddAndNorm, PreNorm, pytest.param(functools.partial(DeepNorm, alpha=2.0), id="DeepNorm"), TFixup, Admin],
+)
+def test_dropout_is_on_the_sub_layers_output_and_spares_the_residual_connection(residual):
+    x, y = np.random.default_rng(0).normal(size=(2, 4, TINY.d_model)).astype(np.float32)
+    ones = np.ones(TINY.d_model)
+    variables = {"params": {"norm": {"scale": ones, "bias": 0 * ones}, "omega": ones}}
+    with dropping_all([]):
+        z = residual(TINY).apply(variables, x, lambda _: y)
     normalised = (x - x.mean(axis=-1, keepdims=True)) / x.std(axis=-1, keepdims=True)
-    np.testing.assert_allclose(y, x if residual is PreNorm else normalised, atol=1e-5)
+    np.testing.assert_allclose(z, x if residual in (PreNorm, TFixup) else normalised, atol=1e-5)

@@ -2,12 +2,20 @@
 
 import json
 import math
+from unittest import mock
 
+import numpy as np
 import pytest
 
+from tests.training.small import small_config
+from transformer_flax.ablation.plan import assumed_flops
+from transformer_flax.ablation.variants import make_variants
 from transformer_flax.files import read_json_lines
+from transformer_flax.model.flops import training_flops
+from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.metrics import Meter, MetricsWriter
 from transformer_flax.training.peak_flops import data_sheet_flops, large_product, measured_flops
+from transformer_flax.training.trainer import Trainer
 
 
 def test_means_are_of_all_tokens_not_of_steps():
@@ -23,6 +31,20 @@ def test_rates_are_of_the_time_that_was_added():
     meter.add_time(0.5, 100, 5000)
     meter.add_time(1.5, 300, 7000)
     assert meter.rates() == {"steps_per_second": 1.0, "tokens_per_second": 200.0, "flops_per_second": 6000.0}
+
+
+def test_r_drop_computes_every_token_twice_in_rates_and_plans():
+    once, twice = make_variants(small_config(), "base,r-drop")
+    lengths = {"source": np.array([3, 5]), "target": np.array([4, 2])}
+    model = model_config(once.config, once.config.data.vocab_size)
+    for variant, passes in ((once, 1), (twice, 2)):
+        data, programs, writer = mock.Mock(), mock.Mock(), mock.Mock(meter=Meter())
+        data.train.lengths.return_value, programs.model.config = lengths, model
+        Trainer(variant.config, data, programs, writer, mock.Mock(), 0).add_time(1, 0.5)
+        rates = writer.meter.rates()
+        assert rates["tokens_per_second"] == 14 / 0.5  # which the batch has once
+        assert rates["flops_per_second"] == passes * training_flops(model, *lengths.values()) / 0.5
+        assert assumed_flops(variant) == passes * assumed_flops(once)
 
 
 def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):
