@@ -6,8 +6,10 @@
 # folder of text for the loop. A figure that cannot be had (no PyTorch, too little memory) is named in OUT/failed.txt.
 # `bash benchmarks/accelerator.sh --commands` prints the commands.
 set -uo pipefail
+: "${1:?where the figures go}"
+out=$([ "$1" = --commands ] && echo OUT || realpath -m "$1")
+multi30k=${2:+$(realpath -m "$2")}
 cd "$(dirname "$0")/.."
-out=$([ "${1:?where the figures go}" = --commands ] && echo OUT || realpath -m "$1")
 
 run() { # NAME COMMAND...
     local name=$1
@@ -61,8 +63,8 @@ figure accumulation benchmarks/train.py --sizes=base --steps=10 --repeats=5 --pe
 
 # The loop beside its steps.
 figure loop benchmarks/loop.py
-if [ -n "${2:-}" ]; then
-    figure loop_multi30k benchmarks/loop.py --config=configs/multi30k.py "--config.data.path=$2"
+if [ -n "$multi30k" ]; then
+    figure loop_multi30k benchmarks/loop.py --config=configs/multi30k.py "--config.data.path=$multi30k"
 fi
 
 run table3 python -m transformer_flax.sweep --config=configs/table3_small.py --rows=all --seeds=3 --vectorize_seeds \

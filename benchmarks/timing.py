@@ -17,7 +17,6 @@ class Timing:
 
     seconds: tuple[float, ...]  # of each round
     first: float  # seconds of the first call, which compiles
-    result: Any  # of the first call
 
     @property
     def median(self) -> float:
@@ -48,13 +47,13 @@ def interleaved(functions: Mapping[str, Callable[[], Any]], repeats: int) -> dic
     with rich.progress.Progress(console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("timing", total=len(functions) * (repeats + 1))
 
-        def timed(function) -> tuple[float, Any]:
+        def timed(function) -> float:
             started = time.perf_counter()
-            result = jax.block_until_ready(function())
+            jax.block_until_ready(function())
             seconds = time.perf_counter() - started
             progress.advance(task)
-            return seconds, result
+            return seconds
 
         first = {name: timed(function) for name, function in functions.items()}
-        rounds = [{name: timed(function)[0] for name, function in functions.items()} for _ in range(repeats)]
-    return {name: Timing(tuple(each[name] for each in rounds), *first[name]) for name in functions}
+        rounds = [{name: timed(function) for name, function in functions.items()} for _ in range(repeats)]
+    return {name: Timing(tuple(each[name] for each in rounds), first[name]) for name in functions}

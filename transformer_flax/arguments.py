@@ -59,13 +59,13 @@ MOST_SEEDS = 1_000
 
 
 class SeedsParser(flags.ArgumentParser):
-    """The parser of --seeds. 3 stands for the seeds 0, 1 and 2."""
+    """The parser of --seeds. 3 stands for the seeds 0, 1 and 2, and 3, for the seed 3 alone."""
 
-    syntactic_help = f"a number of seeds, at most {MOST_SEEDS:,}, or different seeds: 3 stands for 0,1,2"
+    syntactic_help = f"a number of seeds, at most {MOST_SEEDS:,}, or different seeds: 3 stands for 0,1,2, and 3, for 3"
 
     def parse(self, argument: str) -> list[int]:
-        numbers = [int(number) for number in argument.split(",")]
-        seeds = [*range(min(numbers[0], MOST_SEEDS + 1))] if len(numbers) == 1 else numbers
+        numbers = [int(number) for number in argument.removesuffix(",").split(",")]
+        seeds = numbers if "," in argument else [*range(min(numbers[0], MOST_SEEDS + 1))]
         if not 0 < len(seeds) <= MOST_SEEDS or max(seeds) >= 2**32 or min(seeds) < 0 or len({*seeds}) < len(seeds):
             raise ValueError(self.syntactic_help)
         return seeds

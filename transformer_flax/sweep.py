@@ -4,6 +4,7 @@ Each run is a process of transformer_flax.train. It writes to <workdir>/<variant
 directory. Results are written to <workdir>/results.jsonl. The same command resumes a sweep, and retries failed runs.
 """
 
+import math
 import pathlib
 import re
 import shlex
@@ -18,9 +19,11 @@ from transformer_flax.arguments import SeedsParser, define_config
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformer_flax.ablation.local import Local
     from transformer_flax.ablation.slurm import Slurm
-    from transformer_flax.ablation.trials import TrialFactory
+    from transformer_flax.ablation.trials import Trial, TrialFactory
 
 ARGUMENTS = sys.argv[1:]
 
@@ -122,18 +125,18 @@ def main() -> None:
         return
     command = shlex.join(["python", "-m", "transformer_flax.sweep", *map(_short, ARGUMENTS)])
     machine = hardware() if LAUNCHER.value == "local" else f"Slurm, partition {PARTITION.value or 'by default'}"
-    sweep(trials, factory, make_head(base, command, machine), _launcher(factory), together=VECTORIZE.value)
+    sweep(trials, factory, make_head(base, command, machine), _launcher(factory, trials), together=VECTORIZE.value)
 
 
-def _launcher(factory: "TrialFactory") -> "Local | Slurm":
+def _launcher(factory: "TrialFactory", trials: "Sequence[Trial]") -> "Local | Slurm":
     """Returns the launcher that the flags ask for."""
     from transformer_flax.ablation.local import Local, slots
     from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm
 
     if LAUNCHER.value == "local":
-        base = factory.base
-        rows = base.data.rows_multiple_of // (base.accumulation_steps * base.loss_chunks)
-        return Local(factory.workdir, slots(JOBS.value or 1, base.parallel.num_devices, rows), factory.command)
+        configs = [trial.variant.config for trial in trials]
+        rows = math.gcd(*(c.data.rows_multiple_of // (c.accumulation_steps * c.loss_chunks) for c in configs))
+        return Local(factory.workdir, slots(JOBS.value or 1, factory.base.parallel.num_devices, rows), factory.command)
     options = {}
     for option in SBATCH.value:
         name, equals, value = option.removeprefix("--").partition("=")

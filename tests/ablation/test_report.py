@@ -2,6 +2,7 @@
 
 import base64
 import html.parser
+import itertools
 import math
 import re
 import xml.etree.ElementTree
@@ -140,7 +141,7 @@ def test_what_is_missing_is_told_with_the_command_that_finishes_it(text):
         "- A-h32: no seed 1",
         "- D-ls0.2: no seed 1 or 2",
         "- of table 3, not run: C-d256",
-        made.SESSION["command"],
+        "python -m transformer_flax.sweep --config=configs/table3_small.py --rows=all --seeds=0,1,2",
     ):
         assert line in section.split("\n")
 
@@ -301,7 +302,7 @@ def test_all_commands_machines_and_versions_are_named_once(tmp_path):
     )
     assert section.count("- ") == 2
     missing = text[text.index("## What is missing") : text.index("## Scores")]
-    assert "```\npython -m transformer_flax.sweep\n```" in missing  # the newest
+    assert "```\npython -m transformer_flax.sweep --seeds=0,1\n```" in missing  # the newest
 
 
 def test_a_row_that_is_no_change_is_told(tmp_path):
@@ -419,6 +420,22 @@ def test_a_curve_is_the_mean_of_its_seeds_where_all_have_a_point():
         assert lines["base"] == [[100, pytest.approx(mean)]]
         assert lines["E"] == [[100, pytest.approx(first)], [200, pytest.approx(last)]]
         assert len(axes.lines) == 2 + 2  # and the two seeds of base
+
+
+@pytest.mark.usefixtures("style")
+def test_long_names_leave_room_for_the_pictures():
+    axes = {"model.attention_dropout": (0.0, 0.1), "model.ffn_dropout": (0.0, 0.1), "optimizer.warmup_steps": (4, 8)}
+    results = []
+    for values in itertools.product(*axes.values()):
+        changes = dict(zip(axes, values, strict=True))
+        name = " ".join(["base", *(f"{field}={value}" for field, value in changes.items())])
+        own = {} if values == (0.0, 0.0, 4) else changes
+        results += [made.result(name, seed, row="base", changes=own, bleu=30 + seed) for seed in range(2)]
+    for figure in (figures.scores, figures.differences):
+        drawn = figure(compare(results))
+        drawn.draw_without_rendering()
+        widths = [axes.get_position().width * drawn.get_figwidth() for axes in drawn.axes]
+        assert min(widths) > 2, widths
 
 
 def test_variants_have_any_name():

@@ -75,6 +75,15 @@ def test_one_command_trains_several_seeds(tmp_path):
     assert job.log == tmp_path / "E,model.max_length=512" / "seeds0-2.log"
 
 
+def test_only_seeds_that_resume_from_the_same_step_are_trained_together(tmp_path):
+    made = factory(tmp_path)
+    runs = made.trials(make_variants(made.base, "base"), seeds=range(4))
+    for seed, steps in ((0, (20, 40)), (3, (40,))):
+        for step in steps:
+            (RunDirectory(runs[seed].path).checkpoints / str(step)).mkdir(parents=True)
+    assert [job.seeds for job in make_jobs(runs, together=True)] == ["0,3", "1,2"]
+
+
 def test_fields_that_follow_another_one_are_found():
     base = numbers.get_config()
     width = FieldReference(128)
@@ -194,6 +203,8 @@ def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
     measured = Estimator([base, half, longer], [result(base), result(half, flops=5e8, seconds=5.0)])
     assert measured.flops(longer) == pytest.approx(2e9)
     assert measured.seconds(longer) == pytest.approx(20.0)
+    untimed = Estimator([base, half], [result(base), result(half, flops=0.0, seconds=5.0)])
+    assert untimed.flops(longer) == pytest.approx(2e9)
     failed = Estimator([base], [result(base, status="failed")])
     assert failed.measured == 0
 

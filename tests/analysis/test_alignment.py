@@ -45,6 +45,8 @@ def test_heads_are_chosen():
         align(both, heads=[2])
     with pytest.raises(UserError, match="layers 0 to 1"):
         align(both, layers=[2])
+    with pytest.raises(UserError, match="layers is empty"):
+        align(both, layers=[])
     with pytest.raises(UserError, match="by is 'input'; it must be one of written, read"):
         align(both, by="input")
 

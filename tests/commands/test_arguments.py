@@ -69,7 +69,7 @@ def command(monkeypatch):
         ("--beam_size=0", "--beam_size=0: it must be a positive integer"),
         ("--beam_size=many", "--beam_size=many: it must be a positive integer"),
         *((f"--seeds={wrong}", f"--seeds={wrong}: it must be a number of seeds, at most 1,000, or different seeds: 3 s")
-          for wrong in ("0", "-2", "2,2", "1,-1", "1,", "three", "1.0", "1234567890", "1,4294967296")),
+          for wrong in ("0", "-2", "2,2", "1,-1", "1,,", "three", "1.0", "1234567890", "1,4294967296")),
         ("--split=dev", "--split=dev: it must be one of valid, test"),
         ("--profile=x", "--profile=x: it must be true or false"),
         ("--beam_size", "Missing value for flag --beam_size"),
@@ -191,3 +191,4 @@ def test_seeds_are_listed_or_counted_from_0():
     assert SeedsParser().parse("3") == [0, 1, 2]
     assert SeedsParser().parse("1") == [0]
     assert SeedsParser().parse("4,2") == [4, 2]
+    assert SeedsParser().parse("101,") == [101]

@@ -68,6 +68,9 @@ def test_time_follows_from_the_devices_and_memory_from_the_run():
     twice = cost(r_drop=5.0)
     assert (twice.step_flops, twice.tokens_per_step) == (2 * usual.step_flops, usual.tokens_per_step)
     assert twice.memory["activations"] == pytest.approx(2 * usual.memory["activations"], rel=0.1)
+    packed, bucketed = cost(data={"batching": "packed", "max_length": 64}), cost(length=64)
+    assert packed.memory == bucketed.memory
+    assert packed.step_flops == usual.step_flops
 
 
 def test_a_length_that_no_batch_has_is_refused():

@@ -67,6 +67,12 @@ def test_values_out_of_range_are_refused_by_name(field, value):
         check(config)
 
 
+@pytest.mark.parametrize("fields", [{"accumulation_steps": 3}, {"loss_chunks": 5}, {"parallel__num_devices": 3}])
+def test_rows_that_cannot_be_divided_are_refused(fields):
+    with pytest.raises(UserError, match=r"config\.data\.rows_multiple_of is 8; it must be a multiple of (3|5)"):
+        check(small_config(**fields))
+
+
 @pytest.mark.parametrize("field", ["seed", "model.d_ff", "eval.every"])
 def test_none_is_refused_by_name(field):
     config = small_config()

@@ -31,6 +31,7 @@ GROUP_COLOURS = dict(zip(("A", "B", "C", "D", "E", "big"), COLOURS, strict=False
 MARKERS = "os^DvP*Xp<>hd8"  # tell points of the same colour apart
 MOST_NAMED = 24  # variants in a column of a legend
 TITLE = 34  # most characters of a panel's title
+LETTER = 0.07  # inches, of a variant's name
 PAPER_MARK: dict[str, Any] = {
     "color": INK,
     "marker": "D",
@@ -85,7 +86,7 @@ def differences(comparison: Comparison) -> Figure | None:
     entries = [entry for entry in comparison.entries if entry.effects]
     if not entries:
         return None
-    figure = Figure(figsize=(9, 1.7 + 0.25 * len(entries)))
+    figure = Figure(figsize=(8.3 + LETTER * _longest_name(entries), 1.7 + 0.25 * len(entries)))
     for axes, measure in zip(figure.subplots(1, 2, sharey=True), comparison.measures, strict=True):
         effects = [entry.effects[measure] for entry in entries]
         scale = _papers_scale(measure, effects)
@@ -118,7 +119,7 @@ def scores(comparison: Comparison) -> Figure | None:
         return None
     perplexity, score = comparison.measures
     panels, columns = 1 + comparison.is_of_table3, -(-len(comparison.entries) // MOST_NAMED)
-    figure = Figure(figsize=(4 * panels + 1.3 * columns, 4.2))
+    figure = Figure(figsize=(4 * panels + (0.6 + LETTER * _longest_name(comparison.entries)) * columns, 4.2))
     axes, *papers = figure.subplots(1, panels, squeeze=False).flat
     axes.set(title="here", ylabel=score.level_name)
     markers: dict[str, Iterator[str]] = {}
@@ -233,6 +234,10 @@ def _dumbbell(axes: Axes, y: int, effect: Effect, colour: str, papers_scale: flo
         paper = effect.paper / papers_scale
         axes.plot([paper, effect.ours.value], [y, y], color=colour, linewidth=4, alpha=0.2, solid_capstyle="round")
         axes.plot(paper, y, **PAPER_MARK)
+
+
+def _longest_name(entries: Sequence[Entry]) -> int:
+    return max(len(entry.variant) for entry in entries)
 
 
 def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:

@@ -43,10 +43,11 @@ class Estimator:
     def __init__(self, trials: Sequence[Trial], results: Iterable[Result], rate: float = math.nan):
         assumed = {trial.key: assumed_flops(trial.variant) for trial in trials}
         known = [result for result in results if result.finished and result.key in assumed]
+        counted = [result for result in known if result.flops]
         expected = sum(assumed[result.key] for result in known)
         self.measured = len(known)
         # FLOPs and seconds for each assumed FLOP.
-        self._flops = sum(result.flops for result in known) / expected if known else 1.0
+        self._flops = sum(r.flops for r in counted) / sum(assumed[r.key] for r in counted) if counted else 1.0
         self._seconds = sum(result.seconds for result in known) / expected if known else 1 / (rate * UTILISATION)
 
     def flops(self, trial: Trial) -> float:

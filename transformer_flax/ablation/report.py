@@ -78,7 +78,7 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
 
 
 def _title(comparison: Comparison, base: Mapping[str, Any]) -> str:
-    if comparison.is_of_table3:
+    if comparison.is_of_table3 or comparison.missing_rows:
         return f"Table 3 on {base['name']}"
     runs = [*comparison.failed, *(run for entry in comparison.entries for run in entry.runs)]
     fields = sorted({field.rpartition(".")[2] for run in runs for field in run.changes})
@@ -148,7 +148,9 @@ def _summary(comparison: Comparison) -> list[str]:
     ]
     if counts == [1]:
         blocks.append("**One seed:** no intervals and no tests.")
-    if not comparison.base:
+    if not comparison.base and any(result.row == "base" and not result.changes for result in comparison.failed):
+        blocks.append("**No run of base has finished,** so no effects.")
+    elif not comparison.base:
         blocks.append(
             "**There is no base among the finished runs,** so no effects: add `base` to `--rows`, or the base's own "
             "values to the grid."
@@ -192,10 +194,16 @@ def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
     return [
         "## What is missing",
         "\n".join(lines),
-        "This command resumes the sweep if its `--workdir` holds `results.jsonl`. Add rows and seeds that it does not "
-        "name:",
-        _code(base["sessions"][-1]["command"]),
+        "This command resumes the sweep if its `--workdir` holds `results.jsonl`. Add rows that it does not name:",
+        _code(_resuming(base["sessions"][-1]["command"], comparison)),
     ]
+
+
+def _resuming(command: str, comparison: Comparison) -> str:
+    """Returns a sweep's command with all seeds of the comparison, instead of its own."""
+    runs = [*comparison.failed, *(run for entry in comparison.entries for run in entry.runs)]
+    seeds = ",".join(str(seed) for seed in sorted({run.seed for run in runs}))
+    return f"{re.sub(r' --seeds[= ][0-9,]+', '', command)} --seeds={seeds}{'' if ',' in seeds else ','}"
 
 
 def _legend(comparison: Comparison) -> str:

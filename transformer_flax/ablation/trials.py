@@ -28,6 +28,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.model.registry import kind_of
+from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.config_fields import AUTO, differences, flatten
 from transformer_flax.training.run_directory import RunDirectory
@@ -160,8 +161,12 @@ def by_variant(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
 
 
 def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
-    """Makes a job for each trial, or for all seeds of a variant together."""
-    return [Job(tuple(group)) for group in (by_variant(trials).values() if together else ([trial] for trial in trials))]
+    """Makes a job for each trial, or for all seeds of a variant together that resume from the same step."""
+    groups: dict[Any, list[Trial]] = {}
+    for trial in trials:
+        saved = max(saved_steps(RunDirectory(trial.path).checkpoints), default=0) if together else trial.seed
+        groups.setdefault((trial.variant.name, saved), []).append(trial)
+    return [Job(tuple(group)) for group in groups.values()]
 
 
 @dataclasses.dataclass(frozen=True)

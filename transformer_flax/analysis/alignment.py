@@ -42,6 +42,8 @@ def word_weights(
     if by not in BY:
         raise UserError(f"by is {by!r}; it must be one of {', '.join(BY)}")
     layers = range(len(attention.layers("cross"))) if layers is None else layers
+    if not layers:
+        raise UserError("layers is empty; name at least one, or leave it out for all")
     chosen = [attention.weights("cross", layer)[attention.heads(heads)].mean(axis=0) for layer in layers]
     weights = np.mean(chosen, axis=0)  # [T, S]
     if by == "read":

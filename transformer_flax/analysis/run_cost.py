@@ -53,6 +53,8 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
     total = 4 * sum(parameters.values())  # float32
     moments = jax.eval_shape(make_optimizer(config).init, param_shapes(model))
     tokens = len(kind_of(model).reads) * rows * length
+    width = data.max_length if data.batching == "packed" else length  # of a row, to which attention is quadratic
+    rows = passes(config) * (data.tokens_per_batch // width // data.rows_multiple_of * data.rows_multiple_of)
     step_seconds = step_flops / (num_devices * peak * utilisation)
     return Cost(
         parameters=parameters,
@@ -65,12 +67,12 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
             "optimizer": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(moments) if leaf.ndim),
             "moving average": total if keeps_average(config) else 0,
             "activations": activation_bytes(
-                model, len(lengths) // config.accumulation_steps, length, length, loss_chunks=config.loss_chunks
+                model, rows // config.accumulation_steps, width, width, loss_chunks=config.loss_chunks
             ),
         },
         steps=config.steps,
         training_flops=config.steps * step_flops,
-        table2_flops=config.steps * step_seconds * num_devices * peak,
+        table2_flops=config.steps * step_flops / utilisation,
         device=f"{num_devices} x {device}, {peak / 1e12:g} TFLOP/s each, of which {utilisation:.0%} are reached",
         tokens_per_second=tokens / step_seconds,
         days=config.steps * step_seconds / 86_400,

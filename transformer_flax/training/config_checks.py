@@ -59,6 +59,12 @@ def check(config: ConfigDict) -> None:
             config.data.batching != "packed",
             f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
         )
+    least = max(1, config.parallel.num_devices) * config.accumulation_steps * config.loss_chunks
+    require(
+        "data.rows_multiple_of",
+        config.data.rows_multiple_of % least == 0,
+        f"a multiple of {least}: of config.parallel.num_devices x accumulation_steps x loss_chunks",
+    )
     if needs_bfloat16(config):
         width = "data.max_length" if config.data.batching == "packed" else "data.length_multiple_of"
         require(width, fields[width] % 2 == 0, "even for cuDNN's attention, which takes no odd widths")
