@@ -31,7 +31,8 @@ def get_config() -> ConfigDict:
     config.max_skipped = 10
     # If a checkpoint, metrics or translations cannot be written: "stop" ends the run, "go on" continues the run.
     config.on_write_failure = "stop"
-    config.deterministic = False  # True: a GPU repeats runs bit for bit, but is slower; a CPU always repeats them
+    # True asks XLA for slower kernels, which repeat a run bit for bit on a GPU (not tried). A CPU always repeats runs.
+    config.deterministic = False
 
     config.model = ConfigDict()
     config.model.kind = "transformer"
@@ -64,8 +65,8 @@ def get_config() -> ConfigDict:
     # The next fields change how the model is computed, not the model:
     config.model.scan_layers = False  # compile one layer for all N layers of a stack, in a fraction of the time
     # "plain"; or "cudnn": one kernel on a GPU. It needs bfloat16, d_k = d_v, a multiple of 8 up to 256, and batches of
-    # even widths. It cannot have dropout on weights, additive scores or relative positions. A neighbourhood must be at
-    # least 4 and have an even half.
+    # even widths. It cannot have dropout on weights, additive scores, relative positions or several seeds in one
+    # program. A neighbourhood must be at least 4 and have an even half.
     config.model.attention_implementation = "plain"
     # What is stored for the gradient: "none": every activation; "products": products with weights; "layers": each
     # layer's input. Everything else is recomputed.

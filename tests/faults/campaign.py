@@ -208,10 +208,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":  # not in the processes that it starts, which import this file once more
-    KILLS = flags.DEFINE_integer("kills", 200, "how many in all")
-    SIGNAL = flags.DEFINE_enum("signal", "KILL", ["KILL", "TERM"], "what is sent")
-    SEED = flags.DEFINE_integer("seed", 0, "rules when")
-    MODE = flags.DEFINE_multi_enum("mode", list(MODES), list(MODES), "which")
+    KILLS = flags.DEFINE_integer("kills", 200, "total number of kills")
+    SIGNAL = flags.DEFINE_enum("signal", "KILL", ["KILL", "TERM"], "signal to send")
+    SEED = flags.DEFINE_integer("seed", 0, "seed of the instants at which runs are killed")
+    MODE = flags.DEFINE_multi_enum("mode", list(MODES), list(MODES), "mode of training to test; may be repeated")
     FOLDER = flags.DEFINE_string("folder", None, "where the runs lie, and stay; default: a temporary place")
     JSON = flags.DEFINE_string("json", None, "write the counts to this file")
     cli.run(main)

@@ -113,7 +113,7 @@ def main(_) -> None:
 
 
 if __name__ == "__main__":
-    KILLS = flags.DEFINE_integer("kills", 30, "how many at least")
-    SIGNAL = flags.DEFINE_enum("signal", "KILL", ["KILL", "TERM"], "what is sent")
-    SEED = flags.DEFINE_integer("seed", 0, "rules when")
+    KILLS = flags.DEFINE_integer("kills", 30, "least number of kills")
+    SIGNAL = flags.DEFINE_enum("signal", "KILL", ["KILL", "TERM"], "signal to send")
+    SEED = flags.DEFINE_integer("seed", 0, "seed of the instants at which sweeps are killed")
     app.run(main)

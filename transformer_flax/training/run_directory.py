@@ -5,7 +5,7 @@ translations/<step>.txt (of a classifier: labels/<step>.txt)   profile/   wandb.
 An exported model: config.json   tokenizer.json   model.safetensors
 
 Working directories from strangers are safe to open: nothing is executed or unpickled, and the content of each file is
-checked. Training deletes nothing but checkpoints.
+checked. Training deletes only old checkpoints, and the lines of steps that it repeats.
 """
 
 import contextlib
