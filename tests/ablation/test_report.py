@@ -423,6 +423,18 @@ def test_a_curve_is_the_mean_of_its_seeds_where_all_have_a_point():
 
 
 @pytest.mark.usefixtures("style")
+def test_seeds_that_differ_much_do_not_move_all_points_into_one():
+    results = [made.result("base", seed, perplexity=5 + seed / 10, bleu=30 + seed) for seed in range(3)]
+    results += [made.result("A-h1", seed, perplexity=4 + 2 * seed, bleu=20 + 9 * seed) for seed in range(2)]
+    compared = compare(results)
+    for axes in figures.differences(compared).axes[:2]:
+        low, high = axes.get_xlim()
+        ends = [end for entry in compared.rows[1:] for end in entry.effects[BLEU].ours.interval]
+        assert high - low < 30 < max(ends) - min(ends)
+    assert figures.scores(compared).axes[0].get_ylim()[0] > 0
+
+
+@pytest.mark.usefixtures("style")
 def test_long_names_leave_room_for_the_pictures():
     axes = {"model.attention_dropout": (0.0, 0.1), "model.ffn_dropout": (0.0, 0.1), "optimizer.warmup_steps": (4, 8)}
     results = []

@@ -95,6 +95,8 @@ def differences(comparison: Comparison) -> Figure | None:
             _dumbbell(axes, y, effect, _colour(entry, comparison), scale)
         better = "more" if measure.more_is_better else "less"
         axes.set(title=f"{measure.name}, difference from base", xlabel=f"{measure.unit} ({better} is better)")
+        points = [0.0, *(e.ours.value for e in effects), *(e.paper / scale for e in effects if e.paper is not None)]
+        axes.set_xlim(_limits(measure, points, [effect.ours.interval for effect in effects]))
         _require_spread(axes, "x", measure)
         axes.set_yticks(range(len(entries)), [entry.variant for entry in entries])
         axes.grid(axis="y", visible=False)
@@ -135,6 +137,10 @@ def scores(comparison: Comparison) -> Figure | None:
             paper.set(title="the paper", ylabel=score.paper_name)
             if entry.row:
                 paper.plot(entry.row.perplexity, entry.row.bleu, marker, color=colour, alpha=0.8)
+    for name, measure in (("x", perplexity), ("y", score)):
+        means = [entry.means[measure] for entry in comparison.entries]
+        limits = _limits(measure, [mean.value for mean in means], [mean.interval for mean in means])
+        getattr(axes, f"set_{name}lim")(*map(measure.level, limits))
     for axes in figure.axes:
         axes.set(xlabel="perplexity", xscale="log")
         _require_spread(axes, "x", perplexity)
@@ -248,6 +254,20 @@ def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:
     ours = max(abs(effect.ours.value) for effect in effects)
     paper = max(abs(effect.paper or 0.0) for effect in effects)
     return 1 if measure.name == measure.paper_name or ours < measure.least or not paper else paper / ours
+
+
+def _limits(
+    measure: Measure, values: Sequence[float], intervals: Sequence[tuple[float, float] | None]
+) -> tuple[float, float]:
+    """Returns the ends of an axis. Intervals reach beyond the values by at most half of what these are apart.
+
+    Otherwise two seeds that differ much, whose interval is huge, would move all points into one.
+    """
+    spread = max(max(values) - min(values), measure.least)
+    low, high = min(values) - spread / 2, max(values) + spread / 2
+    ends = [*values, *(min(max(end, low), high) for interval in intervals if interval for end in interval)]
+    margin = max(0.05 * (max(ends) - min(ends)), measure.least)
+    return min(ends) - margin, max(ends) + margin
 
 
 def _require_spread(axes: Axes, name: str, measure: Measure) -> None:

@@ -209,7 +209,8 @@ def _resuming(command: str, comparison: Comparison) -> str:
 def _legend(comparison: Comparison) -> str:
     text = (
         f"Differences from {as_text(comparison.base.variant if comparison.base else 'base')} with 95 % intervals. "
-        f"Bold: significant, with a corrected p below {SIGNIFICANT:.2g}; the uncorrected p stands before it."
+        f"Bold: significant, with a corrected p below {SIGNIFICANT:.2g}; the uncorrected p stands before it. The "
+        "pictures cut intervals that are much wider than the differences."
     )
     if comparison.is_of_table3:
         text += " ✓: ours has the paper's sign. ✗: it has not."
