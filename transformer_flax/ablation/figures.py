@@ -97,7 +97,6 @@ def differences(comparison: Comparison) -> Figure | None:
         axes.set(title=f"{measure.name}, difference from base", xlabel=f"{measure.unit} ({better} is better)")
         points = [0.0, *(e.ours.value for e in effects), *(e.paper / scale for e in effects if e.paper is not None)]
         axes.set_xlim(_limits(measure, points, [effect.ours.interval for effect in effects]))
-        _require_spread(axes, "x", measure)
         axes.set_yticks(range(len(entries)), [entry.variant for entry in entries])
         axes.grid(axis="y", visible=False)
         if scale != 1:

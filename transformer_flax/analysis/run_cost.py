@@ -46,7 +46,11 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
             f"--length is {length}; it must be at most {longest}, the smaller of config.data.max_length and "
             "config.data.tokens_per_batch / config.data.rows_multiple_of"
         )
-    rows = data.tokens_per_batch // length // data.rows_multiple_of * data.rows_multiple_of
+
+    def full_rows(width: int) -> int:
+        return data.tokens_per_batch // width // data.rows_multiple_of * data.rows_multiple_of
+
+    rows = full_rows(length)
     lengths = np.full(passes(config) * rows, length)
     parameters = count_parameters(model)
     step_flops = training_flops(model, lengths, lengths)
@@ -54,7 +58,6 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
     moments = jax.eval_shape(make_optimizer(config).init, param_shapes(model))
     tokens = len(kind_of(model).reads) * rows * length
     width = data.max_length if data.batching == "packed" else length  # of a row, to which attention is quadratic
-    rows = passes(config) * (data.tokens_per_batch // width // data.rows_multiple_of * data.rows_multiple_of)
     step_seconds = step_flops / (num_devices * peak * utilisation)
     return Cost(
         parameters=parameters,
@@ -67,7 +70,11 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
             "optimizer": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(moments) if leaf.ndim),
             "moving average": total if keeps_average(config) else 0,
             "activations": activation_bytes(
-                model, rows // config.accumulation_steps, width, width, loss_chunks=config.loss_chunks
+                model,
+                passes(config) * full_rows(width) // config.accumulation_steps,
+                width,
+                width,
+                loss_chunks=config.loss_chunks,
             ),
         },
         steps=config.steps,
