@@ -100,6 +100,7 @@ def test_they_go_on_together_to_the_same_end(config, together, tmp_path, capsys)
     assert "seed 3: resuming from step 3" in said
     assert "seed 1: evaluating the parameters of step 3" in said
     assert "seed 3: evaluating the parameters of step 3" not in said
+    assert said.count("pairs; vocabulary") == 1  # the text is read once, not for each seed
     assert_same(again, together)
     assert read_json_lines(again / "seed1/metrics.jsonl")[0]["train/seeds_at_once"] == 2
 

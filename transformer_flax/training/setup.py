@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -122,22 +122,29 @@ def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) 
     With several processes, the first process does this first. The other processes then read what it has written, so all
     must have the same config and see the same working directory.
     """
+    return prepare_seeds([config], [workdir], progress)[0]
+
+
+def prepare_seeds(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], progress: Progress) -> list[Data]:
+    """Does what `prepare_data` does for runs that differ only in their seed. They share all but their batches."""
+    (config, *_), (workdir, *_) = configs, workdirs
     index, size = share()
     if from_first(config.to_json) != config.to_json():
         raise UserError(f"process {index} of {size} has another config than process 0; give all the same flags")
 
-    def prepare() -> Data:
+    def prepare() -> list[Data]:
         if not (is_first() or workdir.config_file.exists()):
             raise UserError(
                 f"process {index} of {size}, on {socket.gethostname()}, does not see {workdir.config_file}, which "
                 "process 0 has written; --workdir must lie in a file system that all processes share"
             )
-        return _prepare_data(config, workdir, progress)
+        return _prepare(configs, workdirs, progress)
 
     return first_ahead(prepare)
 
 
-def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:
+def _prepare(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], progress: Progress) -> list[Data]:
+    config = configs[0]
     pairs = _load_splits(config, progress)
     given = given_tokenizer(config)
     embeddings = load_embeddings(config, given)
@@ -147,13 +154,16 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         fingerprints["embedding_init"] = embeddings.fingerprint
     if start:
         fingerprints["init_from"] = f"{checksum(start.params):08x}"
-    workdir.check(config, fingerprints, given)
-    if added := workdir.added_fields():
+    added = {}
+    for own, workdir in zip(configs, workdirs, strict=True):
+        workdir.check(own, fingerprints, given)
+        added |= workdir.added_fields()
+    if added:
         fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
         progress.say(f"this run is older than some config fields, which have their defaults: {fields}")
     classes = _find_classes(pairs["train"], config, start)
-    if workdir.tokenizer_file.exists():
-        tokenizer = workdir.load_tokenizer()
+    if known := [workdir for workdir in workdirs if workdir.tokenizer_file.exists()]:
+        tokenizer = known[0].load_tokenizer()
     else:
         tokenizer = given or train_tokenizer(pairs["train"], config, progress, sources_only=classes is not None)
 
@@ -170,14 +180,18 @@ def _prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress)
         rows.append(["trained on", f"{len(selection.indices):,} of {len(corpora['train']):,}"])
         progress.table("training pairs left out", ["with", "pairs"], rows)
     dropout = _bpe_dropout(corpora["train"], selection.indices, tokenizer, config, progress)
-    train = training_batches(
-        corpora["train"], selection.indices, config.data, seed=config.seed, share=share(), dropout=dropout
-    )
-    with workdir.lock():  # otherwise a run that trains here would find a config that is not its own
-        workdir.claim(config, fingerprints, tokenizer, classes)  # last, when nothing can be refused any more
-        workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
-    data = Data(tokenizer, pairs, corpora, train, classes, embeddings, start)
-    _say_sizes(data, config, progress)
+    batches = [
+        training_batches(
+            corpora["train"], selection.indices, config.data, seed=own.seed, share=share(), dropout=dropout
+        )
+        for own in configs
+    ]
+    for own, workdir in zip(configs, workdirs, strict=True):
+        with workdir.lock():  # otherwise a run that trains here would find a config that is not its own
+            workdir.claim(own, fingerprints, tokenizer, classes)  # last, when nothing can be refused any more
+            workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
+    data = [Data(tokenizer, pairs, corpora, train, classes, embeddings, start) for train in batches]
+    _say_sizes(data[0], config, progress)
     return data
 
 

@@ -24,7 +24,7 @@ from transformer_flax.training.multihost import share
 from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.run_writer import RunWriter
-from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_seeds, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.trainer import Trainer
 
@@ -46,7 +46,7 @@ def train_seeds(
     configs = [checked_config(ConfigDict({**config.to_dict(), "seed": seed}), *directories) for seed in seeds]
     with Progress() as progress, contextlib.ExitStack() as stack:
         parallel = set_up_devices(configs[0], progress, f", {counted(len(seeds), 'seed')} at once")
-        data = [prepare_data(*each, progress) for each in zip(configs, directories, strict=True)]
+        data = prepare_seeds(configs, directories, progress)
         programs = Programs(configs[0], data[0], parallel, progress)
         interruption = stack.enter_context(Interruption())
         checkpoints = []
