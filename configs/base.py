@@ -44,7 +44,8 @@ def get_config() -> ConfigDict:
     config.model.d_v = 64
     config.model.dropout = 0.1  # on each sub-layer's output, and on embeddings plus positions (section 5.4)
     # Added to the embeddings: "sinusoidal", "learned" (row E) or "sinusoidal_concatenated" (released code). Inside
-    # self-attention only: "relative", learned for each distance (Shaw et al., 2018), or "rotary" (Su et al., 2021).
+    # self-attention only: "relative", learned for each distance (Shaw et al., 2018), or "rotary" (Su et al., 2021; d_k
+    # must be even, and scores not additive).
     config.model.positions = "sinusoidal"
     config.model.max_length = 512  # number of learned positions; other positions have no limit
     config.model.clip_distance = 16  # of relative positions: larger distances are clipped to this one
@@ -59,8 +60,8 @@ def get_config() -> ConfigDict:
     config.model.branch_init = 1.0  # multiplies the initial W^V, W^O, W_1 and W_2; see docs/initial_values.md
     # Initial values. "xavier"; "fairseq": W^Q, W^K and W^V times 0.71 (Ott et al., 2019). The others are for many
     # layers, and change more than initial values: "deepnorm" multiplies residuals by a constant (Wang et al., 2022),
-    # "admin" by a parameter (Liu et al., 2020), and "t_fixup" has no LayerNorm (Huang et al., 2020). branch_init
-    # applies to each of them.
+    # "admin" by a parameter (Liu et al., 2020), and "t_fixup" has no LayerNorm (Huang et al., 2020). These three
+    # need pre_norm = False. branch_init applies to each of them.
     config.model.start = "xavier"
     # The next fields change how the model is computed, not the model:
     config.model.scan_layers = False  # compile one layer for all N layers of a stack, in a fraction of the time

@@ -4,8 +4,8 @@
 
 41.3 BLEU on test_2016_flickr, of lower-cased tokens, the mean of three seeds, where the published recipe has 40.9 and
 was published with 41.02 (docs/results.md). An H200 trained the three in 11.5 minutes, beside nine other models. A step
-does twice the work of multi30k_tiny's. Checkpoints are 61 steps apart, as in these runs, of which they probably took
-nearly half of the time; docs/training.md has settings that save less often. `python -m transformer_flax.fetch multi30k`
+does twice the work of multi30k_tiny's. Checkpoints are 61 steps apart, as in these runs, of whose time they took up
+to two fifths; docs/training.md has settings that save less often. `python -m transformer_flax.fetch multi30k`
 downloads the text.
 """
 

@@ -6,7 +6,8 @@
 Rows keep the paper's ratios to their base (transformer_flax/ablation/table3.py), so the base's sizes must be divisible:
 num_layers by 3 (rows C-N2, C-N4 and C-N8 have a third, two thirds and four thirds of the layers), num_heads by 8
 (A-h1), d_k and d_v by 4 (B-dk16, A-h32), d_model by 4 (C-d256, whose sinusoids come in pairs). All rows together cost
-31 runs of the base. `big` takes 11 of these 31: it has nearly four times the parameters and three times the steps.
+as much as 31 runs of the base. `big` takes 11 of these 31, as it has nearly four times the parameters and three times
+the steps.
 
 Number words are easy: in the end, any row learns all of them, and then all rows tie. So the base on number words stops
 early, when it gets 77 to 90 % of them right. Therefore a row that learns faster has an advantage that it would not have

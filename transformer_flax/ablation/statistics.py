@@ -55,7 +55,7 @@ def difference(ours: Sequence[float], base: Sequence[float]) -> Estimate:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Returns Holm's correction of p-values: without any effect, 95 % of sweeps have no corrected p below 0.05.
+    """Returns Holm's correction of p-values: without any effect, at most 5 % of sweeps have a corrected p below 0.05.
 
     The smallest of m p-values is multiplied by m, the next by m - 1, and so on. No corrected value is smaller than the
     one before it, or larger than 1.

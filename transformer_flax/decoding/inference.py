@@ -32,7 +32,7 @@ class Inference:
     Args:
       params: the parameters of each model.
       max_input_length: in tokens, the end symbol included; longer lines are cut and counted in a warning.
-      batch_size: rows of a batch on each device; long lines, and windows of fewer lines, get fewer rows.
+      batch_size: rows of a batch on each device; fewer for long lines, or if `window` is smaller.
       window: lines to read and sort by length at a time.
       refuse_long: raise an error for longer lines instead of cutting them.
       num_devices: the maximum number of local devices; 0 stands for all.
