@@ -25,6 +25,7 @@ OTHER_NAMES = {
     "lr": LEARNING_RATE,
     "learning_rate": LEARNING_RATE,
     "batch_size": ("data.tokens_per_batch", "the size of a training batch in tokens"),
+    "weight_decay": ("model.dropout", "which regularises here; no optimizer has weight decay"),
     "epochs": ("steps", "the length of training; a run prints how many batches are an epoch"),
 }
 

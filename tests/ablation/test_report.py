@@ -210,6 +210,15 @@ def test_a_grid_alone_is_not_held_against_the_paper():
     assert not re.search("Rank correlation|not run|paper|newstest", text)
 
 
+def test_fields_of_one_name_are_told_apart_by_their_sections():
+    base, names = made.BASE, ("data.name", "optimizer.name")
+    base = base | {"config": base["config"] | dict.fromkeys(names, "")}
+    own = made.result("base optimizer.name=muon", row="base", changes={"optimizer.name": "muon", "model.d_ff": 8})
+    text = text_of([made.result("base", changes={}), own], base)
+    assert text.startswith("# A sweep of d_ff and optimizer.name on multi30k\n")
+    assert cells(text, "variant")[1][-1] == "optimizer.name muon, d_ff 8"
+
+
 def test_base_stands_beside_the_papers_if_it_is_the_papers_or_rows_of_the_paper_were_run():
     runs = [made.result("base", curve=[]), made.result("rotary", curve=[])]
     text = text_of(runs)
@@ -435,6 +444,7 @@ def test_seeds_that_differ_much_do_not_move_all_points_into_one():
 
 
 @pytest.mark.usefixtures("style")
+@pytest.mark.usefixtures("style")
 def test_long_names_leave_room_for_the_pictures():
     axes = {"model.attention_dropout": (0.0, 0.1), "model.ffn_dropout": (0.0, 0.1), "optimizer.warmup_steps": (4, 8)}
     results = []
@@ -448,6 +458,13 @@ def test_long_names_leave_room_for_the_pictures():
         drawn.draw_without_rendering()
         widths = [axes.get_position().width * drawn.get_figwidth() for axes in drawn.axes]
         assert min(widths) > 2, widths
+    compared = compare(results)
+    drawn = figures.curves(compared, BLEU)
+    drawn.draw_without_rendering()
+    (axes,) = [axes for axes in drawn.axes if axes.get_visible()]
+    assert axes.get_legend().get_window_extent().width < axes.get_window_extent().width
+    colours = {line.get_label(): line.get_color() for line in axes.lines if not line.get_label().startswith("_")}
+    assert colours == {entry.variant: figures._colour(entry, compared) for entry in compared.entries}
 
 
 def test_variants_have_any_name():

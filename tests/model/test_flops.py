@@ -51,14 +51,16 @@ def test_another_module_of_the_same_config_is_counted_and_initialised_anew(monke
     class Wider(Transformer):
         @nn.compact
         def __call__(self, source, target):
-            return nn.Dense(29, use_bias=False, name="more")(super().__call__(source, target))
+            return nn.Dense(101, use_bias=False, name="more")(super().__call__(source, target))
 
     before, lengths = count_parameters(TINY), (np.full(2, 3), np.full(2, 2))
     flops = forward_flops(TINY, *lengths)
     monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Wider))
-    assert init_params(TINY, jax.random.key(0))["more"]["kernel"].shape == (29, 29)
-    assert count_parameters(TINY) == {**before, "more": 29 * 29}
-    assert sum(forward_flops(TINY, *lengths).values()) == sum(flops.values()) + 2 * 4 * 29 * 29
+    assert init_params(TINY, jax.random.key(0))["more"]["kernel"].shape == (29, 101)
+    assert count_parameters(TINY) == {**before, "more": 29 * 101}
+    assert (
+        sum(forward_flops(TINY, *lengths).values()) == sum(flops.values()) + 2 * 4 * 29 * 101
+    )  # a length the program must not have
 
 
 class ThirdMatrix(FeedForward):

@@ -56,8 +56,15 @@ def test_another_tokenizer_is_refused_and_an_equal_one_or_none_is_not(tmp_path):
 
 def test_more_steps_other_intervals_other_devices_and_a_moved_folder_are_the_same_run(tmp_path):
     RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
+    memory = {"loss_chunks": 2, "model__remat": "layers"}  # on a smaller device
     moved = small_config(
-        steps=100, eval__every=7, checkpoint__every=9, log__every=1, parallel__mode="pmap", data__path="/elsewhere"
+        steps=100,
+        eval__every=7,
+        checkpoint__every=9,
+        log__every=1,
+        parallel__mode="pmap",
+        data__path="/elsewhere",
+        **memory,
     )
     RunDirectory(tmp_path).claim(moved, DATA, TOKENIZER)
     assert RunDirectory(tmp_path).load_config().steps == 100

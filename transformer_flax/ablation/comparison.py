@@ -125,6 +125,11 @@ class Comparison:
     def measures(self) -> tuple[Measure, Measure]:
         return LOG_PERPLEXITY, self.score
 
+    def short_name(self, field: str) -> str:
+        """Returns a field's name without its section, unless the config has several fields of that name."""
+        name = field.rpartition(".")[2]
+        return field if sum(other.rpartition(".")[2] == name for other in self.config) > 1 else name
+
 
 def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure | None = None) -> Comparison:
     """Compares every variant with base.

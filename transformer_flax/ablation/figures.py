@@ -164,7 +164,7 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
     families: dict[str, list[Entry]] = {}
     for entry in drawn:
         if entry is not comparison.base:
-            families.setdefault(_varied(entry), []).append(entry)
+            families.setdefault(_varied(entry, comparison), []).append(entry)
     panels = [
         (fields, entries[first : first + len(COLOURS)])
         for fields, entries in families.items()
@@ -172,7 +172,8 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
     ] or [("base", [])]
     columns = min(3, len(panels))
     storeys = -(-len(panels) // columns)
-    figure = Figure(figsize=(3 * max(columns, 2), 0.4 + 2.3 * storeys))
+    width = max(3, 0.9 + LETTER * _longest_name(drawn))  # each panel holds its legend
+    figure = Figure(figsize=(width * max(columns, 2), 0.4 + 2.3 * storeys))
     all_axes = figure.subplots(storeys, columns, squeeze=False, sharey=True).ravel()
     for place, (axes, (fields, entries)) in enumerate(zip(all_axes, panels, strict=False)):
         lines = [_curve(axes, comparison.base, measure, BASE_COLOUR)] if comparison.base in drawn else []
@@ -296,10 +297,10 @@ def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[f
     axes.set_ylim(measure.level(min(late) - margin), measure.level(max(late) + margin))
 
 
-def _varied(entry: Entry) -> str:
+def _varied(entry: Entry, comparison: Comparison) -> str:
     """Returns the fields that a variant changes, or else its name."""
     changes = entry.row.changes if entry.row else entry.runs[0].changes
-    return ", ".join(field.rpartition(".")[2] for field in changes) or entry.variant
+    return ", ".join(map(comparison.short_name, changes)) or entry.variant
 
 
 def _colour(entry: Entry, comparison: Comparison) -> str:
@@ -307,7 +308,8 @@ def _colour(entry: Entry, comparison: Comparison) -> str:
         return BASE_COLOUR
     if entry.row:
         return GROUP_COLOURS[entry.variant.split("-")[0]]
-    return COLOURS[comparison.own.index(entry) % len(COLOURS)]
+    own = [each for each in comparison.own if each is not comparison.base]
+    return COLOURS[own.index(entry) % len(COLOURS)]  # as in the curves, where they have one panel
 
 
 def _bar(measure: Measure, estimate: Estimate) -> list[list[float]] | None:

@@ -81,7 +81,7 @@ def _title(comparison: Comparison, base: Mapping[str, Any]) -> str:
     if comparison.is_of_table3 or comparison.missing_rows:
         return f"Table 3 on {base['name']}"
     runs = [*comparison.failed, *(run for entry in comparison.entries for run in entry.runs)]
-    fields = sorted({field.rpartition(".")[2] for run in runs for field in run.changes})
+    fields = sorted({comparison.short_name(field) for run in runs for field in run.changes})
     of = f" of {' and '.join(fields)}" if 0 < len(fields) <= MOST_IN_TITLE else ""
     return f"A sweep{of} on {base['name']}"
 
@@ -312,7 +312,10 @@ def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:
         if papers:
             columns += [(f"paper's {measure.paper_name}", lambda entry, m=measure: _papers(entry.effects[m], m))]
         columns += [("p (corrected)", lambda entry, m=measure: _ps(entry.effects[m]))]
-    return _table([*columns, ("changes", _changes)], [entry for entry in entries if entry is not comparison.base])
+    return _table(
+        [*columns, ("changes", lambda entry: _changes(entry, comparison))],
+        [entry for entry in entries if entry is not comparison.base],
+    )
 
 
 def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
@@ -390,7 +393,7 @@ def _flops(flops: float) -> str:
     return f"{flops:.2e}".replace("e+", "e") if flops else NONE
 
 
-def _changes(entry: Entry) -> str:
-    """Returns the changed fields without their sections. Leaves out fields of `eval`, which change no model."""
+def _changes(entry: Entry, comparison: Comparison) -> str:
+    """Returns the changed fields by their short names. Leaves out fields of `eval`, which change no model."""
     changes = {field: value for field, value in entry.runs[0].changes.items() if not field.startswith("eval.")}
-    return as_text(", ".join(f"{field.split('.')[-1]} {value}" for field, value in changes.items()))
+    return as_text(", ".join(f"{comparison.short_name(field)} {value}" for field, value in changes.items()))

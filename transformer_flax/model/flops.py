@@ -63,6 +63,7 @@ def _flops_polynomials(model: Any) -> dict[str, dict[tuple[int, int], int]]:
     config = model.config
     modules = count_parameters(config)
     sizes = [value for value in vars(config).values() if type(value) is int]
+    sizes += [size for leaf in jax.tree.leaves(param_shapes(config)) for size in leaf.shape]
     primes = [prime for prime in PRIMES if all(size % prime or not size for size in sizes)][:2]
     # Traces a program without blocks of local attention, with enough positions, and without kernels that hide products.
     changes: dict[str, Any] = {"neighbourhood": 0, "max_length": max(primes), "attention_implementation": "plain"}

@@ -87,8 +87,8 @@ def _common_steps(runs: Sequence[Checkpoints], first: int) -> list[int]:
             for checkpoints, each in zip(runs, steps, strict=True)
         )
         raise UserError(
-            f"the seeds have no checkpoint of the same step to resume from together ({found}); train them one by one, "
-            "with --config.seed and --workdir"
+            f"the seeds have no checkpoint of the same step to resume from together ({found}); give --seeds those that "
+            "have one, or train each alone ('--seeds=2,' names the seed 2)"
         )
     return common
 
