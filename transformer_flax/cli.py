@@ -144,6 +144,8 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
                 raise
             where = f": {error.filename}" if error.filename else ""
             _fail(f"{error.strerror}{where}")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # without its handler, which ends before the process, it would kill
 
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as with `<&-`; a file opened later would take its place
@@ -167,9 +169,13 @@ def _fail(message: str) -> NoReturn:
 
 def _unraisable(unraisable: Any) -> None:
     """Handles exceptions that no code can catch."""
-    if unraisable.exc_type is KeyboardInterrupt:  # Ctrl-C during garbage collection: repeat it a moment later
+    status = getattr(unraisable.exc_value, "code", None)  # of the SystemExit that `_end` raises
+    lost = [number for number in OTHERS if status == 128 + number]
+    if unraisable.exc_type is KeyboardInterrupt:
+        lost = [signal.SIGINT]
+    if lost:  # the signal came during garbage collection: repeat it a moment later
         # The system's timer, because on a busy machine the signal of a thread came before that thread had started.
-        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(lost[0]))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
     elif str(unraisable.exc_value) != "Event loop is closed":  # Orbax raises that one after a failed write
         sys.__unraisablehook__(unraisable)

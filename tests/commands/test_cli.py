@@ -1,4 +1,5 @@
 import os
+import signal
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from transformer_flax.arguments import load_config
 from transformer_flax.cli import require_writable
 from transformer_flax.errors import UserError
 
-INTERRUPTED_WHILE_COLLECTING = """
+SIGNALLED_WHILE_COLLECTING = """
 import gc, signal, time
 from transformer_flax import cli
 
@@ -19,11 +20,11 @@ from transformer_flax import cli
 def main():
     def collecting(phase, info):
         gc.callbacks.remove(collecting)
-        signal.raise_signal(signal.SIGINT)  # what it raises, nobody can catch here
+        signal.raise_signal({number})  # what it raises, nobody can catch here
 
     gc.callbacks.append(collecting)
     gc.collect()
-    time.sleep(60)
+    time.sleep({seconds})
 
 
 cli.run(main, afterwards="the same command goes on from the last checkpoint")
@@ -44,11 +45,20 @@ def get_config():
 """
 
 
-def test_an_interruption_is_not_lost_to_the_garbage_collector():
-    command = [sys.executable, "-c", INTERRUPTED_WHILE_COLLECTING]
+@pytest.mark.parametrize(
+    ("number", "seconds", "status", "last"),
+    [
+        (signal.SIGINT, 60, 130, ["interrupted"]),
+        (signal.SIGTERM, 60, 143, []),
+        (signal.SIGINT, 0, 0, []),  # nothing is left to interrupt
+    ],
+)
+def test_a_signal_is_not_lost_to_the_garbage_collector(number, seconds, status, last):
+    program = SIGNALLED_WHILE_COLLECTING.format(number=int(number), seconds=seconds)
+    command = [sys.executable, "-c", program]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
-    assert result.returncode == 130
-    assert result.stderr.splitlines()[-1] == "interrupted"
+    assert result.returncode == status
+    assert result.stderr.splitlines()[-1:] == last
 
 
 def test_an_error_promises_no_checkpoint():

@@ -86,7 +86,7 @@ def test_what_fails_while_it_is_read_is_not_taken_for_a_full_disk(tmp_path, erro
 
 def test_pairs_are_written_as_the_folder_that_they_are_read_from(tmp_path):
     pairs = {"train": [("a b", "ä 🐕"), ("", " c ")], "valid": [("d", "e")]}
-    write_pairs(tmp_path / "new" / "text", pairs, "en", "fr")
+    write_pairs(tmp_path / "new" / "text", {split: iter(each) for split, each in pairs.items()}, "en", "fr")
     config = numbers.get_config().data
     config.update(source="folder", path=str(tmp_path / "new" / "text"), target_language="fr", num_pairs=0)
     for split, wanted in pairs.items():

@@ -154,6 +154,11 @@ def test_no_checkpoint_is_deleted_before_all_seeds_have_its_successor(config, tm
     assert [saved_steps(tmp_path / f"seed{seed}/checkpoints") for seed in (0, 1)] == [[4, 6]] * 2  # 4 was the best
 
 
+def test_they_do_not_begin_inside_another_run(config, together):
+    with pytest.raises(UserError, match=r"seed1 holds a run of one seed; choose another --workdir"):
+        train_seeds(config(), [0, 1], together / "seed1")
+
+
 @pytest.mark.parametrize(
     ("seeds", "overrides", "message"),
     [

@@ -35,7 +35,7 @@ def open_text(file: pathlib.Path) -> BinaryIO:
 
 def write_pairs(
     folder: str | os.PathLike,
-    splits: Mapping[str, Sequence[tuple[str, str]]],
+    splits: Mapping[str, Iterable[tuple[str, str]]],
     source_language: str = "en",
     target_language: str = "de",
 ) -> None:
@@ -50,7 +50,8 @@ def write_pairs(
       UserError: a sentence has a line break or is not UTF-8.
     """
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
-    for split, pairs in splits.items():
+    for split, given in splits.items():
+        pairs = list(given)
         for side, language in enumerate((source_language, target_language)):
             file, sentences = pathlib.Path(folder) / f"{split}.{language}", [pair[side] for pair in pairs]
             for sentence in sentences:

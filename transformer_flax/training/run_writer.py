@@ -1,6 +1,7 @@
 """Writes the files of a run: checkpoints, metrics, outputs and skipped batches."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.wandb_run import WandbRun
 
 SAMPLES = 3  # outputs printed at an evaluation
+LONGEST_SHOWN = 400  # characters of each
 
 
 class RunWriter:
@@ -175,7 +177,7 @@ class RunWriter:
         for i in np.linspace(0, count - 1, min(SAMPLES, count), dtype=int):
             shown = (" ", evaluation.sources[i]), (">", evaluation.outputs[i]), ("=", evaluation.references[i])
             for mark, text in shown:
-                self.say(f"    {mark} {text}")
+                self.say(f"    {mark} {text[:LONGEST_SHOWN]}{' ...' if len(text) > LONGEST_SHOWN else ''}")
 
     def report(self, evaluations: dict[str, Evaluation], step: int, compilations: Mapping[str, int]) -> None:
         """Prints the scores of the last evaluation, by split, and where the run's files are."""
@@ -187,12 +189,13 @@ class RunWriter:
         seed = f", {self._label.removesuffix(': ')}," if self._label else ""
         self._progress.table(f"{self._config.name}{seed} after {step:,} steps", ["split", *columns], rows)
         path = self._directory.path
+        quoted = shlex.quote(str(path))
         for name, text in {
             **evaluations["valid"].signatures,
             "time": f"{duration(self._metrics.seconds)} since the run began",
             "compilations": ", ".join(f"{count} {name}" for name, count in compilations.items()),
             "everything": f"{path}/ (checkpoints, metrics.jsonl, {self._task.outputs}, ...)",
-            "curves": f"tensorboard --logdir {path} (pip install tensorboard)",
-            "use": f"python -m transformer_flax.{self._task.command} --workdir={path}",
+            "curves": f"tensorboard --logdir {quoted} (pip install tensorboard)",
+            "use": f"python -m transformer_flax.{self._task.command} --workdir={quoted}",
         }.items():
             self._progress.say(f"{name + ':':<14}{text}")

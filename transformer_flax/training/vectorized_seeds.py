@@ -42,6 +42,8 @@ def train_seeds(
     """
     require_run(config)
     check_seeds(complete(config))
+    if RunDirectory(workdir).config_file.exists():
+        raise UserError(f"{workdir} holds a run of one seed; choose another --workdir for several")
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
     configs = [checked_config(ConfigDict({**config.to_dict(), "seed": seed}), *directories) for seed in seeds]
     with Progress() as progress, contextlib.ExitStack() as stack:
