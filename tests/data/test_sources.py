@@ -138,6 +138,9 @@ def test_a_missing_split_is_refused_with_what_is_there(tmp_path):
     write(tmp_path, "test", suffix=".gz")
     with pytest.raises(UserError, match=r"valid\.en.*test\.de\.gz, test\.en\.gz, train\.de, train\.en"):
         read(tmp_path, "valid")
+    (tmp_path / "test.en.gz").unlink()
+    with pytest.raises(UserError, match=r"test\.en.*; to train without a test split, set --config\.eval\.test=False$"):
+        read(tmp_path, "test")
 
 
 @pytest.mark.parametrize("field", ["source_language", "target_language"])

@@ -67,6 +67,8 @@ def folder_pairs(config, split: str) -> Pairs:
     languages = config.source_language, config.target_language
     fields = "config.data.source_language and target_language are {} and {}; --languages=SOURCE-TARGET sets both"
     hint = f"; {fields.format(*languages)}"
+    if split == "test" and all(find_text(folder, f"train.{language}") for language in languages):
+        hint = "; to train without a test split, set --config.eval.test=False"
     files = [require_text(folder, f"{split}.{language}", hint=hint) for language in languages]
     source, target = (Lines(read_lines(file), cache_root(config.cache_dir)) for file in files)
     require_as_many(files[0], source, files[1], target)
