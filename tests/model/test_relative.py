@@ -18,7 +18,7 @@ from transformer_flax.model.positions import distances_between, rotate, sinusoid
 from transformer_flax.model.transformer import Transformer, shift_right
 
 RELATIVE = dataclasses.replace(TINY, positions="relative")
-KINDS = {name: config for name, config in VARIANTS.items() if getattr(config, "positions", "") in DISTANCES}
+KINDS = {"relative": RELATIVE, **{name: config for name, config in VARIANTS.items() if config.positions in DISTANCES}}
 
 
 def test_distances_are_those_of_keys_from_queries():
@@ -78,7 +78,7 @@ def test_where_a_sentence_stands_changes_nothing_but_the_order_of_its_words_does
     later = np.pad(SOURCE, ((0, 0), (4, 0)))  # behind padding
     logits = logits_of(config)
     np.testing.assert_allclose(logits_of(config, later), logits, atol=1e-5)  # so cross-attention has no positions
-    assert np.abs(logits_of(config, SOURCE[:, [1, 0, 2, 3, 4, 5, 6]]) - logits).max() > 0.02
+    assert np.abs(logits_of(config, SOURCE[:, [1, 0, 2, 3, 4, 5, 6]]) - logits).max() > 0.05
     absolute = dataclasses.replace(TINY, num_layers=1)
     assert np.abs(logits_of(absolute, later) - logits_of(absolute)).max() > 0.1
 
