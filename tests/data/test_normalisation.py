@@ -3,6 +3,7 @@
 import pytest
 
 from transformer_flax.data.normalisation import Normaliser
+from transformer_flax.decoding.scoring import score
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,15 @@ def test_each_is_done_alone_and_none_changes_nothing():
     assert Normaliser("en")(line) == line
     assert Normaliser("en", lowercase=True)(line) == "don't  go, o'neil."
     assert Normaliser("en", tokenized=True)(line) == "Don &apos;t go , O &apos;Neil ."
+
+
+def test_a_region_keeps_the_rules_of_its_language():
+    line = "L'été, c'est l'affaire d'aujourd'hui."
+    french = Normaliser("fr", tokenized=True)
+    assert french(line) != Normaliser("en", tokenized=True)(line)
+    for code in "fr-CA", "fr_CA", "FR":
+        assert Normaliser(code, tokenized=True)(line) == french(line)
+        assert "|tok:moses-fr|" in score(["a b c d"], ["a b c d"], Normaliser(code, tokenized=True)).signature
 
 
 def test_any_language_works():

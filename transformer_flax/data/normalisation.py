@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import importlib.metadata
+import re
 from typing import Any
 
 
@@ -11,8 +12,8 @@ class Normaliser:
     """A function that normalises lines of one language. Without `lowercase` and `tokenized`, lines stay unchanged.
 
     With both, the result equals the output of Moses' lowercase.perl | normalize-punctuation.perl | tokenizer.perl, as
-    in the files lc.norm.tok of Multi30k. `language` is a code such as "de". For languages that Moses does not know,
-    Moses uses the abbreviations of English.
+    in the files lc.norm.tok of Multi30k. `language` is a code such as "de" or "de-AT". For languages that Moses does
+    not know, Moses uses the abbreviations of English.
     """
 
     language: str
@@ -27,14 +28,19 @@ class Normaliser:
         if self.lowercase:
             line = line.lower()
         if self.tokenized:
-            punctuation, moses = moses_tools(self.language)
+            punctuation, moses = moses_tools(self.base_language)
             line = moses.tokenize(punctuation.normalize(line), return_str=True)
         return line
 
     @property
+    def base_language(self) -> str:
+        """The language without its region: "pt" of "pt-BR"."""
+        return re.split("[-_]", self.language)[0].lower()
+
+    @property
     def tokens(self) -> str:
         """The part of a sacreBLEU signature that says how the tokens were made."""
-        return f"tok:moses-{self.language}|punct:normalised|sacremoses:{importlib.metadata.version('sacremoses')}"
+        return f"tok:moses-{self.base_language}|punct:normalised|sacremoses:{importlib.metadata.version('sacremoses')}"
 
 
 PLAIN = Normaliser("")

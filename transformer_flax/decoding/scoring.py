@@ -47,11 +47,10 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
     """Computes corpus BLEU and exact matches of detokenised text, fast enough for every evaluation during training.
 
     Each translation has one reference. `text` says how both have been normalised. Moses' tokens are not tokenised
-    again.
+    again, except in the languages of UNSPACED, of which Moses splits no words.
     """
     # `force` only silences sacreBLEU's warning of tokenised text: `full_scores` has a warning of its own.
-    language = re.split("[-_]", text.language)[0].lower()  # zh of zh_CN
-    tokenize = "none" if text.tokenized else UNSPACED.get(language, "13a")
+    tokenize = UNSPACED.get(text.base_language, "none" if text.tokenized else "13a")
     metric = sacrebleu.BLEU(lowercase=text.lowercase, tokenize=tokenize, force=True)
     bleu = metric.corpus_score(list(translations), [list(references)])
     matches = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))
@@ -65,9 +64,10 @@ def full_scores(translations: Sequence[str], references: Sequence[str], text: No
     chrf = sacrebleu.CHRF(lowercase=text.lowercase)
     # These settings compute BLEU like multi-bleu.perl.
     tokenised = sacrebleu.BLEU(lowercase=text.lowercase, tokenize="none", smooth_method="none", force=True)
-    split = "|compounds:##AT##" if text.language == "de" else ""
+    language = text.base_language
+    split = "|compounds:##AT##" if language == "de" else ""
     punctuation = "normalised" if text.tokenized else "ascii"
-    how = f"tok:moses-{text.language}{split}|punct:{punctuation}|sacremoses:{importlib.metadata.version('sacremoses')}"
+    how = f"tok:moses-{language}{split}|punct:{punctuation}|sacremoses:{importlib.metadata.version('sacremoses')}"
     ours, theirs = (table2_tokens(lines, text) for lines in (translations, references))
     return FullScores(
         **vars(scores),
@@ -88,9 +88,9 @@ def table2_tokens(lines: Sequence[str], text: Normaliser) -> list[str]:
     """
     tokens: list[Any] = list(lines)
     if not text.tokenized:
-        punctuation, moses = moses_tools(text.language)
+        punctuation, moses = moses_tools(text.base_language)
         tokens = [moses.tokenize(punctuation.replace_unicode_punct(line), return_str=True) for line in lines]
-    if text.language == "de":
+    if text.base_language == "de":
         # Matches bytes, as Perl does in the script. "a-b-c" is split once, because the first match consumes b. "a-ü-c"
         # is split twice, because ü has two bytes, one for each match.
         tokens = [re.sub(rb"(\S)-(\S)", rb"\1 ##AT##-##AT## \2", line.encode()).decode() for line in tokens]
