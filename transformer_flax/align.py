@@ -1,8 +1,8 @@
 """Word alignments by cross-attention: python -m transformer_flax.align --workdir=runs/base --source=F --target=F > out.
 
 Prints a line of links "0-0 1-2" (Pharaoh format, source word first) for each pair of lines. Blanks separate words.
-Without --target, aligns the run's own translations. With --gold=FILE, prints the alignment error rate to standard
-error.
+Without --target, aligns the run's own translations, and writes them to --translations=FILE. With --gold=FILE, prints
+the alignment error rate to standard error. A line of more than --max_input_length tokens is an error.
 """
 
 import pathlib
@@ -29,13 +29,14 @@ BY = flags.DEFINE_enum(
     ["written", "read"],
     "use the attention of the step that writes a word, or of the step that reads it",
 )
+TRANSLATIONS = flags.DEFINE_string("translations", None, "write the run's own translations to this file")
 PAGE = flags.DEFINE_string("page", None, "write an interactive page of all sentences to this file")
 
 
 def main() -> None:
     if SOURCE.value is None:
         raise UserError("name a text to align: --source=FILE")
-    for name in cli.SEARCH:
+    for name in (*cli.SEARCH, "batch_size", "window", "translations"):
         if TARGET.value is not None and flags.FLAGS[name].present:
             raise UserError(f"--{name} has no effect with --target: leave one of them out")
     if flags.FLAGS["first"].present and GOLD.value is None:
@@ -45,9 +46,10 @@ def main() -> None:
         sources, targets = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))
     else:
         sources, targets = list(read_lines(pathlib.Path(SOURCE.value))), None
-    if PAGE.value is not None:
-        require_other(PAGE.value, [file for file in (SOURCE.value, TARGET.value, GOLD.value) if file is not None])
-        cli.require_writable(pathlib.Path(PAGE.value))
+    for output in (PAGE.value, TRANSLATIONS.value):
+        if output is not None:
+            require_other(output, [file for file in (SOURCE.value, TARGET.value, GOLD.value) if file is not None])
+            cli.require_writable(pathlib.Path(output))
     from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh
     from transformer_flax.analysis.attention_page import write_page
 
@@ -61,14 +63,17 @@ def main() -> None:
     for name, (chosen, there) in known.items():
         if unknown := [number for number in chosen or () if number not in there]:
             raise UserError(f"--{name} has {unknown[0]}; the model has {name} 0 to {there[-1]}")
-    alignments, shown = [], []
+    alignments, translations, shown = [], [], []
     for number, attention in enumerate(run.attentions(sources, targets, **settings)):
         _require_same_words(number + 1, sources[number], attention.source.words)
         if targets is not None:
             _require_same_words(number + 1, targets[number], attention.target.words)
         alignments.append(align(attention, layers=layers, heads=heads, by=BY.value))
+        translations.append(attention.target.text)
         shown += [attention] if PAGE.value is not None else []
         print(to_pharaoh(alignments[-1]))
+    if TRANSLATIONS.value is not None:
+        cli.write_lines(TRANSLATIONS.value, translations)
     if PAGE.value is not None:
         write_page(shown, PAGE.value)
     if gold is not None:

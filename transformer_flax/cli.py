@@ -68,7 +68,7 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
         keep_compiled("")
         first, *others = [restore_named(name, average.value) for name in workdirs.value]
         run = first.ensemble(*others)
-        print(f"{run.config.name}: {run.params_from}", file=sys.stderr)
+        print(f"{run.name}: {run.params_from}", file=sys.stderr)
         return run, {name: holder.value for name, holder in holders.items() if holder.value is not None}
 
     return restore
@@ -89,6 +89,14 @@ def require_writable(file: pathlib.Path) -> None:
     file.open("ab").close()
     if not existed:
         file.resolve().unlink()  # behind a link, the file and not the link
+
+
+def write_lines(name: str, lines: Iterable[str]) -> None:
+    """Writes lines to a file; an error, such as that of a full disk, names the file."""
+    try:
+        pathlib.Path(name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from error
 
 
 def require_picture(flag: str, name: str) -> None:

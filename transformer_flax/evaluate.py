@@ -67,23 +67,32 @@ def main() -> None:
         raise UserError(f"{run.config.name} classifies; python -m transformer_flax.classify prints its labels")
     if SOURCE.value is None:
         with contextlib.redirect_stdout(sys.stderr):  # TFDS prints while it prepares a data set
-            sources, references = run.split(SPLIT.value)
+            sources, references = _split(run)
     from transformer_flax.run import ClassReport
 
     with Progress(stderr=True) as progress, progress.bar("lines") as update:
         report = run.evaluate(sources, references, progress=lambda done: update(done, len(sources)), **settings)
-    head = {"run": run.config.name, "text": what, "sentences": len(sources)}
-    title = f"{run.config.name}, {what}: {len(sources):,} sentences"
+    head = {"run": run.name, "text": what, "sentences": len(sources)}
+    title = f"{run.name}, {what}: {len(sources):,} sentences"
     if isinstance(report, ClassReport):
         values = _show_labels(report, title, progress)
     else:
         values = _show_translations(report, _also(run, report, references), title, progress)
     json.dump(head | values, sys.stdout, indent=2)
     print(flush=True)
+    if not isinstance(report, ClassReport) and TRANSLATIONS.value is not None:
+        cli.write_lines(TRANSLATIONS.value, report.translations)
     if isinstance(report, ClassReport) and CONFUSION.value is not None:
         from transformer_flax.analysis.plots import plot_confusion
 
         plot_confusion(report, file=CONFUSION.value)
+
+
+def _split(run: "Run") -> tuple[list[str], list[str]]:
+    try:
+        return run.split(SPLIT.value)
+    except UserError as error:
+        raise UserError(f"{error}; --source and --reference score two files instead") from error
 
 
 def _also(run: "Run", report: "Report", references: list[str]) -> "TranslationScores | None":
@@ -102,7 +111,7 @@ def _also(run: "Run", report: "Report", references: list[str]) -> "TranslationSc
 def _show_translations(
     report: "Report", also: "TranslationScores | None", title: str, progress: Progress
 ) -> dict[str, Any]:
-    """Prints a table and writes the translations; returns the values for JSON."""
+    """Prints a table; returns the values for JSON."""
     rows, signatures, values = [], {}, {}
     if also:
         how = ", lower-cased" * LOWERCASE.value + ", of Moses' tokens" * TOKENIZED.value
@@ -135,8 +144,6 @@ def _show_translations(
         **signatures,
     }.items():
         progress.say(f"{name + ':':<12}{text}")
-    if TRANSLATIONS.value is not None:
-        pathlib.Path(TRANSLATIONS.value).write_text("".join(f"{line}\n" for line in report.translations), "utf-8")
     return {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"} | values
 
 

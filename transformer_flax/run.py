@@ -69,7 +69,12 @@ class Run(TrainedModel):
     _placed: dict[int, list[Any]] = dataclasses.field(default_factory=dict, init=False)  # params by number of devices
 
     def __repr__(self) -> str:
-        return f"<Run {self.config.name}: {self.params_from}>"
+        return f"<Run {self.name}: {self.params_from}>"
+
+    @property
+    def name(self) -> str:
+        """The run's `config.name`; of an ensemble, the names of all members: "base + base"."""
+        return " + ".join(member.config.name for member in (self, *self.partners))
 
     @property
     def normalise(self) -> tuple[Normaliser, Normaliser]:

@@ -37,9 +37,19 @@ def test_each_pair_of_lines_has_a_line_of_links_and_gold_ones_an_error_rate(fini
     assert (tmp_path / "page.html").read_text() == attention_page(attentions)
 
 
+def test_without_a_target_the_runs_own_translations_are_aligned_and_written(finished, files, tmp_path):
+    result = succeeds("align", f"--workdir={finished}", files[0], f"--translations={tmp_path / 'out'}")
+    translations = (tmp_path / "out").read_text().splitlines()
+    assert translations == transformer_flax.restore(finished).translate(LINES[0])
+    (tmp_path / "target").write_text((tmp_path / "out").read_text())
+    assert succeeds("align", f"--workdir={finished}", *files).stdout == result.stdout
+
+
 def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
     assert "--source=FILE" in refused("align", f"--workdir={finished}")
-    assert "--beam_size has no effect with --target" in refused("align", *files, "--beam_size=2")
+    for option in "beam_size=2", "batch_size=2", "window=2", "translations=out":
+        name = option.partition("=")[0]
+        assert f"--{name} has no effect with --target" in refused("align", *files, f"--{option}")
     assert "--first has no effect without --gold" in refused("align", *files, "--first=1")
     assert "--layers is last; it must be whole numbers" in refused("align", files[0], "--layers=last")
     assert "--heads is empty; it must be whole numbers" in refused("align", files[0], "--heads=")

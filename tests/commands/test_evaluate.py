@@ -1,11 +1,12 @@
 """`python -m transformer_flax.evaluate` as a user meets it: a table for people, JSON for programs."""
 
 import json
+import shutil
 
 import pytest
 
 import transformer_flax
-from tests.commands.process import refused, succeeds
+from tests.commands.process import refused, run, succeeds
 from transformer_flax.files import read_json_lines
 
 KEYS = {
@@ -57,6 +58,26 @@ def test_files_are_measured_with_the_flags_of_a_search_and_doubts_are_warned_of(
     assert f"normalised: {report['normalised_signature']}" in result.stderr
     assert "BLEU, lower-cased, of Moses' tokens" in result.stderr
     assert f"{report['normalised_bleu']:.2f}" in result.stderr
+
+
+def test_the_scores_of_an_ensemble_are_printed_although_the_disk_is_full(finished):
+    checkpoints = [f"--workdir={finished}@{step}" for step in (150, 200)]
+    result = run("evaluate", *checkpoints, "--split=valid", "--translations=/dev/full")
+    assert json.loads(result.stdout)["run"] == "numbers + numbers"
+    assert result.returncode == 2
+    assert "error: No space left on device: /dev/full" in result.stderr
+
+
+def test_a_split_that_is_elsewhere_now_can_be_given_as_files(finished, tmp_path):
+    moved = tmp_path / "run"
+    shutil.copytree(finished, moved)
+    config = json.loads((moved / "config.json").read_text())
+    config["config"]["data"] |= {"source": "folder", "path": str(tmp_path / "gone")}
+    del config["crc32"]
+    (moved / "config.json").write_text(json.dumps(config))
+    message = refused("evaluate", f"--workdir={moved}")
+    assert str(tmp_path / "gone") in message
+    assert message.endswith("--source and --reference score two files instead")
 
 
 @pytest.mark.parametrize("flag", ["--source", "--reference"])

@@ -7,7 +7,14 @@ import optax
 import pytest
 
 from configs import numbers
-from transformer_flax.training.optimizer import adam, exponential, make_optimizer, make_schedule, schedule_free
+from transformer_flax.training.optimizer import (
+    adam,
+    exponential,
+    make_optimizer,
+    make_schedule,
+    schedule_free,
+    skip_if_not_finite,
+)
 from transformer_flax.training.step import TrainState, dropout_key, init_key, make_train_step
 
 
@@ -114,3 +121,15 @@ def test_the_keys_of_a_seed_and_step_stay_the_same_whatever_was_left_out():
     state = TrainState.create(3, {}, optax.sgd(1.0)).replace(step=jnp.int32(5), skipped=jnp.int32(2))
     keys = [jax.random.key_data(key).tolist() for key in (init_key(3), dropout_key(state))]
     assert keys == [[3716834203, 3481239269], [625863501, 109320485]]
+
+
+def test_parameters_that_are_not_trained_do_not_decay():
+    def loss_fn(params, batch, key):
+        return {"loss": jnp.sum(batch) * (params["w"] + params["frozen"])}, {"loss": jnp.float32(batch.size)}
+
+    optimizer = skip_if_not_finite(optax.adamw(0.1, weight_decay=0.5))
+    step = make_train_step(loss_fn, optimizer, trained=lambda tree: {**tree, "frozen": jnp.zeros_like(tree["frozen"])})
+    params = {"w": jnp.float32(10), "frozen": jnp.float32(10)}
+    state, _ = jax.jit(step)(TrainState.create(0, params, optimizer), jnp.ones(3))
+    assert float(state.params["frozen"]) == 10
+    assert float(state.params["w"]) == pytest.approx(10 - 0.1 - 0.1 * 0.5 * 10, rel=1e-5)

@@ -67,7 +67,7 @@ class Steps:
             accumulation_steps=config.accumulation_steps,
             average=make_average(config),
             axis_name=parallel.axis_name,
-            trained=lambda grads: jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained),
+            trained=lambda tree: jax.tree.map(lambda x, keep: x if keep else jnp.zeros_like(x), tree, trained),
         )
         self.train_step = parallel.compile(self.counted("training", self.update), donate_state=True)
         eval_step = make_eval_step(loss_fn, axis_name=parallel.axis_name)

@@ -85,7 +85,7 @@ def make_train_step(
     accumulation_steps: int = 1,
     average: Average | None = None,
     axis_name: str | None = None,
-    trained: Callable[[Any], Any] = lambda grads: grads,
+    trained: Callable[[Any], Any] = lambda tree: tree,
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
     """Returns the train step. It sums before it divides, so devices and micro-batches do not change the update.
 
@@ -98,7 +98,8 @@ def make_train_step(
       accumulation_steps: micro-batches per update; must divide the rows of a batch.
       average: the moving average that a state keeps as its `ema`; None: no moving average.
       axis_name: the mapped axis of devices under pmap, over which to sum; None under jit, where a batch is global.
-      trained: replaces the gradients of parameters that are not trained by zeros.
+      trained: replaces gradients and updates of parameters that are not trained by zeros. Without a gradient, weight
+        decay would still change a parameter.
     """
 
     def train_step(state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
@@ -117,7 +118,7 @@ def make_train_step(
             return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
 
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, finite=finite)
-        params = if_finite(optax.apply_updates(state.params, updates), state.params)
+        params = if_finite(optax.apply_updates(state.params, trained(updates)), state.params)
         made = state.step + 1 - state.skipped
         ema = if_finite(average.update(state.ema, params, made), state.ema) if average else state.ema
         state = state.replace(
