@@ -111,6 +111,17 @@ def test_what_cannot_fit_into_memory_is_told_and_the_others_are_trained(swept):
     assert (swept.workdir / "report/report.md").exists()
 
 
+def test_a_sweep_without_its_base_warns_that_the_report_has_no_effects(config, tmp_path, caplog):
+    factory = factory_of(config, tmp_path / "sweep")
+    for rows, warnings in (("D-ls0.2", 1), ("base", 0), ("D-ls0.2", 0)):  # the base's run counts in later sweeps, too
+        caplog.clear()
+        trials = factory.trials(make_variants(factory.base, rows), seeds=range(1))
+        launcher = Local(factory.workdir, [Slot(ENVIRONMENT)], lambda job: ["false"])
+        with pytest.raises(UserError, match="a run of 1 failed"):
+            sweep(trials, factory, make_head(factory.base, "python", ""), launcher)
+        assert caplog.text.count("no run is of the base itself") == warnings
+
+
 def test_a_sweep_that_was_stopped_and_killed_finds_what_the_run_alone_finds(swept, config, tmp_path):
     log = swept.run.with_suffix(".log").read_text()
     assert log.count("resuming from step") == 2

@@ -49,8 +49,14 @@ def sweep(
             time.sleep(POLL)
         file = factory.workdir / RESULTS
         journal = Journal(file, head)
-        changes = {trial.variant.name: trial.variant.changes for trial in trials}
+        variants = {trial.variant for trial in trials}
+        changes = {variant.name: variant.changes for variant in variants}
         require_same_variants(journal.results.values(), changes, file)
+        if not any(one.row == "base" and not one.changes for one in (*variants, *journal.results.values())):
+            logger.warning(
+                "no run is of the base itself, so the report cannot say what a change does: add base to --rows, or the "
+                "base's value to --grid"
+            )
         failed = _Sweep(trials, factory, journal, launcher, interruption).run(together=together)
         print(f"report: {write_report(factory.workdir, journal.head, list(journal.results.values()))}")
     if failed:
