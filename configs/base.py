@@ -89,7 +89,7 @@ def get_config() -> ConfigDict:
     config.data.longest_tested = 6  # the same for test; if larger, all of test is longer than anything trained on
     config.data.label_column = 0  # for tsv: the label's column, counted from 0
     config.data.text_column = 1  # for tsv: the text's column
-    config.data.held_out = 0.0  # for tsv: share of the training texts that become the valid split; 0: read valid.tsv
+    config.data.held_out = 0.0  # for folder and tsv: share of train that becomes the valid split; 0: read its files
     config.data.source_language = "en"
     config.data.target_language = "de"
     # The next two fields normalise the text, in training and in translation. Published scores of small sets are often

@@ -42,6 +42,29 @@ def test_each_split_has_its_files(tmp_path, split):
     assert as_list(read(tmp_path, split)) == [(f"en {split}", f"de {split}")]
 
 
+def test_a_share_of_train_is_held_out_where_there_are_no_files_of_valid(tmp_path):
+    pairs = [(f"en {i % 400}", f"de {i}") for i in range(1000)]  # most sources more than once
+    write(tmp_path, en=[en for en, _ in pairs], de=[de for _, de in pairs])
+    write(tmp_path, "test")
+    train, valid = (read(tmp_path, split, held_out=0.2) for split in ("train", "valid"))
+    assert sorted(as_list(train) + as_list(valid)) == sorted(pairs)
+    assert not {source for source, _ in as_list(train)} & {source for source, _ in as_list(valid)}
+    assert len(valid) == pytest.approx(200, abs=50)
+    assert as_list(read(tmp_path, "test", held_out=0.2)) == as_list(read(tmp_path, "test"))
+    assert as_list(read(tmp_path, held_out=0.2, num_pairs=5)) == as_list(train)[:5]
+    assert as_list(read(tmp_path, "valid", held_out=0.2, seed=1)) != as_list(valid)
+    assert len({pairs.fingerprint for pairs in (train, valid, read(tmp_path), read(tmp_path, held_out=0.1))}) == 4
+
+
+def test_a_valid_split_is_either_files_or_held_out(tmp_path):
+    write(tmp_path)
+    with pytest.raises(UserError, match=r"has no valid\.en .*; --config\.data\.held_out=0\.1 keeps a tenth of train"):
+        read(tmp_path, "valid")
+    write(tmp_path, "valid")
+    with pytest.raises(UserError, match=r"held_out is 0\.1, so \S+valid\.en would never be read"):
+        read(tmp_path, held_out=0.1)
+
+
 def test_the_languages_choose_the_sides(tmp_path):
     backward = read(write(tmp_path), source_language="de", target_language="en")
     assert as_list(backward) == list(zip(GERMAN, ENGLISH, strict=True))

@@ -4,8 +4,10 @@ import hashlib
 import pathlib
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from transformer_flax.data.normalisation import normalisers
-from transformer_flax.data.pairs import Pairs
+from transformer_flax.data.pairs import Pairs, iterate_pairs
 from transformer_flax.data.synthetic import number_pairs, symbol_pairs
 from transformer_flax.data.text_files import Lines, find_text, read_lines, require_as_many, require_text, text_folder
 from transformer_flax.data.tfds import tfds_pairs
@@ -13,6 +15,11 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import cache_root
 
 SPLITS = ("train", "valid", "test")
+BLOCK = 10_000  # pairs that are read at a time
+WITHOUT = {  # ends the message that there are no files of a split
+    "valid": "; --config.data.held_out=0.1 keeps a tenth of train for it instead",
+    "test": "; to train without a test split, set --config.eval.test=False",
+}
 
 
 def load_pairs(config, split: str) -> Pairs:
@@ -61,15 +68,16 @@ def _normalised(pairs: Pairs, config) -> Pairs:
 def folder_pairs(config, split: str) -> Pairs:
     """Reads two text files `<split>.<language>`, one sentence a line. Line N of both files makes pair N.
 
-    The files are read once. Memory holds 16 bytes a pair.
+    With `config.held_out`, the valid split is a share of train; see `_file_of`. The files are read once. Memory holds
+    16 bytes a pair.
     """
     folder = text_folder(config.path)
     languages = config.source_language, config.target_language
     fields = "config.data.source_language and target_language are {} and {}; --languages=SOURCE-TARGET sets both"
     hint = f"; {fields.format(*languages)}"
-    if split == "test" and all(find_text(folder, f"train.{language}") for language in languages):
-        hint = "; to train without a test split, set --config.eval.test=False"
-    files = [require_text(folder, f"{split}.{language}", hint=hint) for language in languages]
+    if all(find_text(folder, f"train.{language}") for language in languages):
+        hint = WITHOUT.get(split, hint)
+    files = [require_text(folder, _file_of(split, config, language), hint=hint) for language in languages]
     source, target = (Lines(read_lines(file), cache_root(config.cache_dir)) for file in files)
     require_as_many(files[0], source, files[1], target)
     digest = hashlib.sha256()
@@ -80,26 +88,42 @@ def folder_pairs(config, split: str) -> Pairs:
     def read(indices: Sequence[int]) -> list[tuple[str, str]]:
         return list(zip(source.read(indices), target.read(indices), strict=True))
 
-    return Pairs(digest.hexdigest(), len(source), read)
+    pairs = Pairs(digest.hexdigest(), len(source), read)
+    return _part(pairs, config, split) if config.held_out and split != "test" else pairs
+
+
+def _part(train: Pairs, config, split: str) -> Pairs:
+    """Returns the pairs of train that are its own, or those that are held out for valid."""
+    sources = (source for block in iterate_pairs(train, range(len(train)), BLOCK) for source, _ in block)
+    held_out = np.fromiter((_is_held_out(source, config.seed, config.held_out) for source in sources), bool)
+    chosen = np.flatnonzero(held_out == (split == "valid"))
+    identity = f"{split} of {train.fingerprint}, with {config.held_out} held out and seed {config.seed}"
+    fingerprint = hashlib.sha256(identity.encode()).hexdigest()
+    return Pairs(fingerprint, len(chosen), lambda indices: train.read(chosen[np.asarray(indices, int)].tolist()))
+
+
+def _file_of(split: str, config, suffix: str) -> str:
+    """Returns the name of the file that holds a split: `train.<suffix>` for valid, if `config.held_out` is above 0.
+
+    Then that share of train is the valid split, and there must be no file `valid.<suffix>`. Whether a text is held out
+    depends only on the text and `config.seed`, so all copies of a text are in the same split.
+    """
+    share = config.held_out
+    if share and (valid := find_text(text_folder(config.path), f"valid.{suffix}")):
+        raise UserError(
+            f"config.data.held_out is {share!r}, so {valid} would never be read; set --config.data.held_out=0, or "
+            "move the file away"
+        )
+    return f"{'train' if share and split == 'valid' else split}.{suffix}"
 
 
 def tsv_pairs(config, split: str) -> Pairs:
     """Reads texts with labels from files `<split>.tsv` without a header line. A pair is (text, label).
 
-    If `config.held_out` is above 0, that share of train is the valid split, and valid.tsv must not exist. Whether a
-    text is held out depends only on the text and `config.seed`, so all copies of a text are in the same split.
+    With `config.held_out`, the valid split is a share of train; see `_file_of`.
     """
     share = config.held_out
-    folder = text_folder(config.path)
-    valid = find_text(folder, "valid.tsv")
-    if split == "valid" and not share and not valid:
-        raise UserError(f"{folder} has no valid.tsv; --config.data.held_out=0.1 keeps a tenth of train for it instead")
-    if share and valid:
-        raise UserError(
-            f"config.data.held_out is {share!r}, so {valid} would never be read; set --config.data.held_out=0, or "
-            "move the file away"
-        )
-    file = require_text(folder, f"{'train' if share and split == 'valid' else split}.tsv")
+    file = require_text(text_folder(config.path), _file_of(split, config, "tsv"), hint=WITHOUT.get(split, ""))
     rows = _read_table(file, config.label_column, config.text_column)
     if share and split != "test":
         wanted = split == "valid"
