@@ -125,7 +125,7 @@ def test_given_translations_are_scored_by_an_ensemble_of_checkpoints(finished, f
     beside = file("targets.txt", "\n".join(targets))
     options = [f"--workdir={finished}@150", f"--workdir={finished}@200", f"--target={beside}"]
     result = succeeds("translate", *options, file("in.txt"))
-    assert result.stderr.startswith("numbers: the parameters of step 150; the parameters of step 200\n")
+    assert result.stderr.startswith("numbers + numbers: the parameters of step 150; the parameters of step 200\n")
     both = transformer_flax.restore(finished, steps=[150]).ensemble(transformer_flax.restore(finished, steps=[200]))
     rows = [line.split("\t") for line in result.stdout.splitlines()]
     for (total, each, pieces), target, scores in zip(rows, targets, both.score(LINES, targets), strict=True):
