@@ -89,6 +89,7 @@ def main() -> None:
 
 
 def _split(run: "Run") -> tuple[list[str], list[str]]:
+    """Returns the sources and references of --split; without that split, the error names the flags of files."""
     try:
         return run.split(SPLIT.value)
     except UserError as error:

@@ -125,7 +125,7 @@ def tsv_pairs(config, split: str) -> Pairs:
     share = config.held_out
     file = require_text(text_folder(config.path), _file_of(split, config, "tsv"), hint=WITHOUT.get(split, ""))
     rows = _read_table(file, config.label_column, config.text_column)
-    if share and split != "test":
+    if share and split != "test":  # not by `_part`: saved runs compare the digest of the lines that are kept
         wanted = split == "valid"
         rows = ((label, text) for label, text in rows if _is_held_out(text, config.seed, share) == wanted)
     lines = Lines((f"{label}\t{text}" for label, text in rows), cache_root(config.cache_dir))
