@@ -113,9 +113,12 @@ def test_what_cannot_fit_into_memory_is_told_and_the_others_are_trained(swept):
 
 def test_a_sweep_without_its_base_warns_that_the_report_has_no_effects(config, tmp_path, caplog):
     factory = factory_of(config, tmp_path / "sweep")
-    for rows, warnings in (("D-ls0.2", 1), ("base", 0), ("D-ls0.2", 0)):  # the base's run counts in later sweeps, too
+    grid = ["label_smoothing=0.3"]
+    # The base's run counts in later sweeps, too.
+    sweeps = [("D-ls0.2", (), 1), ("base", grid, 1), ("base", (), 0), ("base", grid, 0)]
+    for rows, axes, warnings in sweeps:
         caplog.clear()
-        trials = factory.trials(make_variants(factory.base, rows), seeds=range(1))
+        trials = factory.trials(make_variants(factory.base, rows, axes=axes), seeds=range(1))
         launcher = Local(factory.workdir, [Slot(ENVIRONMENT)], lambda job: ["false"])
         with pytest.raises(UserError, match="a run of 1 failed"):
             sweep(trials, factory, make_head(factory.base, "python", ""), launcher)

@@ -45,7 +45,7 @@ def test_each_split_has_its_files(tmp_path, split):
 def test_a_share_of_train_is_held_out_where_there_are_no_files_of_valid(tmp_path):
     pairs = [(f"en {i % 400}", f"de {i}") for i in range(1000)]  # most sources more than once
     write(tmp_path, en=[en for en, _ in pairs], de=[de for _, de in pairs])
-    write(tmp_path, "test")
+    write(tmp_path, "test", en=[f"test {i}" for i in range(100)], de=["x"] * 100)
     train, valid = (read(tmp_path, split, held_out=0.2) for split in ("train", "valid"))
     assert sorted(as_list(train) + as_list(valid)) == sorted(pairs)
     assert not {source for source, _ in as_list(train)} & {source for source, _ in as_list(valid)}
