@@ -14,7 +14,6 @@ import optax
 from ml_collections import ConfigDict
 
 SCHEDULE_FREE = "schedule_free"  # config.optimizer.name
-MUON = "muon"
 ADAMS_RMS = 0.2  # RMS of Adam's updates over the learning rate; Muon's are scaled to this RMS (Liu et al., 2025)
 
 
@@ -52,7 +51,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
     """
     c = config.optimizer
     b1 = 0.0 if c.name == SCHEDULE_FREE else c.b1  # Schedule-Free has no momentum but the average
-    make = muon if c.name == MUON else adam
+    make = {"adam": adam, "muon": muon, SCHEDULE_FREE: adam}[c.name]
     optimizer = make(make_schedule(config), b1=b1, b2=c.b2, eps=c.eps)
     return optax.chain(optax.clip_by_global_norm(c.clip_norm), optimizer) if c.clip_norm else optimizer
 
