@@ -16,6 +16,7 @@ from absl import app, flags
 
 from transformer_flax.arguments import parse
 from transformer_flax.errors import Interrupted, UserError
+from transformer_flax.files import named_errors
 from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle
 
 if TYPE_CHECKING:
@@ -93,10 +94,8 @@ def require_writable(file: pathlib.Path) -> None:
 
 def write_lines(name: str, lines: Iterable[str]) -> None:
     """Writes lines to a file; an error, such as that of a full disk, names the file."""
-    try:
+    with named_errors(name):
         pathlib.Path(name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, name) from error
 
 
 def require_picture(flag: str, name: str) -> None:

@@ -25,6 +25,15 @@ ABANDONED_SECONDS = 24 * 3600  # nobody still writes a partial file that has not
 logger = logging.getLogger(__name__)
 
 
+@contextlib.contextmanager
+def named_errors(name: str) -> Iterator[None]:
+    """Context manager: an OSError, such as that of a full disk, names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from error
+
+
 def write_whole(file: pathlib.Path, content: str | bytes) -> None:
     """Replaces a file, or a link of that name, by this content. The file is never partly written.
 

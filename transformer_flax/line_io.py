@@ -14,7 +14,7 @@ from absl import flags
 from transformer_flax.console import Progress, counted
 from transformer_flax.data.text_files import DAMAGES, MOST_LINE_BYTES, decode_lines, open_text
 from transformer_flax.errors import UserError
-from transformer_flax.files import require_other
+from transformer_flax.files import named_errors, require_other
 
 flags.disclaim_key_flags()  # so that --help of each command lists the flags defined here
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class LineIO:
             self.name, self.output = self._output.value, sys.stdout.buffer  # None: standard output
             if self.name is not None:
                 require_other(self.name, [*(file.fileno() for file in self.inputs), *([beside] if beside else [])])
-                self.output = stack.enter_context(open(self.name, "ab"))
+                self.output = stack.enter_context(open(self.name, "ab", buffering=0))  # no second error when closed
             self.prompts = not files and beside is None and sys.stdin.isatty()  # the input is a terminal
             yield
 
@@ -78,8 +78,11 @@ class LineIO:
 
         def write(result: str) -> None:
             nonlocal written
-            self.output.write(f"{result}\n".encode())
-            self.output.flush()  # at once, because a prompt waits for it, and to notice a closed pipe
+            with named_errors(self.name or "standard output"):
+                line = memoryview(f"{result}\n".encode())
+                while line:  # without a buffer, a write may be short
+                    line = line[self.output.write(line) :]
+                self.output.flush()  # at once, because a prompt waits for it, and to notice a closed pipe
             written += 1
 
         seen = sys.stderr.isatty() and not self.prompts and (self.name is not None or not sys.stdout.isatty())

@@ -252,6 +252,11 @@ def test_a_place_that_cannot_be_written_is_told_of_before_any_work(tmp_path):
     assert message == f"No such file or directory: {tmp_path / 'no/out.txt'}"
 
 
+def test_a_full_disk_is_named_by_the_output(finished, file):
+    message = refused("translate", f"--workdir={finished}", "--output=/dev/full", file("in.txt"))
+    assert message == "No space left on device: /dev/full"
+
+
 def test_an_output_is_not_emptied_for_nothing(file):
     kept = file("out.txt", "the work of a day\n")
     refused("translate", NOWHERE, f"--output={kept}", file("in.txt"))
