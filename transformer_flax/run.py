@@ -23,6 +23,7 @@ from transformer_flax.decoding.search import Sampling
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.files import require_free, whole_folder, write_whole
+from transformer_flax.model.config import TYPES
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.config_fields import require_settings
 from transformer_flax.training.loss import perplexity
@@ -159,6 +160,9 @@ class Run(TrainedModel):
             raise UserError(f"sampling is {sampling!r}; it must be a Sampling, as in Sampling(temperature=0.7)")
         settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
         require_settings(settings)
+        for name, type_ in {"nbest": int, "num_devices": int, "refuse_long": bool}.items():
+            if type(value := settings.get(name, type_())) is not type_:
+                raise UserError(f"{name} is {value!r}; it must be {TYPES[type_]}")
         return {name: value for name, value in self.config.decode.items() if name in known} | settings
 
     def _require_translator(self) -> None:

@@ -60,7 +60,8 @@ def train() -> None:
     tempfile.TemporaryDirectory(dir=output.parent).cleanup()  # an unwritable folder raises an error before the training
     keep_compiled(config.data.cache_dir)
     with Progress() as progress:
-        pairs = load_pairs(config.data, "train")
+        with progress.aside():  # TFDS shows its own bars
+            pairs = load_pairs(config.data, "train")
         tokenizer = given_tokenizer(config) or train_tokenizer(pairs, config, progress)
         with progress.bar("tokenising") as update:
             corpus = load_corpus(pairs, tokenizer, config.data.cache_dir, progress=update)

@@ -164,7 +164,7 @@ def test_they_do_not_begin_inside_another_run(config, together):
     [
         ([0, 1], {"parallel__mode": "pmap"}, r"config\.parallel\.mode is 'pmap'; it must be 'jit' where seeds"),
         ([0, 1], {"parallel__shard_params": True}, r"shard_params is True; it must be False where seeds"),
-        ([0, 1], {"model__attention_implementation": "cudnn"}, r"'cudnn', which JAX cannot map over seeds"),
+        ([0, 1], {"model__attention_implementation": "cudnn"}, r"is 'cudnn'; it must be 'plain' where seeds"),
         ([0, 1], {"eval__patience": 1, "eval__every": 3}, r"config\.eval\.patience is 1; it must be 0 where seeds"),
         ([0, 1], {"on_write_failure": "go on"}, r"on_write_failure is 'go on'; it must be 'stop' where seeds"),
         ([2**32], {}, r"config\.seed is 4294967296; it must be a whole number from 0"),

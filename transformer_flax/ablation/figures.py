@@ -142,8 +142,6 @@ def scores(comparison: Comparison) -> Figure | None:
         getattr(axes, f"set_{name}lim")(*map(measure.level, limits))
     for axes in figure.axes:
         axes.set(xlabel="perplexity", xscale="log")
-        _require_spread(axes, "x", perplexity)
-        _require_spread(axes, "y", score)
         low, high = axes.get_xlim()
         wide = high > 3 * low
         axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if wide else ticker.MaxNLocator(6))
@@ -268,14 +266,6 @@ def _limits(
     ends = [*values, *(min(max(end, low), high) for interval in intervals if interval for end in interval)]
     margin = max(0.05 * (max(ends) - min(ends)), measure.least)
     return min(ends) - margin, max(ends) + margin
-
-
-def _require_spread(axes: Axes, name: str, measure: Measure) -> None:
-    """Widens the axis "x" or "y" of a measure if the axis limits differ only by rounding."""
-    low, high = getattr(axes, f"get_{name}lim")()
-    if high - low < measure.least:
-        middle = (low + high) / 2
-        getattr(axes, f"set_{name}lim")(middle - measure.least, middle + measure.least)
 
 
 def _curve(axes: Axes, entry: Entry, measure: Measure, colour: str) -> Line2D:

@@ -12,7 +12,7 @@ from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator
 from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
 from transformer_flax.ablation.slurm import Slurm
-from transformer_flax.ablation.trials import Job, Trial, TrialFactory, by_variant, make_jobs
+from transformer_flax.ablation.trials import Job, Trial, TrialFactory, make_jobs
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.files import is_partial, try_lock
@@ -198,7 +198,8 @@ class _Sweep:
     def _summarise(self) -> None:
         """Prints the mean scores of each variant."""
         rows = []
-        for name, trials in by_variant(self._trials).items():
+        for name in dict.fromkeys(trial.variant.name for trial in self._trials):
+            trials = [trial for trial in self._trials if trial.variant.name == name]
             results = [result for trial in trials if (result := self._journal.results.get(trial.key))]
             finished = [result for result in results if result.finished]
             counts = f"{len(finished)} of {len(trials)}"

@@ -152,14 +152,6 @@ class Job:
         return self.trials[0].path.with_name(name)
 
 
-def by_variant(trials: Sequence[Trial]) -> dict[str, list[Trial]]:
-    """Groups trials by the name of the variant."""
-    variants: dict[str, list[Trial]] = {}
-    for trial in trials:
-        variants.setdefault(trial.variant.name, []).append(trial)
-    return variants
-
-
 def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
     """Makes a job for each trial, or for all seeds of a variant together that resume from the same step."""
     groups: dict[Any, list[Trial]] = {}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib.metadata
 import re
 from typing import Any
 
@@ -36,11 +35,6 @@ class Normaliser:
     def base_language(self) -> str:
         """The language without its region: "pt" of "pt-BR"."""
         return re.split("[-_]", self.language)[0].lower()
-
-    @property
-    def tokens(self) -> str:
-        """The part of a sacreBLEU signature that says how the tokens were made."""
-        return f"tok:moses-{self.base_language}|punct:normalised|sacremoses:{importlib.metadata.version('sacremoses')}"
 
 
 PLAIN = Normaliser("")

@@ -54,8 +54,13 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
     metric = sacrebleu.BLEU(lowercase=text.lowercase, tokenize=tokenize, force=True)
     bleu = metric.corpus_score(list(translations), [list(references)])
     matches = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))
-    signature = str(metric.get_signature()).replace("tok:none", text.tokens)
+    signature = str(metric.get_signature()).replace("tok:none", _moses(text, "|punct:normalised"))
     return TranslationScores(bleu.score, matches / len(references), signature, bleu.ratio)
+
+
+def _moses(text: Normaliser, how: str) -> str:
+    """Returns the part of a sacreBLEU signature that says how the tokens of `text` were made."""
+    return f"tok:moses-{text.base_language}{how}|sacremoses:{importlib.metadata.version('sacremoses')}"
 
 
 def full_scores(translations: Sequence[str], references: Sequence[str], text: Normaliser) -> FullScores:
@@ -64,10 +69,8 @@ def full_scores(translations: Sequence[str], references: Sequence[str], text: No
     chrf = sacrebleu.CHRF(lowercase=text.lowercase)
     # These settings compute BLEU like multi-bleu.perl.
     tokenised = sacrebleu.BLEU(lowercase=text.lowercase, tokenize="none", smooth_method="none", force=True)
-    language = text.base_language
-    split = "|compounds:##AT##" if language == "de" else ""
-    punctuation = "normalised" if text.tokenized else "ascii"
-    how = f"tok:moses-{language}{split}|punct:{punctuation}|sacremoses:{importlib.metadata.version('sacremoses')}"
+    compounds = "|compounds:##AT##" if text.base_language == "de" else ""
+    how = _moses(text, f"{compounds}|punct:{'normalised' if text.tokenized else 'ascii'}")
     ours, theirs = (table2_tokens(lines, text) for lines in (translations, references))
     return FullScores(
         **vars(scores),

@@ -62,15 +62,13 @@ class EncoderConvolution(nn.Module):
 
     config: ConvolutionalConfig
 
-    def setup(self):
-        self.convolution = GatedConvolution(self.config)
-
+    @nn.compact
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
         """x [B, S, d_model] under mask [B, S, 1] -> [B, S, d_model]."""
         beside = self.config.kernel_width // 2
         # Padding must look like the zeros beyond the sentence.
         padded = jnp.pad(jnp.where(mask, x, 0), ((0, 0), (beside, beside), (0, 0)))
-        return (x + self.convolution(padded)) * SQRT_HALF
+        return (x + GatedConvolution(self.config, name="convolution")(padded)) * SQRT_HALF
 
 
 class DecoderConvolution(nn.Module):

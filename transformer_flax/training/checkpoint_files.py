@@ -11,7 +11,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,10 +55,8 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kin
     return loaded[kind]
 
 
-def load_parts(
-    directory: pathlib.Path, step: int, like: Any, *, seed: int, partial: bool = False
-) -> tuple[Any, "Seal"]:
-    """Reads a checkpoint to the first device, and checks the checkpoint. Returns the state and its seal.
+def load_parts(directory: pathlib.Path, step: int, like: Any, *, seed: int, partial: bool = False) -> tuple[Any, Any]:
+    """Reads a checkpoint to the first device, and checks it. Returns the state and the totals of its seal.
 
     `like` has the shapes of a state. With `partial`, it has those of some parts of a state, by name, and only these
     parts are read. Raises an UnreadableError as `load_params` does.
@@ -71,14 +69,15 @@ def load_parts(
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first), like)
     with _reading(directory, step), context:
         sealed = _load_seal(folder)
+        fingerprints = sealed["fingerprints"]
         for name, number in {"step": step, "seed": seed}.items():  # an integer is its own fingerprint
-            if sealed.fingerprints[name] != number:
-                raise UserError(f"its state is of {name} {sealed.fingerprints[name]}, not {number}")
+            if fingerprints[name] != number:
+                raise UserError(f"its state is of {name} {fingerprints[name]}, not {number}")
         loaded: Any = ocp.load_checkpointables(str(folder), {"state": like})["state"]
         for name, part in (loaded if partial else vars(loaded)).items():
-            if int(fingerprint(part)) != sealed.fingerprints[name]:  # fails for a missing part, which is abstract
+            if int(fingerprint(part)) != fingerprints[name]:  # fails for a missing part, which is abstract
                 raise ValueError(f"its {name} are not what was saved")
-    return loaded, sealed
+    return loaded, sealed["totals"]
 
 
 @contextlib.contextmanager
@@ -114,13 +113,6 @@ def _own_context() -> ocp.Context:
 METADATA = "_CHECKPOINT_METADATA"  # a file that Orbax writes in each checkpoint
 
 
-class Seal(NamedTuple):
-    """Data stored beside a state, to check that the state is intact."""
-
-    fingerprints: dict[str, int]  # the fingerprint of each part of the state, by name
-    totals: Any  # JSON: the metrics that were measured and are not logged yet
-
-
 @jax.jit
 def fingerprint(tree: Any) -> jax.Array:
     """Returns a number, uint32 [], that changes if any single element of a tree of arrays changes.
@@ -139,13 +131,16 @@ def fingerprint(tree: Any) -> jax.Array:
 
 
 def seal(parts: dict[str, Any], totals: Any) -> dict[str, Any]:
-    """Returns the seal of a state's parts, as JSON."""
+    """Returns the data stored beside a state, to check that its parts, by name, are intact.
+
+    `totals` are the metrics that were measured and are not logged yet.
+    """
     fingerprints = {name: int(fingerprint(part)) for name, part in parts.items()}
-    content = json.dumps(Seal(fingerprints, totals)._asdict())
+    content = json.dumps({"fingerprints": fingerprints, "totals": totals})
     return {"seal": content, "crc32": zlib.crc32(content.encode())}
 
 
-def _load_seal(folder: pathlib.Path) -> Seal:
+def _load_seal(folder: pathlib.Path) -> dict[str, Any]:
     """Reads the seal of a checkpoint.
 
     The seal is read directly from Orbax's file. Orbax would also read the description of each array, and TensorStore
@@ -154,7 +149,7 @@ def _load_seal(folder: pathlib.Path) -> Seal:
     metadata = read_json(folder / METADATA).get("custom_metadata")
     if not metadata or zlib.crc32(metadata.get("seal", "").encode()) != metadata.get("crc32"):
         raise ValueError("its seal is broken or missing")
-    return Seal(**json.loads(metadata["seal"]))
+    return json.loads(metadata["seal"])
 
 
 @contextlib.contextmanager

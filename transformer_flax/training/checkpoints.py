@@ -123,8 +123,7 @@ class Checkpoints:
         Raises:
           UnreadableError: the checkpoint is damaged, or of another model, step or seed.
         """
-        state, sealed = load_parts(self._directory, step, like, seed=self._seed)
-        return state, sealed.totals
+        return load_parts(self._directory, step, like, seed=self._seed)
 
     def put_aside(self, step: int, why: str) -> pathlib.Path:
         """Renames a checkpoint so that `steps()` leaves it out. Returns the new path, whose name contains `why`."""

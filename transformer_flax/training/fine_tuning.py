@@ -4,8 +4,8 @@ import fnmatch
 import pathlib
 from typing import Any
 
-import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
 from transformer_flax.data.tokenizer import Tokenizer
@@ -124,14 +124,11 @@ def are_trained(patterns: str, params: Any) -> Any:
     `patterns` is `config.train_only`: prefixes of parameter names, such as "decoder,embedding" or "*.self_attention".
     Each must match a parameter.
     """
-    names = jax.tree_util.tree_map_with_path(lambda path, _: ".".join(part.key for part in path), params)
+    names, trained = flatten_dict(params, sep="."), set()
     for pattern in patterns.split(","):
-        nothing = patterns and not pattern  # such as behind a last comma; it would match every name
-        if nothing or not any(_matches(name, pattern) for name in jax.tree.leaves(names)):
-            parts = ", ".join(sorted({name.partition(".")[0] for name in jax.tree.leaves(names)}))
+        found = fnmatch.filter(names, f"{pattern}*")
+        if not found or (patterns and not pattern):  # nothing, such as behind a last comma, would match every name
+            parts = ", ".join(sorted({name.partition(".")[0] for name in names}))
             raise UserError(f"config.train_only: no parameter's name begins like {pattern!r}; there are {parts}")
-    return jax.tree.map(lambda name: any(_matches(name, pattern) for pattern in patterns.split(",")), names)
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(name, f"{pattern}*")
+        trained.update(found)
+    return unflatten_dict({name: name in trained for name in names}, sep=".")

@@ -16,7 +16,7 @@ from transformer_flax.console import Progress, counted
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
-from transformer_flax.training.config_fields import complete, require_only, require_run
+from transformer_flax.training.config_fields import complete, require_fields, require_only, require_run
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit
@@ -45,7 +45,10 @@ def train_seeds(
     if RunDirectory(workdir).config_file.exists():
         raise UserError(f"{workdir} holds a run of one seed; choose another --workdir for several")
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
-    configs = [checked_config(ConfigDict({**config.to_dict(), "seed": seed}), *directories) for seed in seeds]
+    config = checked_config(config, *directories)
+    configs = [ConfigDict({**config.to_dict(), "seed": seed}) for seed in seeds]
+    for each in configs:
+        require_fields(each)
     with Progress() as progress, contextlib.ExitStack() as stack:
         parallel = set_up_devices(configs[0], progress, f", {counted(len(seeds), 'seed')} at once")
         data = prepare_seeds(configs, directories, progress)
@@ -162,12 +165,13 @@ def stack_trees(trees: Sequence[Any]) -> Any:
 
 def check_seeds(config: ConfigDict) -> None:
     """Checks that runs of `config` with several seeds can be trained together."""
-    only = {"parallel.mode": "jit", "parallel.shard_params": False, "eval.patience": 0, "on_write_failure": "stop"}
+    only = {
+        "parallel.mode": "jit",
+        "parallel.shard_params": False,
+        "eval.patience": 0,
+        "on_write_failure": "stop",
+        "model.attention_implementation": "plain",  # JAX cannot map cuDNN's over seeds
+    }
     require_only(config, only, "where seeds are trained together, each step of all of them at once")
-    if config.model.get("attention_implementation") == "cudnn":
-        raise UserError(
-            "config.model.attention_implementation is 'cudnn', which JAX cannot map over seeds; set it to 'plain', or "
-            "train the seeds one by one"
-        )
     if share()[1] > 1:
         raise UserError("several seeds are trained together by one process, without --distributed")
