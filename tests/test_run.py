@@ -108,6 +108,7 @@ def test_a_string_is_not_taken_for_several_lines_of_attention(run):
 def test_numbers_of_numpy_choose_checkpoints_too(made):
     assert restore(made, steps=np.int64(25)).params_from == "the moving average at step 25"
     assert restore(made, steps=np.array([10, 25])).params_from == "the mean of the moving averages at steps 10, 25"
+    assert restore(f"{made}@10,25").params_from == "the mean of the moving averages at steps 10, 25"
     assert restore(made, average=np.int64(2)).params_from == "the mean of the parameters at steps 30, 34"
 
 
@@ -223,6 +224,11 @@ def test_an_ensemble_is_the_mean_of_probabilities(finished, run):
     p, q, mean = (np.exp(np.concatenate(one.score(*run.split("test")))) for one in (first, second, both))
     np.testing.assert_allclose(mean, (p + q) / 2, rtol=1e-3, atol=1e-6)
     assert not np.allclose(p, q, rtol=0.1)
+
+
+def test_an_ensemble_is_made_of_runs(run, finished):
+    with pytest.raises(UserError, match="is not a Run"):
+        run.ensemble(str(finished))
 
 
 def test_an_ensemble_of_one_run_is_that_run(run, sources):

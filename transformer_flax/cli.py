@@ -78,10 +78,8 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
 def restore_named(name: str, average: str | None = None) -> "Run":
     """Restores the run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,...`, with the `average` of --average."""
     from transformer_flax.run import restore
-    from transformer_flax.training.trained_model import parse_name
 
-    directory, steps = parse_name(name)
-    return restore(directory, average=int(average) if average and average.isdecimal() else average, steps=steps)
+    return restore(name, average=int(average) if average and average.isdecimal() else average)
 
 
 def require_writable(file: pathlib.Path) -> None:
@@ -151,6 +149,11 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
                 raise
             where = f": {error.filename}" if error.filename else ""
             _fail(f"{error.strerror}{where}")
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):  # JAX's word for no memory
+                raise
+            what, _, _ = str(error).partition("\n")
+            _fail(f"{what}; smaller batches need less memory: --batch_size, or --config.data.tokens_per_batch to train")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)  # without its handler, which ends before the process, it would kill
 

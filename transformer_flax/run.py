@@ -28,7 +28,7 @@ from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.config_fields import require_settings
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.trained_model import TrainedModel, load_model, save_params
+from transformer_flax.training.trained_model import TrainedModel, load_model, parse_name, save_params
 
 ALIKE = ("source_language", "target_language", "lowercase", "tokenized")  # of the members of an ensemble
 MOST_MADE = 64  # translators that a run keeps
@@ -323,9 +323,12 @@ class Run(TrainedModel):
         """Returns this run and others as one model. Its token or class probabilities are the mean over the runs.
 
         Raises:
-          UserError: the runs have different tokenizers, classes, languages or normalisation of the text.
+          UserError: one is not a run, or they have different tokenizers, classes, languages or normalisation of the
+            text.
         """
         for other in others:
+            if not isinstance(other, Run):
+                raise UserError(f"{other!r} is not a Run; an ensemble is restore(...).ensemble(restore(...), ...)")
             for what, ours, theirs in (
                 ("classes", self.classes and self.classes.names, other.classes and other.classes.names),
                 ("tokenizers", self.tokenizer.to_json(), other.tokenizer.to_json()),
@@ -364,7 +367,7 @@ def restore(
     """Restores a run, finished or still training, or an exported model. Nothing in the folder is executed or unpickled.
 
     Args:
-      workdir: runs/<name>, or a folder that `Run.export` wrote.
+      workdir: runs/<name>, or a folder that `Run.export` wrote. "runs/<name>@STEP,..." also names `steps`.
       average: the number of checkpoints to average: the newest checkpoint, and the last ones before it at the
         checkpoint interval. "ema": the run's moving average. None: what the run's final evaluation uses.
       steps: the step or steps of the checkpoints to use instead; several checkpoints are averaged. If the run keeps a
@@ -373,6 +376,7 @@ def restore(
     Raises:
       UserError: the run or a checkpoint does not exist or cannot be read.
     """
-    saved = load_model(workdir, average=average, steps=steps)
+    directory, steps = parse_name(os.fspath(workdir)) if steps is None else (workdir, steps)
+    saved = load_model(directory, average=average, steps=steps)
     params = jax.device_put(saved.params)  # once: arrays on the host would be copied with every batch
     return Run(**vars(saved) | {"params": params})

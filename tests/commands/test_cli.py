@@ -66,6 +66,15 @@ def test_an_error_promises_no_checkpoint():
     assert (result.returncode, result.stderr) == (2, "error: Not a directory: README.md/run\n")
 
 
+def test_too_little_memory_is_told_with_what_needs_less():
+    program = "import jax.numpy as jnp\nfrom transformer_flax import cli\ncli.run(lambda: jnp.zeros(1 << 50))"
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].startswith("error: RESOURCE_EXHAUSTED: ")
+    assert "--batch_size" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -74,7 +74,7 @@ def test_it_learns_on_and_resumes_to_the_bit(finished, text, tmp_path):
     [valid] = [train(config, tmp_path / "whole")["valid"]]
     config.steps = 2
     train(config, tmp_path / "half")
-    config.steps = STEPS
+    config.steps, config.init_from = STEPS, f"{config.init_from}/"  # as a shell completes it
     train(config, tmp_path / "half")
     jax.tree.map(np.testing.assert_array_equal, params(tmp_path / "half"), params(tmp_path / "whole"))
     scratch = fine_tuned(finished, text, init_from="")

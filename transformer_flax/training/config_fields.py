@@ -5,7 +5,9 @@ new field needs a default, and no field is ever removed from these classes or gi
 """
 
 import dataclasses
+import itertools
 import math
+import os
 from collections.abc import Container, Mapping
 from typing import Any, cast
 
@@ -246,6 +248,9 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[
     Fields whose names begin like one of `free` may differ.
     """
     theirs, ours = ({**added_fields(config), **config} for config in (theirs, ours))
+    for config, name in itertools.product((theirs, ours), ("init_from", "embedding_init")):
+        if config.get(name):
+            config[name] = os.path.normpath(config[name])  # a slash at the end changes nothing
     return [
         f"config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
         for name in sorted(theirs.keys() | ours.keys())

@@ -182,7 +182,8 @@ class RunDirectory:
 
     def _load_run(self) -> dict:
         if not self.path.is_dir():
-            beside = {path.name: str(path) for path in self.path.parent.glob("*/")}
+            others = self.path.parent.glob("*/")
+            beside = {path.name: str(path) for path in others if not (path / "model.bin").exists()}  # CTranslate2's
             near = difflib.get_close_matches(self.path.name, beside, n=1)
             hint = f"; did you mean {beside[near[0]]!r}?" if near else ""
             raise UserError(f"there is no directory {self.path}{hint}")
