@@ -326,7 +326,7 @@ class Run(TrainedModel):
           UserError: one is not a run, or they have different tokenizers, classes, languages or normalisation of the
             text.
         """
-        for other in others:
+        for number, other in enumerate(others, 2):
             if not isinstance(other, Run):
                 raise UserError(f"{other!r} is not a Run; an ensemble is restore(...).ensemble(restore(...), ...)")
             for what, ours, theirs in (
@@ -336,8 +336,8 @@ class Run(TrainedModel):
             ):
                 if ours != theirs:
                     raise UserError(
-                        f"{self.config.name} and {other.config.name} have different {what}, so they cannot be an "
-                        "ensemble; train them on the same data with the same config.data"
+                        f"run 1, {self.config.name}, and run {number}, {other.config.name}, have different {what}, so "
+                        "they cannot be an ensemble; train them on the same data with the same config.data"
                     )
         partners = (*self.partners, *(member for other in others for member in (other, *other.partners)))
         params_from = "; ".join([self.params_from, *(other.params_from for other in others)])
