@@ -226,6 +226,15 @@ def test_an_ensemble_is_the_mean_of_probabilities(finished, run):
     assert not np.allclose(p, q, rtol=0.1)
 
 
+def test_a_run_of_a_gpu_is_used_in_float32_on_a_cpu(tmp_path):
+    fields = {"dtype": "bfloat16", "attention_implementation": "cudnn", "d_k": 8, "d_v": 8}
+    rounded = restore(make(tmp_path / "run", **{f"model__{name}": value for name, value in fields.items()}))
+    assert (rounded.model.config.dtype, rounded.model.config.attention_implementation) == ("float32", "plain")
+    rounded.export(tmp_path / "exported")
+    assert restore(tmp_path / "exported").config.model.to_dict() == rounded.config.model.to_dict()
+    assert rounded.config.model.dtype == "bfloat16"  # as on the GPU that trains it on
+
+
 def test_an_ensemble_is_made_of_runs(run, finished):
     with pytest.raises(UserError, match="is not a Run"):
         run.ensemble(str(finished))

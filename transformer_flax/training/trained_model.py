@@ -71,7 +71,17 @@ def load_model(
     else:
         params, params_from = _load_chosen(place, config, like, average=average, steps=steps)
     fingerprints, classes = place.load_fingerprints(), place.load_classes()
+    if jax.default_backend() == "cpu":
+        model = _in_float32(model)
     return TrainedModel(config, tokenizer, make_model(model), params, params_from, fingerprints, classes)
+
+
+def _in_float32(model: ModelConfig) -> ModelConfig:
+    """Returns the config of a model that computes in float32, as parameters are stored: faster on most CPUs."""
+    fields: dict[str, Any] = {"dtype": "float32"}
+    if getattr(model, "attention_implementation", "") == "cudnn":
+        fields["attention_implementation"] = "plain"
+    return dataclasses.replace(model, **fields)
 
 
 def _load_chosen(place: RunDirectory, config: ConfigDict, like: Any, **which: Any) -> tuple[Any, str]:
