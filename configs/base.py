@@ -73,7 +73,8 @@ def get_config() -> ConfigDict:
     # layer's input. Everything else is recomputed.
     config.model.remat = "none"
     # Type of the computation: "float32", "bfloat16" or "auto". "auto" is bfloat16 on a GPU or TPU that has it, float32
-    # elsewhere; config.json records the choice. Parameters, softmax and loss are float32.
+    # elsewhere; config.json records the choice. Parameters, softmax and loss are float32. On a CPU, trained
+    # models are used in float32.
     config.model.dtype = "auto"
 
     config.data = ConfigDict()

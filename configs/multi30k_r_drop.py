@@ -1,4 +1,4 @@
-"""The published recipe of Multi30k on cased, raw text, with R-Drop and a cooldown; multi30k_student teaches it further.
+"""The published recipe of Multi30k on cased, raw text, with R-Drop and a cooldown. multi30k_student teaches its models.
 
     python train.py --config=configs/multi30k_r_drop.py --config.data.path=FOLDER --seeds=3
 

@@ -24,7 +24,8 @@ def get_config() -> ConfigDict:
     config.model.dropout = 0.2  # on embeddings, after each layer, and on the features that logits are computed from
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
     # Type of the computation: "float32", "bfloat16" or "auto". "auto" is bfloat16 on a GPU or TPU that has it, float32
-    # elsewhere; config.json records the choice. Parameters, states and loss are float32.
+    # elsewhere; config.json records the choice. Parameters, states and loss are float32. On a CPU, trained
+    # models are used in float32.
     config.model.dtype = "auto"
     config.steps = 5_500
     config.optimizer.update(factor=0.35, warmup_steps=400, cooldown=0.0)

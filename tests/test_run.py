@@ -232,7 +232,7 @@ def test_a_run_of_a_gpu_is_used_in_float32_on_a_cpu(tmp_path):
     assert (rounded.model.config.dtype, rounded.model.config.attention_implementation) == ("float32", "plain")
     rounded.export(tmp_path / "exported")
     assert restore(tmp_path / "exported").config.model.to_dict() == rounded.config.model.to_dict()
-    assert rounded.config.model.dtype == "bfloat16"  # as on the GPU that trains it on
+    assert rounded.config.model.dtype == "bfloat16"  # kept, so that a GPU resumes in bfloat16
 
 
 def test_an_ensemble_is_made_of_runs(run, finished):

@@ -105,9 +105,10 @@ def require_picture(flag: str, name: str) -> None:
 
 
 def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str = "") -> None:
-    """Parses the flags and calls `main`; prints a UserError or OSError as one message and exits with status 2.
+    """Parses the flags and calls `main`. Prints an error as one message, and exits with status 2.
 
-    `main` gets the arguments that are not flags. `afterwards` is added to the message of an interruption.
+    The errors are a UserError, an OSError, and JAX's where memory is lacking. `main` gets the arguments that are not
+    flags. `afterwards` is added to the message of an interruption.
     """
 
     def parse_flags(argv: list[str]) -> list[str]:

@@ -326,7 +326,7 @@ class Run(TrainedModel):
           UserError: one is not a run, or they have different tokenizers, classes, languages or normalisation of the
             text.
         """
-        for number, other in enumerate(others, 2):
+        for number, other in enumerate(others, 2 + len(self.partners)):
             if not isinstance(other, Run):
                 raise UserError(f"{other!r} is not a Run; an ensemble is restore(...).ensemble(restore(...), ...)")
             for what, ours, theirs in (

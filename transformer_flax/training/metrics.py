@@ -3,6 +3,7 @@
 import os
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 from tensorboardX.event_file_writer import EventsWriter
@@ -90,10 +91,18 @@ class MetricsWriter:
     """A writer of scalars to `metrics.jsonl` and to TensorBoard events beside it.
 
     Training starts from `step`. The run's time resumes from the last line that is kept; see `StepLines`. `score` is the
-    name of the validation score.
+    name of the validation score. `send` is called with each line, too.
     """
 
-    def __init__(self, file: pathlib.Path, step: int, *, score: str):
+    def __init__(
+        self,
+        file: pathlib.Path,
+        step: int,
+        *,
+        score: str,
+        send: Callable[[dict[str, Any]], None] = lambda line: None,
+    ):
+        self._send = send
         self._lines = StepLines(file, step)
         kept, self.dropped = self._lines.kept, self._lines.dropped
         self._written: set[tuple[int, str, bool]] = set()
@@ -120,14 +129,15 @@ class MetricsWriter:
         """Returns whether values of this step and prefix are written. `final`: whether they include prefix/final."""
         return (step, prefix, final) in self._written
 
-    def write(self, step: int, prefix: str, values: dict[str, float]) -> dict[str, Any]:
-        """Writes {prefix/name: value} at a step, with the seconds so far. Returns the line of `metrics.jsonl`."""
+    def write(self, step: int, prefix: str, values: dict[str, float]) -> None:
+        """Writes {prefix/name: value} at a step, with the seconds so far."""
         named = {f"{prefix}/{name}": float(value) for name, value in values.items()}
         line = {"step": step, "seconds": round(self.seconds, 2), **named}
+        self._send(line)
         self._lines.write(line)
         self._note(step, named)
         if self._events is None:
-            return line
+            return
         try:
             for name, value in named.items():
                 summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
@@ -137,7 +147,6 @@ class MetricsWriter:
             raise UserError(
                 f"TensorBoard events cannot be written: {error.strerror}; fix this and run the same command"
             ) from error
-        return line
 
     def _note(self, step: int, values: dict[str, float]) -> None:
         for prefix in {name.partition("/")[0] for name in values if "/" in name}:

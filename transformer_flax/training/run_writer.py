@@ -46,7 +46,9 @@ class RunWriter:
         self._progress, self._label = progress, label
         self.checkpoints = checkpoints
         self.meter = Meter(totals)  # of the steps since the last log
-        self._metrics = MetricsWriter(directory.metrics_file, step, score=task.score)
+        self._metrics = MetricsWriter(
+            directory.metrics_file, step, score=task.score, send=lambda line: self._wandb.send(line)
+        )
         self._skipped = StepLines(directory.skipped_file, step)
         if not step and self._metrics.dropped:  # killed before its first checkpoint, or its checkpoints are gone
             last = max(line["step"] for line in self._metrics.dropped)
@@ -118,7 +120,7 @@ class RunWriter:
     def log(self, step: int, values: dict[str, float]) -> None:
         """Writes training values and the means since the last log. Resets the meter."""
         with self.writing():
-            self._wandb.send(self._metrics.write(step, "train", {**self.meter.means(), **values}))
+            self._metrics.write(step, "train", {**self.meter.means(), **values})
         self.meter = Meter()
 
     def prune(self, newest: int) -> None:
@@ -149,7 +151,7 @@ class RunWriter:
                 if final or not self._metrics.has(step, split, final=True):
                     self._directory.save_outputs(self._task.outputs, split, step, evaluation.outputs)
                 values = {**evaluation.scalars, "averaged": averaged}
-                self._wandb.send(self._metrics.write(step, split, values | {"final": 1} if final else values))
+                self._metrics.write(step, split, values | {"final": 1} if final else values)
         first, *scalars = [f"{name} {value:.4g}" for name, value in evaluation.scalars.items()]
         self.row(f"step {step:>7,} {split}: {first}", scalars)
 
