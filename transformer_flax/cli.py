@@ -151,7 +151,7 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             where = f": {error.filename}" if error.filename else ""
             _fail(f"{error.strerror}{where}")
         except RuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):  # JAX's word for no memory
+            if not str(error).startswith("RESOURCE_EXHAUSTED"):  # JAX's word for no memory
                 raise
             what, _, _ = str(error).partition("\n")
             _fail(f"{what}; smaller batches need less memory: --batch_size, or --config.data.tokens_per_batch to train")

@@ -366,6 +366,8 @@ def restore(
 ) -> Run:
     """Restores a run, finished or still training, or an exported model. Nothing in the folder is executed or unpickled.
 
+    On a CPU, the model computes in float32, whatever type it was trained in.
+
     Args:
       workdir: runs/<name>, or a folder that `Run.export` wrote. "runs/<name>@STEP,..." also names `steps`.
       average: the number of checkpoints to average: the newest checkpoint, and the last ones before it at the

@@ -77,7 +77,7 @@ def load_model(
 
 
 def _in_float32(model: ModelConfig) -> ModelConfig:
-    """Returns the config of a model that computes in float32, as parameters are stored: faster on most CPUs."""
+    """Returns the config of a model that computes in float32, which was faster on a CPU (docs/training.md)."""
     fields: dict[str, Any] = {"dtype": "float32"}
     if getattr(model, "attention_implementation", "") == "cudnn":
         fields["attention_implementation"] = "plain"
