@@ -1,7 +1,9 @@
 """A sweep's runs have their directories and commands, and their metrics become results."""
 
+import dataclasses
 import fcntl
 import json
+import re
 import shutil
 
 import pytest
@@ -10,7 +12,7 @@ from ml_collections import FieldReference
 from configs import numbers
 from tests.ablation.test_results import HEAD
 from transformer_flax.ablation.plan import Estimator, assumed_flops
-from transformer_flax.ablation.results import Journal, Result, read
+from transformer_flax.ablation.results import FINISHED, Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.trials import (
     Job,
@@ -22,6 +24,7 @@ from transformer_flax.ablation.trials import (
     make_jobs,
     measure,
     references,
+    require_same_variants,
 )
 from transformer_flax.ablation.variants import Variant, make_variants
 from transformer_flax.errors import UserError
@@ -82,6 +85,28 @@ def test_only_seeds_that_resume_from_the_same_step_are_trained_together(tmp_path
         for step in steps:
             (RunDirectory(runs[seed].path).checkpoints / str(step)).mkdir(parents=True)
     assert [job.seeds for job in make_jobs(runs, together=True)] == ["0,3", "1,2"]
+
+
+def test_a_name_of_finished_runs_keeps_its_meaning_and_one_of_failed_runs_may_be_corrected(tmp_path):
+    def trials(text):
+        (tmp_path / "mine.toml").write_text(text)
+        made = factory(tmp_path / "sweep")
+        return made.trials(make_variants(made.base, "", file=tmp_path / "mine.toml"), seeds=range(2))
+
+    before, after = trials("hot = {optimizer.factor = 1e30}"), trials("hot = {optimizer.factor = 0.5}")
+    failed = [trial.failure("it diverged") for trial in before]
+    file, folder = tmp_path / "sweep" / "results.jsonl", before[0].path.parent
+    require_same_variants(before, failed, file)
+    require_same_variants(after, failed, file)  # nothing of the failed runs is left
+    before[0].path.mkdir(parents=True)
+    changed = r"results of 'hot' with the overrides optimizer\.factor=1e\+30; now they are optimizer\.factor=0\.5: "
+    with pytest.raises(UserError, match=f"{changed}delete {re.escape(str(folder))} to train it anew, rename"):
+        require_same_variants(after, failed, file)
+    finished = dataclasses.replace(failed[0], status=FINISHED)
+    with pytest.raises(UserError, match=f"{changed}rename"):
+        require_same_variants(after, [finished, failed[1]], file)
+    # One seed has finished since; the result of the other is still the one from before.
+    require_same_variants(after, [dataclasses.replace(after[0].failure(""), status=FINISHED), failed[1]], file)
 
 
 def test_fields_that_follow_another_one_are_found():
@@ -306,6 +331,13 @@ def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished
     auto, chosen = ({"model.dtype": dtype} for dtype in ("auto", "float32"))
     assert differences(auto, chosen, ()) == differences(chosen, auto, ()) == []
     assert differences({"data.name": "auto"}, {"data.name": "multi30k"}, ())
+
+
+def test_the_tokenizer_that_a_config_names_counts_only_where_one_is_trained():
+    theirs, ours = ({"data.tokenizer": name} for name in ("wordpiece", "bpe"))
+    assert differences(theirs, ours, ())
+    start = {"init_from": "runs/a"}
+    assert differences(theirs | start, ours | start, ()) == []
 
 
 def test_a_trial_that_is_given_its_type_does_not_choose_that_of_the_others(tmp_path, finished):

@@ -114,6 +114,7 @@ def test_a_row_that_the_base_cannot_give_is_refused_by_its_name():
     ("text", "message"),
     [
         ("wide = 5", r"'wide' is 5; it must be a table of overrides"),
+        ("", r"mine\.toml has no entries; write lines such as wide = \{"),
         ("wide {", "mine.toml is not TOML"),
         ("wide = {model.d_ff = 1, model.d_ff = 2}", "is not TOML"),
         ("A-h1 = {steps = 5}", "has the name of a row of table 3"),

@@ -84,6 +84,13 @@ def test_a_field_that_the_export_does_not_know_is_refused():
         require_supported(Extended(**fields, gate="sigmoid"))
 
 
+def test_positions_that_the_export_does_not_know_are_refused():
+    config = dataclasses.replace(VARIANTS["paper"], **HEADS)
+    object.__setattr__(config, "positions", "sinusoidal_short")  # as if a copy of the code allowed it
+    with pytest.raises(UserError, match=r"config\.model\.positions is 'sinusoidal_short', and must be one of"):
+        require_supported(config)
+
+
 def test_starts_that_change_residuals_are_refused():
     for start in DEEP_STARTS:
         with pytest.raises(UserError, match=rf"config.model.start is '{start}', and must be xavier or fairseq"):

@@ -1,6 +1,6 @@
 """A run starts from a trained model: its parameters, its tokenizer, other data, a new optimizer; or of parts alone."""
 
-import json
+import os
 
 import jax
 import numpy as np
@@ -32,7 +32,7 @@ def text(finished, tmp_path_factory):
 
 def fine_tuned(finished, text, **overrides):
     config = RunDirectory(finished).load_config()
-    config.data.vocab_size = 290  # is the tokenizer's, whatever the config says
+    config.data.update(tokenizer="wordpiece", vocab_size=290)  # the tokenizer's are saved, whatever the config says
     config.update_from_flattened_dict(
         {
             "init_from": str(finished),
@@ -74,12 +74,13 @@ def test_it_learns_on_and_resumes_to_the_bit(finished, text, tmp_path):
     [valid] = [train(config, tmp_path / "whole")["valid"]]
     config.steps = 2
     train(config, tmp_path / "half")
-    config.steps, config.init_from = STEPS, f"{config.init_from}/"  # as a shell completes it
+    config.steps, config.init_from = STEPS, f"{os.path.relpath(config.init_from)}/"  # as a shell completes it
     train(config, tmp_path / "half")
     jax.tree.map(np.testing.assert_array_equal, params(tmp_path / "half"), params(tmp_path / "whole"))
     scratch = fine_tuned(finished, text, init_from="")
     assert valid.scalars["perplexity"] < train(scratch, tmp_path / "scratch")["valid"].scalars["perplexity"] / 2
-    assert json.loads((tmp_path / "half" / "config.json").read_text())["config"]["data"]["vocab_size"] == 300
+    saved = RunDirectory(tmp_path / "half").load_config()
+    assert (saved.data.tokenizer, saved.data.vocab_size) == ("bpe", 300)
 
 
 def test_only_the_parts_that_are_named_are_trained(finished, text, tmp_path, capsys):

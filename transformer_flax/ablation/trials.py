@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
@@ -203,6 +203,32 @@ class TrialFactory:
     def shown(self, job: Job) -> str:
         """Returns the command as a person types it."""
         return shlex.join(["python", *self.command(job)[1:]])
+
+
+def require_same_variants(trials: Sequence[Trial], results: Iterable[Result], file: pathlib.Path) -> None:
+    """Checks that each variant has the overrides that it has in a results file: --variants may have been edited.
+
+    A variant of which no run has finished may change, once the folder of its failed runs is deleted.
+    """
+    results = list(results)
+    finished = {result.variant for result in results if result.finished}
+    current = {trial.variant.name: trial for trial in trials}
+    for result in results:
+        trial = current.get(result.variant)
+        if trial is None or trial.variant.changes == result.changes:
+            continue
+        folder = trial.path.parent
+        if not result.finished and (result.variant in finished or not folder.exists()):
+            continue
+        then, now = (
+            ", ".join(f"{field}={value}" for field, value in changes.items()) or "none"
+            for changes in (result.changes, trial.variant.changes)
+        )
+        advice = "" if result.finished else f"delete {folder} to train it anew, "
+        raise UserError(
+            f"{file} has results of {result.variant!r} with the overrides {then}; now they are {now}: {advice}rename "
+            "the variant, or choose another --workdir"
+        )
 
 
 def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:

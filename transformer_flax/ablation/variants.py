@@ -20,6 +20,7 @@ OWN_FIELDS = {  # the sweep sets them for every run
     "seed": "set --seeds",
     "name": "each run is named after its variant",
 }
+EXAMPLE = 'wide = {model.d_ff = 512, model.positions = "rotary"}'  # of an entry of a file
 PARSERS = {  # the command line parses config fields with the same parsers
     bool: flags.BooleanParser(),
     int: flags.IntegerParser(),
@@ -59,7 +60,7 @@ def make_variants(
     starts = [(name, table3.ALL[name], {}) for name in _parse_rows(rows)]
     starts += _read_entries(file, base) if file else []
     if not starts:
-        raise UserError("there is nothing to train: name --rows, or a --variants file with entries")
+        raise UserError("there is nothing to train: name --rows or a --variants file")
     points = [dict(itertools.chain(*settings)) for settings in itertools.product(*grid)]
     return [_make_variant(*start, point, base) for start in starts for point in points]
 
@@ -121,7 +122,9 @@ def _read_entries(file: pathlib.Path, base: ConfigDict) -> list[tuple[str, table
     try:
         entries = tomllib.loads(file.read_text("utf-8"))
     except ValueError as error:  # not TOML, or not UTF-8
-        raise UserError(f"{file} is not TOML: {error}; write lines such as wide = {{model.d_ff = 512}}") from error
+        raise UserError(f"{file} is not TOML: {error}; write lines such as {EXAMPLE}") from error
+    if not entries:
+        raise UserError(f"{file} has no entries; write lines such as {EXAMPLE}")
     starts = []
     for name, entry in entries.items():
         where = f"{file}, {name!r}"

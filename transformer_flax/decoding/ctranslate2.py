@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import DEEP_STARTS, SINUSOIDS, ModelConfig, TransformerConfig
+from transformer_flax.model.config import DEEP_STARTS, ModelConfig, TransformerConfig
 from transformer_flax.model.positions import sinusoids
 from transformer_flax.model.residuals import LAYER_NORM_EPSILON
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
+POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")  # a later one would need a table of its own
 NUM_POSITIONS = 4_096  # positions in the stored table of sinusoids
 # Fields that need not have their default: each has a check of its own below, or changes no result.
 KNOWN = ("compatibility", "clip_distance", "neighbourhood", "branch_init", "start", "attention_implementation")
@@ -26,7 +27,7 @@ def require_supported(config: ModelConfig) -> None:
     added = [field for field in dataclasses.fields(c) if field.default is not dataclasses.MISSING]
     for name, fits, requirement in (
         *((f.name, getattr(c, f.name) == f.default, repr(f.default)) for f in added if f.name not in KNOWN),
-        ("positions", c.positions in (*SINUSOIDS, "learned"), f"one of {', '.join((*SINUSOIDS, 'learned'))}"),
+        ("positions", c.positions in POSITIONS, f"one of {', '.join(POSITIONS)}"),
         ("compatibility", c.compatibility == "scaled_dot", "scaled_dot"),
         ("neighbourhood", c.neighbourhood == 0, "0"),
         ("start", c.start not in DEEP_STARTS, "xavier or fairseq, which leave residuals and LayerNorm as they are"),
@@ -69,7 +70,7 @@ def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], fold
     if c.positions == "learned":
         positions = np.asarray(params["positions"]["table"])
     else:
-        positions = sinusoids(NUM_POSITIONS, c.d_model, concatenated=c.positions != "sinusoidal")
+        positions = sinusoids(NUM_POSITIONS, c.d_model, concatenated=c.positions == "sinusoidal_concatenated")
     shared = params.get("embedding")
     source, target, output = (
         np.asarray((shared or params[f"{name}_embedding"])["embedding"]) for name in ("source", "target", "output")

@@ -250,12 +250,13 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[
     theirs, ours = ({**added_fields(config), **config} for config in (theirs, ours))
     for config, name in itertools.product((theirs, ours), ("init_from", "embedding_init")):
         if config.get(name):
-            config[name] = os.path.normpath(config[name])  # a slash at the end changes nothing
+            config[name] = os.path.abspath(config[name])  # a slash at the end changes nothing, for example
     return [
         f"config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
         for name in sorted(theirs.keys() | ours.keys())
         if theirs.get(name) != ours.get(name) and not name.startswith(free)
         if not (name == "model.dtype" and AUTO in (theirs.get(name), ours.get(name)))
+        if not (name == "data.tokenizer" and ours.get("init_from"))  # whose tokenizer is used, whatever this says
     ]
 
 

@@ -32,11 +32,12 @@ EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")  # names of w
 
 
 def complete_run(config: ConfigDict) -> ConfigDict:
-    """Returns a run's config with the defaults of missing fields, and the vocabulary size of its `init_from`."""
+    """Returns a run's config with the defaults of missing fields, and what says of the tokenizer of its `init_from`."""
     require_run(config)
     config = complete(config)
     if config.init_from:
-        config.data.vocab_size = initial_tokenizer(config).vocab_size
+        theirs, tokenizer, _ = _load_setup(config)
+        config.data.update(tokenizer=theirs.data.tokenizer, vocab_size=tokenizer.vocab_size)
     return config
 
 
