@@ -5,14 +5,13 @@ Runs in one process, for example in a notebook, share their compiled steps if th
 
 import collections
 import functools
-import json
 from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from transformer_flax.console import Progress
 from transformer_flax.model.registry import init_params, make_model, param_shapes
@@ -54,14 +53,13 @@ class Steps:
     `config` is the run's config as `compiled_fields` returns it.
     """
 
-    def __init__(self, config: ConfigDict, model: nn.Module, parallel: Parallel):
-        self._parallel = parallel
+    def __init__(self, config: FrozenConfigDict, model: nn.Module, parallel: Parallel):
         self.optimizer = make_optimizer(config)
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by name
         loss_fn = parallel.gathering(make_loss(config, model))
         # Adam does not change a parameter whose gradient was always zero, and XLA computes nothing for this gradient.
         trained = are_trained(config.train_only, param_shapes(model.config))
-        self.update = make_train_step(  # not compiled, because `seeds_step` maps it over several seeds
+        update = make_train_step(
             loss_fn,
             self.optimizer,
             accumulation_steps=config.accumulation_steps,
@@ -69,17 +67,14 @@ class Steps:
             axis_name=parallel.axis_name,
             trained=lambda tree: jax.tree.map(lambda x, keep: x if keep else jnp.zeros_like(x), tree, trained),
         )
-        self.train_step = parallel.compile(self.counted("training", self.update), donate_state=True)
+        self.train_step = parallel.compile(self._counted("training", update), donate_state=True)
+        # The training step of several seeds. Its states and batches have a leading axis of seeds.
+        of_seeds = self._counted("training", jax.vmap(update))
+        self.seeds_step = parallel.behind_seeds().compile(of_seeds, donate_state=True)
         eval_step = make_eval_step(loss_fn, axis_name=parallel.axis_name)
-        self.eval_step = parallel.compile(self.counted("evaluation", eval_step))
+        self.eval_step = parallel.compile(self._counted("evaluation", eval_step))
 
-    @functools.cached_property
-    def seeds_step(self) -> jax.stages.Wrapped:
-        """The training step of several seeds. Its states and batches have a leading axis of seeds."""
-        step = self.counted("training", jax.vmap(self.update))
-        return self._parallel.behind_seeds().compile(step, donate_state=True)
-
-    def counted(self, name: str, function: Callable) -> Callable:
+    def _counted(self, name: str, function: Callable) -> Callable:
         """Wraps a function so that `self.traced` counts how often JAX traces the function."""
 
         def traced(*args):
@@ -89,10 +84,8 @@ class Steps:
         return traced
 
 
-@functools.lru_cache(maxsize=8)
-def _steps(config_json: str, model: nn.Module, parallel: Parallel) -> Steps:
-    # The model is part of the cache's key, because a notebook may register another class under the same kind.
-    return Steps(ConfigDict(json.loads(config_json)), model, parallel)
+# The model is part of the cache's key, because a notebook may register another class under the same kind.
+_steps = functools.lru_cache(maxsize=8)(Steps)
 
 
 class Programs:
@@ -101,7 +94,7 @@ class Programs:
     def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
         self.parallel, self._config, self._data = parallel, config, data
         self.model = make_model(model_config(config, data.tokenizer.vocab_size))
-        self.steps = _steps(json.dumps(compiled_fields(config)), self.model, parallel)
+        self.steps = _steps(FrozenConfigDict(compiled_fields(config)), self.model, parallel)
         self._traced_before = self.steps.traced.copy()
         self.task = make_task(config, self.model, data)
         self.schedule = make_schedule(config)

@@ -1,5 +1,6 @@
 """Sums metrics on the host and writes them to `metrics.jsonl` and TensorBoard."""
 
+import collections
 import os
 import pathlib
 import time
@@ -21,24 +22,20 @@ class Meter:
 
     def __init__(self, totals: dict[str, dict[str, float]] | None = None):
         totals = totals or {"sums": {}, "counts": {}}
-        self._sums, self._counts = dict(totals["sums"]), dict(totals["counts"])
-        self._seconds, self._timed_steps, self._timed_tokens, self._timed_flops = 0.0, 0, 0, 0
+        self._sums, self._counts = collections.Counter(totals["sums"]), collections.Counter(totals["counts"])
+        self._timed: collections.Counter[str] = collections.Counter()
 
     def add(self, sums, counts) -> None:
         """Adds the sums and counts of one step, as returned by the device."""
         for total, values in ((self._sums, sums), (self._counts, counts)):
-            for name, value in values.items():
-                total[name] = total.get(name, 0.0) + float(value)
+            total.update({name: float(value) for name, value in values.items()})
 
     def add_time(self, seconds: float, tokens: int, flops: int) -> None:
         """Adds a step's time, its source and target tokens without padding, and its FLOPs.
 
         The caller leaves out steps that compiled a program.
         """
-        self._seconds += seconds
-        self._timed_steps += 1
-        self._timed_tokens += tokens
-        self._timed_flops += flops
+        self._timed.update({"seconds": seconds, "steps": 1, "tokens": tokens, "flops": flops})
 
     @property
     def totals(self) -> dict[str, dict[str, float]]:
@@ -59,13 +56,9 @@ class Meter:
 
     def rates(self) -> dict[str, float]:
         """Returns the steps, tokens and FLOPs per second of the timed steps."""
-        if not self._seconds:
+        if not (seconds := self._timed["seconds"]):
             return {}
-        return {
-            "steps_per_second": self._timed_steps / self._seconds,
-            "tokens_per_second": self._timed_tokens / self._seconds,
-            "flops_per_second": self._timed_flops / self._seconds,
-        }
+        return {f"{name}_per_second": self._timed[name] / seconds for name in ("steps", "tokens", "flops")}
 
 
 class StepLines:
@@ -105,12 +98,7 @@ class MetricsWriter:
         self._send = send
         self._lines = StepLines(file, step)
         kept, self.dropped = self._lines.kept, self._lines.dropped
-        self._written: set[tuple[int, str, bool]] = set()
-        self.validation_losses: dict[int, float] = {}  # by step, of evaluations during training
-        self.scores: dict[int, float] = {}  # by step, of those evaluations that averaged no checkpoints
-        self._score = f"valid/{score}"
-        for line in kept:
-            self._note(line["step"], line)
+        self._written, self._score = [*kept], f"valid/{score}"
         self._started = time.monotonic() - (kept[-1].get("seconds", 0.0) if kept else 0.0)
         self._events = None
         if not is_first():
@@ -125,9 +113,21 @@ class MetricsWriter:
         """Seconds of the run so far, earlier sessions included."""
         return time.monotonic() - self._started
 
-    def has(self, step: int, prefix: str, *, final: bool = False) -> bool:
-        """Returns whether values of this step and prefix are written. `final`: whether they include prefix/final."""
-        return (step, prefix, final) in self._written
+    def has(self, step: int, split: str, *, final: bool = False) -> bool:
+        """Returns whether the evaluation of a split at this step is written; `final`: the final evaluation."""
+        return any(line["step"] == step and (f"{split}/final" in line) == final for line in self._evaluations(split))
+
+    def validation_losses(self) -> list[float]:
+        """Returns the validation losses of the evaluations during training, in order."""
+        return [line["valid/loss"] for line in self._evaluations("valid") if "valid/final" not in line]
+
+    def scores(self) -> dict[int, float]:
+        """Returns the validation scores, by step, of the evaluations during training that averaged no checkpoints."""
+        lines = [line for line in self._evaluations("valid") if "valid/final" not in line]
+        return {line["step"]: line[self._score] for line in lines if line.get("valid/averaged") == 1}
+
+    def _evaluations(self, split: str) -> list[dict[str, Any]]:
+        return [line for line in self._written if f"{split}/loss" in line]
 
     def write(self, step: int, prefix: str, values: dict[str, float]) -> None:
         """Writes {prefix/name: value} at a step, with the seconds so far."""
@@ -135,7 +135,7 @@ class MetricsWriter:
         line = {"step": step, "seconds": round(self.seconds, 2), **named}
         self._send(line)
         self._lines.write(line)
-        self._note(step, named)
+        self._written.append(line)
         if self._events is None:
             return
         try:
@@ -147,14 +147,6 @@ class MetricsWriter:
             raise UserError(
                 f"TensorBoard events cannot be written: {error.strerror}; fix this and run the same command"
             ) from error
-
-    def _note(self, step: int, values: dict[str, float]) -> None:
-        for prefix in {name.partition("/")[0] for name in values if "/" in name}:
-            self._written.add((step, prefix, f"{prefix}/final" in values))
-        if "valid/loss" in values and "valid/final" not in values:
-            self.validation_losses[step] = values["valid/loss"]
-            if values.get("valid/averaged") == 1:
-                self.scores[step] = values[self._score]
 
     def close(self) -> None:
         self._lines.close()

@@ -125,7 +125,7 @@ class RunWriter:
 
     def prune(self, newest: int) -> None:
         """Deletes old checkpoints, up to the step `newest`."""
-        self.checkpoints.prune(newest, self._metrics.scores)
+        self.checkpoints.prune(newest, self._metrics.scores())
 
     def save(self, state: TrainState, *, must: bool = False) -> None:
         """Starts writing a checkpoint of a state, as returned by `Parallel.unreplicate`. For `must`, see `writing`."""
@@ -164,7 +164,7 @@ class RunWriter:
 
         If so, prints a message.
         """
-        losses, patience = list(self._metrics.validation_losses.values()), self._config.eval.patience
+        losses, patience = self._metrics.validation_losses(), self._config.eval.patience
         if not 0 < patience < len(losses) or any(loss < min(losses[:-patience]) for loss in losses[-patience:]):
             return False
         self.say(f"no better validation loss in {counted(patience, 'evaluation')}: the run ends at step {step:,}")
