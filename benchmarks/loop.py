@@ -57,7 +57,7 @@ class Bench:
         self._config.steps = stop
         given = self._config, self._directory, self._data, self._programs, self._progress
         with Interruption() as interruption, open_trainer(*given, interruption) as (trainer, state):
-            fit(trainer, state, self._config, self._progress, interruption)
+            fit(trainer, state)
         lines = read_json_lines(self._directory.metrics_file)
         seconds = {line["step"]: line["seconds"] for line in lines if "train/learning_rate" in line}
         return seconds[stop] - seconds[start + WARM]

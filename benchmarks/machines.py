@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from unittest import mock
 
-from transformer_flax.training.peak_flops import PEAKS
+from transformer_flax.training.peak_flops import data_sheet_flops
 
 # Properties of both H100 and H200, from NVIDIA's tables of compute capability 9.0.
 HOPPER = """
@@ -37,7 +37,9 @@ class Machine:
 
     def flops(self, kind: str) -> float:
         """Returns the peak rate of products of operands of a type."""
-        return PEAKS[self.name]["bfloat16" if kind == "bf16" else "float32"]
+        peak = data_sheet_flops(self.name, "bfloat16" if kind == "bf16" else "float32")
+        assert peak is not None
+        return peak
 
     @property
     def description(self) -> str:

@@ -23,19 +23,10 @@ if TYPE_CHECKING:
     from transformer_flax.analysis.run_cost import Cost
 
 CONFIG = define_config("base.py")
-WITH_BFLOAT16 = {  # names in `PEAKS`
-    "A100": "NVIDIA A100",
-    "H100": "NVIDIA H100 80GB HBM3",
-    "H200": "NVIDIA H200",
-    "TPUv4": "TPU v4",
-    "TPUv5e": "TPU v5 lite",
-    "TPUv5p": "TPU v5",
-    "TPUv6e": "TPU v6 lite",
-}
 # TFLOP/s: the sustained rates that the paper's table 2 assumes; a V100's peak in float32; the makers' peaks of dense
 # products in bfloat16.
 DEVICES = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 15.7} | {
-    name: PEAKS[kind]["bfloat16"] / 1e12 for name, kind in WITH_BFLOAT16.items()
+    name: peak.bfloat16 / 1e12 for name, peak in PEAKS.items()
 }
 DEVICE = flags.DEFINE_string("device", "P100", f"device to train on: {', '.join(DEVICES)}; the paper used 8 P100")
 NUM_DEVICES = flags.DEFINE_integer("num_devices", 8, "number of devices", 1)
@@ -98,7 +89,7 @@ def main() -> None:
         )
     config = complete(CONFIG())
     if flatten(config.to_dict()).get("model.dtype") == AUTO:
-        has_bfloat16 = PEAK.value or DEVICE.value in WITH_BFLOAT16 or needs_bfloat16(config)
+        has_bfloat16 = PEAK.value or DEVICE.value in PEAKS or needs_bfloat16(config)
         config.model.dtype = "bfloat16" if has_bfloat16 else "float32"
     from transformer_flax.analysis.run_cost import cost_of  # after the flags are checked: JAX takes seconds to import
 

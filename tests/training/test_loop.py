@@ -7,6 +7,7 @@ import re
 import shutil
 import time
 from typing import Any, cast
+from unittest import mock
 
 import jax
 import numpy as np
@@ -27,11 +28,11 @@ from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator, TranslationTask
+from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
 from transformer_flax.training.step import TrainState, dropout_key, init_key
 from transformer_flax.training.trainer import Trainer
@@ -379,13 +380,15 @@ def test_a_damaged_checkpoint_that_an_average_takes_is_put_aside_and_those_that_
 
 @contextlib.contextmanager
 def opened(workdir, step):
-    """The writer of a run, while it is trained."""
+    """The trainer of a run, while it is trained."""
     config = workdir.load_config()
     checkpoints = Checkpoints(workdir.checkpoints, seed=config.seed, **config.checkpoint)
     with workdir.lock(), contextlib.closing(checkpoints):
-        data, task = cast(Any, None), cast(Any, TranslationTask)  # which these tests do not use
-        with RunWriter(config, workdir, data, task, checkpoints, Progress(), step=step) as writer:
-            yield writer
+        programs = mock.Mock(task=TranslationTask)  # of which these tests use nothing else
+        programs.parallel.unreplicate = lambda tree: tree
+        given = config, workdir, cast(Any, None), programs, checkpoints, Progress(), Interruption()
+        with Trainer(*given, start=step) as trainer:
+            yield trainer
 
 
 def test_a_run_whose_checkpoints_are_gone_begins_anew_with_a_warning(done, tmp_path, capsys):
@@ -397,11 +400,11 @@ def test_a_run_whose_checkpoints_are_gone_begins_anew_with_a_warning(done, tmp_p
 
 def test_a_run_whose_directory_is_gone_saves_nothing_more(done, tmp_path):
     state, workdir = final_state(tmp_path / "run", 6), RunDirectory(tmp_path / "run")
-    with opened(workdir, 6) as writer:
+    with opened(workdir, 6) as trainer:
         workdir.path.rename(tmp_path / "moved")
         workdir.checkpoints.mkdir(parents=True)  # as Orbax does where it is writing at that moment
         with pytest.raises(UserError, match=r"/run has been moved or deleted, .*; put it back"):
-            writer.save(state.replace(step=jax.numpy.int32(7)))
+            trainer.save(state.replace(step=jax.numpy.int32(7)), must=False)
     assert not list(workdir.checkpoints.iterdir())
 
 
@@ -409,8 +412,8 @@ def test_where_an_average_can_read_no_checkpoint_nothing_is_put_aside(done, tmp_
     state, workdir = final_state(tmp_path / "run", 6), RunDirectory(tmp_path / "run")
     for step in (2, 4, 6):  # while the run is at step 6
         cut_short(workdir.checkpoints / str(step))
-    with opened(workdir, 6) as writer, pytest.raises(UserError, match="checkpoints/4 cannot be read"):
-        writer.checkpoints.average(state.params, 6, 2, writer.say)
+    with opened(workdir, 6) as trainer, pytest.raises(UserError, match="checkpoints/4 cannot be read"):
+        trainer.checkpoints.average(state.params, 6, 2, trainer.say)
     assert saved_steps(workdir.checkpoints) == [2, 4, 6]
 
 

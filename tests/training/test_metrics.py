@@ -38,10 +38,10 @@ def test_r_drop_computes_every_token_twice_in_rates_and_plans():
     lengths = {"source": np.array([3, 5]), "target": np.array([4, 2])}
     model = model_config(once.config, once.config.data.vocab_size)
     for variant, passes in ((once, 1), (twice, 2)):
-        data, programs, writer = mock.Mock(), mock.Mock(), mock.Mock(meter=Meter())
-        data.train.lengths.return_value, programs.model.config = lengths, model
-        Trainer(variant.config, data, programs, writer, mock.Mock(), 0).add_time(1, 0.5)
-        rates = writer.meter.rates()
+        trainer = mock.Mock(config=variant.config, meter=Meter())
+        trainer.data.train.lengths.return_value, trainer._programs.model.config = lengths, model
+        Trainer.add_time(trainer, 1, 0.5)
+        rates = trainer.meter.rates()
         assert rates["tokens_per_second"] == 14 / 0.5  # which the batch has once
         assert rates["flops_per_second"] == passes * training_flops(model, *lengths.values()) / 0.5
         assert assumed_flops(variant) == passes * assumed_flops(once)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import struct
 import sys
-from typing import Any, cast
+from unittest import mock
 
 import pytest
 import wandb
@@ -16,8 +16,8 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.evaluation import TranslationTask
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import checked_config
+from transformer_flax.training.trainer import Trainer
 from transformer_flax.training.wandb_run import WandbRun
 
 
@@ -61,22 +61,20 @@ def offline_runs(folder) -> list[tuple[dict, list[dict]]]:
 
 @contextlib.contextmanager
 def opened(path, seed):
-    """The writer of a run, while it is trained."""
-    unused, path = cast(Any, None), path / f"seed{seed}"
+    """The trainer of a run, while it is trained."""
+    unused, path = mock.Mock(task=TranslationTask), path / f"seed{seed}"
     path.mkdir(parents=True, exist_ok=True)
     config = small_config(seed=seed, log__wandb="mine")
-    with RunWriter(
-        config, RunDirectory(path), unused, cast(Any, TranslationTask), unused, Progress(), step=2
-    ) as writer:
-        yield writer
+    with Trainer(config, RunDirectory(path), unused, unused, unused, Progress(), unused, start=2) as trainer:
+        yield trainer
 
 
 def test_each_seed_is_one_run_there_which_is_continued(tmp_path):
     for step in (2, 3):  # of two sessions
         with opened(tmp_path, 0) as first, opened(tmp_path, 1) as second:  # as seeds that are trained together
-            for writer in (first, second):
-                writer.log(step, {"learning_rate": 0.5})
-                writer.log(step + 1, {"learning_rate": 0.25})  # step 3 a second time
+            for trainer in (first, second):
+                trainer._metrics.write(step, "train", {"learning_rate": 0.5})
+                trainer._metrics.write(step + 1, "train", {"learning_rate": 0.25})  # step 3 a second time
     sent = sorted(offline_runs(tmp_path), key=lambda run: (run[0]["name"], run[1][0]["step"]))
     assert [(run["name"], run["project"], run["config"]["seed"]) for run, _ in sent] == [
         (str(tmp_path / f"seed{seed}"), "mine", seed) for seed in (0, 0, 1, 1)

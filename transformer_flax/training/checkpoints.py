@@ -34,7 +34,7 @@ class Checkpoints:
 
     def __init__(self, directory: pathlib.Path, *, every: int, keep: int, seed: int):
         self.run, self._directory = directory.parent, directory.resolve()
-        self._every, self._keep, self._seed = every, keep, seed
+        self._every, self._keep, self.seed = every, keep, seed
         self._watcher = concurrent.futures.ThreadPoolExecutor(1)
         self._under_way: concurrent.futures.Future | None = None
         from_first(self._clear)
@@ -123,7 +123,7 @@ class Checkpoints:
         Raises:
           UnreadableError: the checkpoint is damaged, or of another model, step or seed.
         """
-        return load_parts(self._directory, step, like, seed=self._seed)
+        return load_parts(self._directory, step, like, seed=self.seed)
 
     def put_aside(self, step: int, why: str) -> pathlib.Path:
         """Renames a checkpoint so that `steps()` leaves it out. Returns the new path, whose name contains `why`."""
@@ -148,7 +148,7 @@ class Checkpoints:
             either, so a failing disk or device is likelier than damage.
         """
         self.wait()  # the newest checkpoint may not be on the disk yet
-        load = functools.partial(load_params, self._directory, like=params, seed=self._seed)
+        load = functools.partial(load_params, self._directory, like=params, seed=self.seed)
         while True:
             choice = to_average(self.steps(), step, self._every, count)
             try:
@@ -164,7 +164,7 @@ class Checkpoints:
         for other in reversed(self.steps()):
             if other != step:
                 with contextlib.suppress(UnreadableError):
-                    load_params(self._directory, other, params, seed=self._seed)
+                    load_params(self._directory, other, params, seed=self.seed)
                     return True
         return False
 

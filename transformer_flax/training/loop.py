@@ -52,24 +52,16 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
             Interruption() as interruption,
             open_trainer(config, directory, data, programs, progress, interruption) as (trainer, state),
         ):
-            return fit(
-                trainer, state, config, progress, interruption, directory.profile if profile and is_first() else None
-            )
+            return fit(trainer, state, directory.profile if profile and is_first() else None)
 
 
-def fit(
-    trainer: "Trainer | SeedsTrainer",
-    state: TrainState,
-    config: ConfigDict,
-    progress: Progress,
-    interruption: Interruption,
-    profile: pathlib.Path | None = None,
-) -> Any:
+def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.Path | None = None) -> Any:
     """Trains from the trainer's current step to the last step, and then evaluates all splits.
 
     The state is at the trainer's current step, on the devices. If `profile` names a directory, the profile of some
     steps is written there. Returns what `trainer.evaluate` returns after the last step.
     """
+    config, progress = trainer.config, trainer.progress
     step, steps = trainer.start, range(trainer.start + 1, config.steps + 1)
     if not steps:
         progress.say(f"the run has ended at step {step:,} already, so it is only evaluated; for more: --config.steps=N")
@@ -100,7 +92,7 @@ def fit(
                 trainer.read(unread, step - 1)
             unread = metrics
 
-            last, interrupted = step == config.steps, agreed_stop(interruption.asked)
+            last, interrupted = step == config.steps, agreed_stop(trainer.interruption.asked)
             evaluate = _evaluates_after(step, config)
             # An evaluation may end a run with patience, so its step is logged too, before the checkpoint is written.
             log = last or step % config.log.every == 0 or (evaluate and config.eval.patience > 0)
@@ -125,7 +117,7 @@ def fit(
                 trainer.save(state, must=interrupted or last)
             if interrupted and not last:
                 trainer.wait(must=True)
-                interruption.end(f"after step {step:,}, which is saved")
+                trainer.interruption.end(f"after step {step:,}, which is saved")
             if evaluate:
                 trainer.evaluate(state, step)
                 if trainer.out_of_patience(step):

@@ -3,27 +3,34 @@
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-# FLOPs per second of dense matrix products, by the prefix of the device's name in JAX and the dtype of the operands. In
-# float32, XLA multiplies with default precision: TF32 on a GPU, bfloat16 on a TPU.
+
+class Peak(NamedTuple):
+    """FLOPs per second of dense matrix products, by the dtype of the operands."""
+
+    device_kind: str  # how the device's name in JAX begins
+    bfloat16: float
+    float32: float  # XLA multiplies with default precision: TF32 on a GPU, bfloat16 on a TPU
+
+
 PEAKS = {
-    "NVIDIA A100": {"bfloat16": 312e12, "float32": 156e12},
-    "NVIDIA H100 80GB HBM3": {"bfloat16": 989e12, "float32": 494e12},
-    "NVIDIA H200": {"bfloat16": 989e12, "float32": 494e12},
-    "TPU v4": {"bfloat16": 275e12, "float32": 275e12},
-    "TPU v5 lite": {"bfloat16": 197e12, "float32": 197e12},
-    "TPU v5": {"bfloat16": 459e12, "float32": 459e12},
-    "TPU v6 lite": {"bfloat16": 918e12, "float32": 918e12},
+    "A100": Peak("NVIDIA A100", 312e12, 156e12),
+    "H100": Peak("NVIDIA H100 80GB HBM3", 989e12, 494e12),
+    "H200": Peak("NVIDIA H200", 989e12, 494e12),
+    "TPUv4": Peak("TPU v4", 275e12, 275e12),
+    "TPUv5e": Peak("TPU v5 lite", 197e12, 197e12),
+    "TPUv5p": Peak("TPU v5", 459e12, 459e12),
+    "TPUv6e": Peak("TPU v6 lite", 918e12, 918e12),
 }
 
 
 def data_sheet_flops(device_kind: str, dtype: str) -> float | None:
     """Returns the data sheet's peak, or None for an unknown device. Matrix products reach only a part of the peak."""
     # "TPU v5 lite" also begins with "TPU v5", so it comes first in the table.
-    return next((peaks[dtype] for name, peaks in PEAKS.items() if device_kind.startswith(name)), None)
+    return next((getattr(peak, dtype) for peak in PEAKS.values() if device_kind.startswith(peak.device_kind)), None)
 
 
 def large_product(dtype: str, repeats: int) -> tuple[Callable[[], Any], int]:

@@ -20,7 +20,6 @@ from transformer_flax.training.step import TrainState
 def resume_or_begin(
     programs: Programs,
     runs: Sequence[Checkpoints],
-    seeds: Sequence[int],
     progress: Progress,
     *,
     labels: Sequence[str] = ("",),
@@ -63,7 +62,7 @@ def resume_or_begin(
                 f"{newest}; no checkpoint can be read, and nothing was changed: fix the cause and run the same "
                 f"command, or choose another --workdir. The cause: {newest.__cause__}"
             )
-        step, restored = 0, [(programs.init(seed), None) for seed in seeds]
+        step, restored = 0, [(programs.init(checkpoints.seed), None) for checkpoints in runs]
     _put_aside_later(runs, step, progress, labels)
     state = programs.parallel.place(combine([state for state, _ in restored]))
     return state, [totals for _, totals in restored], step

@@ -1,29 +1,36 @@
-"""The trainer of a run: logs, saves and evaluates the train state for the training loop."""
+"""The trainer of a run: logs, saves and evaluates the train state for the training loop, and writes the run's files."""
 
 import contextlib
+import shlex
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.console import Progress, duration
+from transformer_flax.console import Progress, counted, duration
+from transformer_flax.errors import UserError
 from transformer_flax.model.flops import training_flops
 from transformer_flax.model.registry import kind_of
 from transformer_flax.training.averaging import EMA, Choice
-from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.checkpoints import Checkpoints, moved
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loss import passes
+from transformer_flax.training.metrics import Meter, MetricsWriter, StepLines
 from transformer_flax.training.multihost import agreed_stop, stop_asked
 from transformer_flax.training.peak_flops import data_sheet_flops, measured_flops
 from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import Data
 from transformer_flax.training.step import Metrics, TrainState
+from transformer_flax.training.wandb_run import WandbRun
+
+SAMPLES = 3  # outputs printed at an evaluation
+LONGEST_SHOWN = 400  # characters of each
 
 
 @contextlib.contextmanager
@@ -40,38 +47,78 @@ def open_trainer(
         directory.lock(),
         contextlib.closing(Checkpoints(directory.checkpoints, seed=config.seed, **config.checkpoint)) as checkpoints,
     ):
-        state, [totals], step = resume_or_begin(programs, [checkpoints], [config.seed], progress)
-        with RunWriter(
-            config, directory, data, programs.task, checkpoints, progress, step=step, totals=totals
-        ) as writer:
-            yield Trainer(config, data, programs, writer, interruption, step), state
+        state, [totals], step = resume_or_begin(programs, [checkpoints], progress)
+        given = config, directory, data, programs, checkpoints, progress, interruption
+        with Trainer(*given, start=step, totals=totals) as trainer:
+            yield trainer, state
 
 
 class Trainer:
-    """The trainer of one run, which resumes from the step `start`.
+    """The trainer of one run, which also writes the run's files and prints its messages.
 
-    `interruption` ends an evaluation when a signal asks for it. `runs_at_once` is the number of runs on these devices.
+    A context manager: closes the files at its end. The directory must be claimed and locked. The run resumes from the
+    step `start`: lines of later steps are removed from the files. `totals` are those saved with the checkpoint of
+    `start`. `interruption` ends an evaluation when a signal asks for it. `runs_at_once` is the number of runs on these
+    devices. Every message begins with `label`.
     """
 
     def __init__(
         self,
         config: ConfigDict,
+        directory: RunDirectory,
         data: Data,
         programs: Programs,
-        writer: RunWriter,
+        checkpoints: Checkpoints,
+        progress: Progress,
         interruption: Interruption,
-        start: int,
         *,
+        start: int = 0,
+        totals: Any = None,
+        label: str = "",
         runs_at_once: int = 1,
     ):
-        self.start = start
-        self.config, self.data, self.writer = config, data, writer
-        self._programs, self._parallel, self._interruption = programs, programs.parallel, interruption
-        self._runs_at_once = runs_at_once
+        self.config, self.data, self.start, self.checkpoints = config, data, start, checkpoints
+        self.progress, self.interruption = progress, interruption
+        self._directory, self._programs, self._parallel = directory, programs, programs.parallel
+        self._label, self._runs_at_once = label, runs_at_once
         self._steps_per_second: float | None = None  # measured at the last log
         self._evaluation_seconds = 0.0  # the time of the last split that was evaluated
         self.saving_seconds = 0.0  # how long the steps last waited for a checkpoint; of all runs at once
         self.train_step = programs.steps.train_step
+        self.meter = Meter(totals)  # of the steps since the last log
+        self._metrics = MetricsWriter(
+            directory.metrics_file, start, score=programs.task.score, send=lambda line: self._wandb.send(line)
+        )
+        self._skipped = StepLines(directory.skipped_file, start)
+        if not start and self._metrics.dropped:  # killed before its first checkpoint, or its checkpoints are gone
+            last = max(line["step"] for line in self._metrics.dropped)
+            self.say(f"WARNING: the run begins anew; its metrics up to step {last:,} are dropped")
+        self._wandb = WandbRun(config, directory, self.say)  # last, so that no later failure here leaves it open
+
+    def __enter__(self) -> "Trainer":
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_) -> None:
+        with contextlib.ExitStack() as closing:  # closes all three, even if one fails, for example on a full disk
+            closing.callback(self._wandb.close, failed=failure is not None)
+            closing.callback(self._skipped.close)
+            closing.callback(self._metrics.close)
+
+    def say(self, text: str) -> None:
+        self.progress.say(f"{self._label}{text}")
+
+    @contextlib.contextmanager
+    def _writing(self, *, must: bool = False) -> Iterator[None]:
+        """Context manager for anything that writes.
+
+        If config.on_write_failure is "stop", or with `must`, a failure ends the run. Otherwise it is only reported.
+        """
+        try:
+            yield
+        except UserError as error:
+            if must or self.config.on_write_failure == "stop":
+                raise
+            self.say(f"WARNING: {error}; the run continues without it")
 
     @property
     def compilations(self) -> int:
@@ -83,8 +130,39 @@ class Trainer:
         return self._parallel.shard(self.data.train[step - 1])
 
     def read(self, metrics: Metrics, step: int) -> None:
-        """Waits for the metrics of a step and adds them to the meter."""
-        self.writer.read(self._parallel.unreplicate(jax.device_get(metrics)), step)
+        """Waits for the metrics of a step and adds them to the meter. A skipped batch is reported and written instead.
+
+        Ends the run if config.max_skipped updates in a row were not finite.
+        """
+        metrics = self._parallel.unreplicate(jax.device_get(metrics))
+        if not metrics.skipped_in_a_row:
+            self.meter.add(metrics.sums, metrics.counts)
+            return
+        loss, grad_norm = f"{metrics.sums['loss'] / metrics.counts['loss']}", f"{metrics.grad_norm}"
+        measured = f"the loss is {loss} and the norm of the gradient {grad_norm}"
+        self.say(f"step {step:>7,}: {measured}: this update is skipped")
+        pairs = self.data.train.pairs(step - 1)
+        corpus = self.data.train.corpus_of(step - 1)
+        with self._writing():
+            self._skipped.write(
+                {
+                    "step": step,
+                    "loss": loss,
+                    "grad_norm": grad_norm,
+                    "pairs": pairs.tolist(),
+                    "source": [corpus.source[i].tolist() for i in pairs],
+                    "target": [corpus.target[i].tolist() for i in pairs],
+                }
+            )
+        if metrics.skipped_in_a_row >= self.config.max_skipped:
+            whole = self.checkpoints.steps()
+            good = f"the last good checkpoint is of step {whole[-1]:,}" if whole else "there is no checkpoint yet"
+            raise UserError(
+                f"{self._label}{metrics.skipped_in_a_row} updates in a row were not finite; at step {step:,} "
+                f"{measured}; {good}, and the batches are in {self._directory.skipped_file}. Look at them, or lower "
+                "config.optimizer.factor, raise config.optimizer.warmup_steps or clip with config.optimizer.clip_norm, "
+                "in a new --workdir"
+            )
 
     def add_time(self, step: int, seconds: float) -> None:
         """Adds a step's time, tokens and FLOPs to the meter."""
@@ -92,7 +170,7 @@ class Trainer:
         model = self._programs.model.config
         tokens = sum(int(lengths[side].sum()) for side in kind_of(model).reads)
         flops = passes(self.config) * training_flops(model, *lengths.values())
-        self.writer.meter.add_time(seconds, tokens, flops)
+        self.meter.add_time(seconds, tokens, flops)
 
     def seconds_left(self, step: int) -> float | None:
         """Returns the estimated seconds of what comes after `step`; None if not known yet.
@@ -119,7 +197,7 @@ class Trainer:
             "grad_norm": float(metrics.grad_norm),
             "skipped": int(metrics.skipped),
         }
-        means, rates = self.writer.meter.means(), self.writer.meter.rates()
+        means, rates = self.meter.means(), self.meter.rates()
         if rates:
             devices = 1 if jax.default_backend() == "cpu" else self._parallel.num_devices  # CPU devices share all cores
             reached = self._runs_at_once * rates["flops_per_second"] / devices
@@ -128,7 +206,9 @@ class Trainer:
                 rates["mfu_data_sheet"] = reached / peak
         if self._runs_at_once > 1:
             rates["seeds_at_once"] = self._runs_at_once
-        self.writer.log(step, {**values, **rates})
+        with self._writing():
+            self._metrics.write(step, "train", {**means, **values, **rates})
+        self.meter = Meter()
         shown = [f"lr {learning_rate:.2e}"]
         if "loss" in means:  # otherwise, all steps since the last log were skipped
             shown = [f"loss {means['loss']:.3f}", f"ppl {means['perplexity']:.2f}", *shown]
@@ -137,12 +217,13 @@ class Trainer:
             sheet = f" ({rates['mfu_data_sheet']:.0%} of the data sheet's peak)" if "mfu_data_sheet" in rates else ""
             shown += [f"{rates['tokens_per_second']:,.0f} tokens/s", f"MFU {rates['mfu']:.0%}{sheet}"]
             shown += [f"{self._steps_per_second:.2f} steps/s", f"{duration(self.seconds_left(step) or 0)} left"]
-        self.writer.row(f"step {step:>7,}/{self.config.steps:,}", shown, cut=True)  # the bar also shows the time left
+        head = f"{self._label}step {step:>7,}/{self.config.steps:,}"
+        self.progress.row(head, shown, cut=True)  # the bar also shows the time left
 
     def check_saving(self) -> None:
         """Checks whether the current checkpoint has failed, without waiting for it."""
-        with self.writer.writing():
-            self.writer.checkpoints.check()
+        with self._writing():
+            self.checkpoints.check()
 
     def save(self, state: TrainState, *, must: bool) -> None:
         """Starts writing a checkpoint of a state on the devices, once the previous checkpoint is written.
@@ -151,28 +232,52 @@ class Trainer:
         """
         started = time.perf_counter()
         self.wait(must=False)
-        self.writer.save(self._parallel.unreplicate(state), must=must)
+        self.start_saving(self._parallel.unreplicate(state), must=must)
         self.saving_seconds = time.perf_counter() - started
+
+    def start_saving(self, state: TrainState, *, must: bool) -> None:
+        """Starts writing a checkpoint of a state, as returned by `Parallel.unreplicate`. For `must`, see `save`."""
+        with self._writing(must=must):
+            # checkpoints/ may exist even if the working directory was moved: Orbax creates it again while it writes.
+            if not self._directory.config_file.exists():
+                raise moved(self._directory.path)
+            self.checkpoints.save(state, self.meter.totals)
 
     def wait(self, *, must: bool) -> None:
         """Waits until the last checkpoint is written, and only then deletes old checkpoints. For `must`, see `save`."""
-        self.writer.wait(must=must)
-        self.writer.prune(max(self.writer.checkpoints.steps(), default=0))
+        self.end_saving(must=must)
+        self.prune(max(self.checkpoints.steps(), default=0))
+
+    def end_saving(self, *, must: bool = False) -> None:
+        """Waits until the last checkpoint is written. For `must`, see `save`."""
+        with self._writing(must=must):
+            self.checkpoints.wait()
+
+    def prune(self, newest: int) -> None:
+        """Deletes old checkpoints, up to the step `newest`."""
+        self.checkpoints.prune(newest, self._metrics.scores())
 
     def require_saved(self, state: TrainState, step: int) -> None:
         """Waits until the checkpoint of a step is written. Writes it if config.on_write_failure ignored a failure."""
         self.wait(must=True)
-        if step not in self.writer.checkpoints.steps():
+        if step not in self.checkpoints.steps():
             self.save(state, must=True)
             self.wait(must=True)
 
     def is_evaluated(self, step: int) -> bool:
         """Returns whether the evaluation of a step is written."""
-        return self.writer.is_evaluated(step)
+        return self._metrics.has(step, "valid")
 
     def out_of_patience(self, step: int) -> bool:
-        """Returns whether config.eval.patience ends the run at this step; if so, prints a message."""
-        return self.writer.out_of_patience(step)
+        """Returns whether the last config.eval.patience evaluations brought no better validation loss.
+
+        If so, prints a message.
+        """
+        losses, patience = self._metrics.validation_losses(), self.config.eval.patience
+        if not 0 < patience < len(losses) or any(loss < min(losses[:-patience]) for loss in losses[-patience:]):
+            return False
+        self.say(f"no better validation loss in {counted(patience, 'evaluation')}: the run ends at step {step:,}")
+        return True
 
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> dict[str, Evaluation]:
         """Evaluates the validation split or, after the last step, all splits. Writes and prints the results.
@@ -180,15 +285,15 @@ class Trainer:
         Raises Interrupted if the run was asked to end. A resumed run repeats this evaluation.
         """
         params, choice = self._evaluated_params(state, step, last)
-        self.writer.say(f"evaluating {choice}")
+        self.say(f"evaluating {choice}")
 
         def check(*, alone: bool) -> None:
             """Ends the run if it was asked to end; `alone`: the other processes are waiting for the first process."""
-            if (stop_asked if alone else agreed_stop)(self._interruption.asked):
+            if (stop_asked if alone else agreed_stop)(self.interruption.asked):
                 # With "go on", the checkpoint of this step may have failed. Several processes allow only "stop".
                 if self.config.on_write_failure != "stop":
                     self.require_saved(state, step)
-                self._interruption.end(f"while evaluating step {step:,}, which is saved")
+                self.interruption.end(f"while evaluating step {step:,}, which is saved")
 
         sentences = self.config.eval.final_sentences if last else self.config.eval.sentences
         splits = [*self._programs.evaluators] if last else ["valid"]
@@ -197,8 +302,8 @@ class Trainer:
             started = time.perf_counter()
             evaluations[split] = self._programs.evaluators[split](params, check=check, max_sentences=sentences)
             self._evaluation_seconds = time.perf_counter() - started
-            self.writer.write_evaluation(split, step, evaluations[split], len(choice.steps), final=last)
-        self.writer.show(splits[-1], evaluations[splits[-1]])
+            self._write_evaluation(split, step, evaluations[split], len(choice.steps), final=last)
+        self._show(splits[-1], evaluations[splits[-1]])
         return evaluations
 
     def _evaluated_params(self, state: TrainState, step: int, last: bool) -> tuple[Any, Choice]:
@@ -211,14 +316,56 @@ class Trainer:
             return self._parallel.unreplicate(state.ema), Choice([step], EMA)
         if count == 1:
             return self._parallel.unreplicate(state.params), Choice([step])
-        self.writer.wait()  # a failed write ends the run or is reported, as config.on_write_failure says
-        checkpoints, say = self.writer.checkpoints, self.writer.say
+        self.end_saving()  # a failed write ends the run or is reported, as config.on_write_failure says
+        checkpoints, say = self.checkpoints, self.say
         averaged, choice = checkpoints.average(self._parallel.local(state.params), step, count, say)
         if warning := choice.warning(checkpoints.run, count if last else 1):
             say(f"WARNING: {warning}")
         return averaged, choice
 
+    def _write_evaluation(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
+        """Prints an evaluation. Writes it, unless it is written already, perhaps with another config.decode.
+
+        Each line of a final evaluation has "<split>/final": 1. It may be of other sentences and of the mean of more
+        checkpoints than the evaluations during training, so it is not compared with them when the run is trained on.
+        """
+        if not self._metrics.has(step, split, final=final):
+            with self._writing():
+                if final or not self._metrics.has(step, split, final=True):
+                    self._directory.save_outputs(self._programs.task.outputs, split, step, evaluation.outputs)
+                values = {**evaluation.scalars, "averaged": averaged}
+                self._metrics.write(step, split, values | {"final": 1} if final else values)
+        first, *scalars = [f"{name} {value:.4g}" for name, value in evaluation.scalars.items()]
+        self.progress.row(f"{self._label}step {step:>7,} {split}: {first}", scalars)
+
+    def _show(self, split: str, evaluation: Evaluation) -> None:
+        """Prints some sentences of a split, their outputs and their references."""
+        count = len(evaluation.sources)
+        self.say(f"some of {split}, with output > and reference =:")
+        for i in np.linspace(0, count - 1, min(SAMPLES, count), dtype=int):
+            shown = (" ", evaluation.sources[i]), (">", evaluation.outputs[i]), ("=", evaluation.references[i])
+            for mark, text in shown:
+                self.say(f"    {mark} {text[:LONGEST_SHOWN]}{' ...' if len(text) > LONGEST_SHOWN else ''}")
+
     def report(self, evaluations: dict[str, Evaluation], step: int) -> None:
-        """Prints the scores of the last evaluation, and where the run's files are."""
+        """Prints the scores of the last evaluation, by split, and where the run's files are."""
         task = self._programs.task
-        self.writer.report(evaluations, step, {**self._programs.compilations, task.outputs: task.compilations})
+        compilations = {**self._programs.compilations, task.outputs: task.compilations}
+        columns = list(evaluations["valid"].scalars)
+        rows = [
+            [split, *(f"{evaluation.scalars[name]:.4f}" for name in columns)]
+            for split, evaluation in evaluations.items()
+        ]
+        seed = f", {self._label.removesuffix(': ')}," if self._label else ""
+        self.progress.table(f"{self.config.name}{seed} after {step:,} steps", ["split", *columns], rows)
+        path = self._directory.path
+        quoted = shlex.quote(str(path))
+        for name, text in {
+            **evaluations["valid"].signatures,
+            "time": f"{duration(self._metrics.seconds)} since the run began",
+            "compilations": ", ".join(f"{count} {name}" for name, count in compilations.items()),
+            "everything": f"{path}/ (checkpoints, metrics.jsonl, {task.outputs}, ...)",
+            "curves": f"tensorboard --logdir {quoted} (pip install tensorboard)",
+            "use": f"python -m transformer_flax.{task.command} --workdir={quoted}",
+        }.items():
+            self.progress.say(f"{name + ':':<14}{text}")

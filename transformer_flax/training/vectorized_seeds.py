@@ -24,7 +24,6 @@ from transformer_flax.training.loop import fit
 from transformer_flax.training.multihost import share
 from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.run_writer import RunWriter
 from transformer_flax.training.setup import checked_config, prepare_seeds, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.trainer import Trainer
@@ -64,15 +63,14 @@ def train_seeds(
         # Not the last step: a run whose first checkpoint is of the last step counts as trained alone.
         first = min(*intervals, configs[0].steps - 1)
         state, saved, step = resume_or_begin(
-            programs, checkpoints, seeds, progress, combine=stack_trees, labels=labels, first=first
+            programs, checkpoints, progress, combine=stack_trees, labels=labels, first=first
         )
         trainers = []
         for i, totals in enumerate(saved):
-            given = configs[i], directories[i], data[i], programs.task, checkpoints[i], progress
-            writer = stack.enter_context(RunWriter(*given, step=step, totals=totals, label=labels[i]))
-            trainers.append(Trainer(configs[i], data[i], programs, writer, interruption, step, runs_at_once=len(seeds)))
-        folder = directories[0].profile if profile else None
-        return fit(SeedsTrainer(trainers, programs), state, configs[0], progress, interruption, folder)
+            given = configs[i], directories[i], data[i], programs, checkpoints[i], progress, interruption
+            trainer = Trainer(*given, start=step, totals=totals, label=labels[i], runs_at_once=len(seeds))
+            trainers.append(stack.enter_context(trainer))
+        return fit(SeedsTrainer(trainers, programs), state, directories[0].profile if profile else None)
 
 
 class SeedsTrainer:
@@ -85,7 +83,8 @@ class SeedsTrainer:
         self._trainers, self._programs = trainers, programs
         self._parallel = programs.parallel.behind_seeds()
         self.train_step = programs.steps.seeds_step
-        self.start, self.data = trainers[0].start, trainers[0].data  # of the data, `fit` needs only the shapes
+        self.start, self.config, self.progress = trainers[0].start, trainers[0].config, trainers[0].progress
+        self.interruption, self.data = trainers[0].interruption, trainers[0].data  # `fit` needs only the data's shapes
 
     @property
     def compilations(self) -> int:
@@ -119,17 +118,17 @@ class SeedsTrainer:
     def save(self, state: TrainState, *, must: bool) -> None:
         started = time.perf_counter()
         self.wait(must=False)
-        self._each(lambda trainer, own: trainer.writer.save(own, must=must), state)
+        self._each(lambda trainer, own: trainer.start_saving(own, must=must), state)
         for trainer in self._trainers:
             trainer.saving_seconds = time.perf_counter() - started
 
     def wait(self, *, must: bool) -> None:
         for trainer in self._trainers:
-            trainer.writer.wait(must=must)
+            trainer.end_saving(must=must)
         # A checkpoint is deleted only once all runs have a later one, from which they would resume together.
-        steps = [set(trainer.writer.checkpoints.steps()) for trainer in self._trainers]
+        steps = [set(trainer.checkpoints.steps()) for trainer in self._trainers]
         for trainer in self._trainers:
-            trainer.writer.prune(max(set.intersection(*steps), default=0))
+            trainer.prune(max(set.intersection(*steps), default=0))
 
     def require_saved(self, state: TrainState, step: int) -> None:
         del state, step  # without config.eval.patience, a run ends at its last step, which was saved
