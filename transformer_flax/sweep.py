@@ -108,6 +108,8 @@ def main() -> None:
     variants = make_variants(base, rows, axes=GRID.value, file=file)
     # The fields that each run's command sets: those set here, and references, which would follow a row's changes.
     set_here = {*given, *references(config), "eval.final_average"}
+    if base.init_from:  # else a variant that starts from nothing would have the file's values of these
+        set_here |= {"data.tokenizer", "data.vocab_size"}
     overrides = {
         field: value for field, value in flatten(base.to_dict()).items() if {field, field.rpartition(".")[0]} & set_here
     }

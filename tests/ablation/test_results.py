@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from transformer_flax.ablation.results import FAILED, FINISHED, Journal, Result, read
+from transformer_flax.ablation.results import FAILED, FINISHED, Journal, Result, read, require_same_variants
 from transformer_flax.errors import UserError
 
 HEAD = {
@@ -113,6 +113,16 @@ def test_each_way_in_which_a_sweep_goes_on_is_told_once(file):
     assert read(file) == (HEAD | {"sessions": sessions}, [RESULT])
     assert journal.head["sessions"] == sessions
     assert len(file.read_text().splitlines()) == 1 + 1 + 4
+
+
+def test_a_name_that_means_something_else_now_is_refused(file):
+    journal = Journal(file, HEAD)
+    journal.append(dataclasses.replace(RESULT, variant="wide", changes={"model.d_ff": 512}))
+    require_same_variants(journal.results.values(), {"wide": {"model.d_ff": 512}, "other": {}}, file)
+    with pytest.raises(UserError, match=r"results of 'wide' with the overrides model\.d_ff=512; now they are none"):
+        require_same_variants(journal.results.values(), {"wide": {}}, file)
+    journal.append(dataclasses.replace(RESULT, variant="wide", changes={"model.d_ff": 512}, status=FAILED))
+    require_same_variants(journal.results.values(), {"wide": {}}, file)  # it has no results yet, and may be corrected
 
 
 @pytest.mark.parametrize("damaged", ["nonsense", '{"variant": "A-h1"}'])

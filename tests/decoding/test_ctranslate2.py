@@ -10,6 +10,8 @@ import pytest
 from benchmarks.ctranslate2_peer import make_search
 from tests.conftest import VARIANTS, long
 from tests.model.parameters import random_params
+from transformer_flax import model
+from transformer_flax.decoding import ctranslate2
 from transformer_flax.decoding.ctranslate2 import require_supported, save
 from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search
 from transformer_flax.decoding.translator import as_step
@@ -84,10 +86,12 @@ def test_a_field_that_the_export_does_not_know_is_refused():
         require_supported(Extended(**fields, gate="sigmoid"))
 
 
-def test_positions_that_the_export_does_not_know_are_refused():
+def test_sinusoids_that_the_model_gets_later_are_refused(monkeypatch):
     config = dataclasses.replace(VARIANTS["paper"], **HEADS)
-    object.__setattr__(config, "positions", "sinusoidal_short")  # as if a copy of the code allowed it
-    with pytest.raises(UserError, match=r"config\.model\.positions is 'sinusoidal_short', and must be one of"):
+    for module in (model.config, ctranslate2):  # wherever the export would take their names from
+        monkeypatch.setattr(module, "SINUSOIDS", ("sinusoidal", "short"), raising=False)
+    object.__setattr__(config, "positions", "short")
+    with pytest.raises(UserError, match=r"config\.model\.positions is 'short', and must be one of sinusoidal, "):
         require_supported(config)
 
 

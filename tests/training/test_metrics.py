@@ -33,6 +33,27 @@ def test_rates_are_of_the_time_that_was_added():
     assert meter.rates() == {"steps_per_second": 1.0, "tokens_per_second": 200.0, "flops_per_second": 6000.0}
 
 
+def test_the_lines_of_evaluations_say_what_was_evaluated_also_when_a_run_goes_on(tmp_path):
+    def opened(step):
+        return MetricsWriter(tmp_path / "metrics.jsonl", step, score="bleu", send=lambda line: None)
+
+    values = {"loss": 2.0, "bleu": 30.0, "averaged": 1}
+    writer = opened(0)
+    writer.write(10, "train", {"loss": 1.0})
+    writer.write(10, "valid", values)
+    writer.write(20, "valid", values | {"loss": 1.5, "averaged": 2})
+    writer.write(30, "valid", values | {"loss": 1.0, "final": 1})
+    writer.close()
+    writer = opened(30)
+    writer.write(40, "valid", values | {"loss": 0.5, "bleu": 31.0})
+    assert writer.scores() == {10: 30.0, 40: 31.0}  # of parameters that a checkpoint holds
+    assert writer.validation_losses() == [2.0, 1.5, 0.5]
+    assert [step for step in (10, 20, 30, 40) if writer.has(step, "valid")] == [10, 20, 40]
+    assert [step for step in (10, 20, 30, 40) if writer.has(step, "valid", final=True)] == [30]
+    assert not writer.has(10, "test")
+    writer.close()
+
+
 def test_r_drop_computes_every_token_twice_in_rates_and_plans():
     once, twice = make_variants(small_config(), "base,r-drop")
     lengths = {"source": np.array([3, 5]), "target": np.array([4, 2])}

@@ -9,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 import jax
 import numpy as np
 
-from transformer_flax.ablation.results import RESULTS, Result, read, require_same_base
-from transformer_flax.ablation.trials import Trial, TrialFactory, make_jobs, require_same_variants
+from transformer_flax.ablation.results import RESULTS, Result, read, require_same_base, require_same_variants
+from transformer_flax.ablation.trials import Trial, TrialFactory, make_jobs
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
@@ -84,7 +84,7 @@ def show_plan(trials: Sequence[Trial], factory: TrialFactory, *, together: bool)
     head, results = read(file) if file.exists() else ({}, [])
     if head:
         require_same_base(head["config"], flatten(factory.base.to_dict()), file)
-        require_same_variants(trials, results, file)
+        require_same_variants(results, {trial.variant.name: trial.variant.changes for trial in trials}, file)
     known = {result.key: result for result in results if result.finished}
     found = {trial: known.get(trial.key) or trial.result() for trial in trials}
     finished = [result for result in found.values() if result]

@@ -10,7 +10,7 @@ import importlib.metadata
 import pathlib
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -115,6 +115,19 @@ class Journal:
         self.results[result.key] = result
 
 
+def require_same_variants(
+    results: Iterable[Result], changes: Mapping[str, Mapping[str, Any]], file: pathlib.Path
+) -> None:
+    """Checks that each variant has the changes of its finished runs in a results file: --variants may be edited."""
+    for result in results:
+        now = changes.get(result.variant, result.changes)
+        if result.finished and now != result.changes:
+            raise UserError(
+                f"{file} has results of {result.variant!r} with the overrides {_show(result.changes)}; now they are "
+                f"{_show(now)}: rename the variant, or choose another --workdir"
+            )
+
+
 def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: pathlib.Path) -> None:
     """Checks that two flat configs of a base are equal, except in the fields of MAY_DIFFER."""
     if different := differences(theirs, ours, MAY_DIFFER):
@@ -145,6 +158,10 @@ def output_of(command: Sequence[str]) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def _show(changes: Mapping[str, Any]) -> str:
+    return ", ".join(f"{field}={value}" for field, value in changes.items()) or "none"
 
 
 def _parse_line(values: dict[str, Any]) -> Any:

@@ -10,9 +10,9 @@ from typing import Any
 
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator
-from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result
+from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
 from transformer_flax.ablation.slurm import Slurm
-from transformer_flax.ablation.trials import Job, Trial, TrialFactory, make_jobs, require_same_variants
+from transformer_flax.ablation.trials import Job, Trial, TrialFactory, make_jobs
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.files import is_partial, try_lock
@@ -50,7 +50,8 @@ def sweep(
         file = factory.workdir / RESULTS
         journal = Journal(file, head)
         variants = {trial.variant for trial in trials}
-        require_same_variants(trials, journal.results.values(), file)
+        changes = {variant.name: variant.changes for variant in variants}
+        require_same_variants(journal.results.values(), changes, file)
         if not any(one.row == "base" and not one.changes for one in (*variants, *journal.results.values())):
             logger.warning(
                 "no run is of the base itself, so the report cannot say what a change does: add base to --rows, or the "

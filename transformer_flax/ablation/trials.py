@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
@@ -91,19 +91,23 @@ class Trial:
             return TrialProgress()
 
     def result(self) -> Result | None:
-        """Returns the trial's result, or None if the metrics do not reach the last step."""
-        progress = self.progress()
+        """Returns the trial's result, or None if the metrics do not reach the last step.
+
+        Raises:
+          UserError: the working directory holds a run of another config.
+        """
+        workdir, progress = RunDirectory(self.path), self.progress()
         splits = {"valid", "test"} if self.variant.config.eval.test else {"valid"}
-        if not splits <= progress.scores.keys():
+        ended = splits <= progress.scores.keys()
+        if not (ended or workdir.config_file.exists()):
             return None
-        workdir = RunDirectory(self.path)
         ours = flatten(self.variant.config.to_dict()) | {"seed": self.seed}
         if different := differences(flatten(workdir.load_config().to_dict()), ours, MAY_DIFFER):
             raise UserError(
                 f"{self.path} holds a run of another config ({'; '.join(different)}); move it away, or choose another "
                 "--workdir"
             )
-        return self._result(FINISHED, "", workdir.load_tokenizer().vocab_size, progress)
+        return self._result(FINISHED, "", workdir.load_tokenizer().vocab_size, progress) if ended else None
 
     def failure(self, error: str) -> Result:
         """Returns the result of a trial that has failed."""
@@ -203,32 +207,6 @@ class TrialFactory:
     def shown(self, job: Job) -> str:
         """Returns the command as a person types it."""
         return shlex.join(["python", *self.command(job)[1:]])
-
-
-def require_same_variants(trials: Sequence[Trial], results: Iterable[Result], file: pathlib.Path) -> None:
-    """Checks that each variant has the overrides that it has in a results file: --variants may have been edited.
-
-    A variant of which no run has finished may change, once the folder of its failed runs is deleted.
-    """
-    results = list(results)
-    finished = {result.variant for result in results if result.finished}
-    current = {trial.variant.name: trial for trial in trials}
-    for result in results:
-        trial = current.get(result.variant)
-        if trial is None or trial.variant.changes == result.changes:
-            continue
-        folder = trial.path.parent
-        if not result.finished and (result.variant in finished or not folder.exists()):
-            continue
-        then, now = (
-            ", ".join(f"{field}={value}" for field, value in changes.items()) or "none"
-            for changes in (result.changes, trial.variant.changes)
-        )
-        advice = "" if result.finished else f"delete {folder} to train it anew, "
-        raise UserError(
-            f"{file} has results of {result.variant!r} with the overrides {then}; now they are {now}: {advice}rename "
-            "the variant, or choose another --workdir"
-        )
 
 
 def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:

@@ -13,7 +13,7 @@ from transformer_flax.model.positions import sinusoids
 from transformer_flax.model.residuals import LAYER_NORM_EPSILON
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
-POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")  # a later one would need a table of its own
+SUPPORTED_POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")  # not those that the model gets later
 NUM_POSITIONS = 4_096  # positions in the stored table of sinusoids
 # Fields that need not have their default: each has a check of its own below, or changes no result.
 KNOWN = ("compatibility", "clip_distance", "neighbourhood", "branch_init", "start", "attention_implementation")
@@ -27,7 +27,7 @@ def require_supported(config: ModelConfig) -> None:
     added = [field for field in dataclasses.fields(c) if field.default is not dataclasses.MISSING]
     for name, fits, requirement in (
         *((f.name, getattr(c, f.name) == f.default, repr(f.default)) for f in added if f.name not in KNOWN),
-        ("positions", c.positions in POSITIONS, f"one of {', '.join(POSITIONS)}"),
+        ("positions", c.positions in SUPPORTED_POSITIONS, f"one of {', '.join(SUPPORTED_POSITIONS)}"),
         ("compatibility", c.compatibility == "scaled_dot", "scaled_dot"),
         ("neighbourhood", c.neighbourhood == 0, "0"),
         ("start", c.start not in DEEP_STARTS, "xavier or fairseq, which leave residuals and LayerNorm as they are"),

@@ -256,7 +256,7 @@ def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[
         for name in sorted(theirs.keys() | ours.keys())
         if theirs.get(name) != ours.get(name) and not name.startswith(free)
         if not (name == "model.dtype" and AUTO in (theirs.get(name), ours.get(name)))
-        if not (name == "data.tokenizer" and ours.get("init_from"))  # whose tokenizer is used, whatever this says
+        if not (name == "data.tokenizer" and ours.get("init_from"))  # a run has the tokenizer of its init_from
     ]
 
 

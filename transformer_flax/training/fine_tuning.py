@@ -32,7 +32,7 @@ EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")  # names of w
 
 
 def complete_run(config: ConfigDict) -> ConfigDict:
-    """Returns a run's config with the defaults of missing fields, and what says of the tokenizer of its `init_from`."""
+    """Returns a run's config with the defaults of missing fields, and the tokenizer's fields of its `init_from`."""
     require_run(config)
     config = complete(config)
     if config.init_from:
