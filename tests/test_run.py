@@ -183,6 +183,8 @@ def test_a_setting_may_be_a_number_of_numpy(run):
 def test_what_is_no_text_and_what_is_no_setting_is_refused_in_words(run):
     with pytest.raises(UserError, match="translate takes a list of strings; line 2 is 7 of type int"):
         run.translate(["zwei", 7])
+    with pytest.raises(UserError, match="translate takes a list of lines, not a dict"):
+        run.translate({"zwei": "two"})
     with pytest.raises(UserError, match="'beam' is not a setting of numbers; did you mean 'beam_size'"):
         run.translate(["zwei"], beam=3)
     with pytest.raises(UserError, match="'beam_siez' is not a setting of numbers; did you mean 'beam_size'"):

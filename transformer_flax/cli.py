@@ -154,7 +154,10 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             if not str(error).startswith("RESOURCE_EXHAUSTED"):  # JAX's word for no memory
                 raise
             what, _, _ = str(error).partition("\n")
-            _fail(f"{what}; smaller batches need less memory: --batch_size, or --config.data.tokens_per_batch to train")
+            _fail(
+                f"{what.rstrip('.')}; smaller batches and fewer hypotheses need less memory: --batch_size, --beam_size "
+                "and --nbest, or --config.data.tokens_per_batch to train"
+            )
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)  # without its handler, which ends before the process, it would kill
 

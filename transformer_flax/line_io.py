@@ -67,17 +67,21 @@ class LineIO:
     def writing(
         self, model: Any, *, count: int | None = None
     ) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
-        """Context manager: empties the output, and prints the count and the rate of the results at the end.
+        """Context manager: replaces what the output holds, and prints the count and the rate of the results at the end.
 
         Yields two functions: one writes a result, and one takes the number of lines done, for the progress bar.
         Without `count`, there are as many results as lines in the input, which must not have been read yet.
         """
         started, written = time.perf_counter(), 0
-        if self.name is not None and os.path.isfile(self.name):  # not a pipe
-            self.output.truncate(0)
+
+        def empty() -> None:
+            if self.name is not None and os.path.isfile(self.name):  # not a pipe
+                self.output.truncate(0)
 
         def write(result: str) -> None:
             nonlocal written
+            if not written:  # not before, as the input may be refused
+                empty()
             with named_errors(self.name or "standard output"):
                 line = memoryview(f"{result}\n".encode())
                 while line:  # without a buffer, a write may be short
@@ -89,6 +93,8 @@ class LineIO:
         with Progress(stderr=True, quiet=not seen) as progress, progress.bar("lines") as update:
             of = _count_lines(self.inputs) if seen and count is None else count
             yield write, lambda done: update(done, of)
+        if not written:
+            empty()
         if not self.prompts:
             seconds = time.perf_counter() - started
             rate = (

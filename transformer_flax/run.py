@@ -5,7 +5,7 @@ import inspect
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -352,6 +352,8 @@ def _texts(method: str, lines: Iterable[str]) -> list[str]:
     """
     if isinstance(lines, (str, bytes)):
         raise UserError(f"{method} takes a list of lines, not a string: [{lines[:40]!r}]")
+    if isinstance(lines, (Mapping, Set)):
+        raise UserError(f"{method} takes a list of lines, not a {type(lines).__name__}")
     lines = list(lines)
     for number, line in enumerate(lines, 1):
         if not isinstance(line, str):

@@ -257,7 +257,7 @@ def test_a_full_disk_is_named_by_the_output(finished, file):
     assert message == "No space left on device: /dev/full"
 
 
-def test_an_output_is_not_emptied_for_nothing(file):
+def test_an_output_is_not_emptied_for_nothing(finished, file):
     kept = file("out.txt", "the work of a day\n")
     refused("translate", NOWHERE, f"--output={kept}", file("in.txt"))
     assert kept.read_text() == "the work of a day\n"
@@ -267,7 +267,10 @@ def test_an_output_is_not_emptied_for_nothing(file):
     for flag in ("--target", "--prefix_file"):
         options = (NOWHERE, f"--output={kept}", f"{flag}={kept}", file("in.txt"))
         assert refused("translate", *options) == f"{kept} is an input; write to another file"
+    refused("translate", f"--workdir={finished}", "--long=refuse", f"--output={kept}", given="einhundert " * 20)
     assert kept.read_text() == "the work of a day\n"
+    succeeds("translate", f"--workdir={finished}", f"--output={kept}", given="")
+    assert kept.read_text() == ""
 
 
 @pytest.mark.parametrize("flag", ["--target", "--prefix_file"])

@@ -1,6 +1,7 @@
 """Search against enumeration, on toy models whose next token depends on the whole prefix; penalties; ensembles."""
 
 import math
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -72,13 +73,15 @@ from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
             lambda: LengthPenalty("average", 1.0),
             "the length penalty is 'average'; it must be one of gnmt, length, none",
         ),
-        (lambda: Sampling(temperature=-0.5), "the temperature is -0.5; it must be at least 0"),
-        (lambda: Sampling(temperature=math.nan), "the temperature is nan; it must be at least 0"),
-        (lambda: Sampling(temperature=math.inf), "the temperature is inf; it must be at least 0"),
-        (lambda: Sampling(top_k=-1), "top_k is -1; it must be at least 1, or 0 for all tokens"),
-        (lambda: Sampling(top_p=0.0), "top_p is 0.0; it must be above 0 and at most 1"),
-        (lambda: Sampling(top_p=1.5), "top_p is 1.5; it must be above 0 and at most 1"),
-        (lambda: Sampling(top_p=math.nan), "top_p is nan; it must be above 0 and at most 1"),
+        (lambda: Sampling(temperature=-0.5), "temperature is -0.5; it must be a number from 0"),
+        (lambda: Sampling(temperature=math.nan), "temperature is nan; it must be a number from 0"),
+        (lambda: Sampling(temperature=math.inf), "temperature is inf; it must be a number from 0"),
+        (lambda: Sampling(top_k=-1), "top_k is -1; it must be a whole number from 1, or 0 for all tokens"),
+        (lambda: Sampling(top_p=0.0), "top_p is 0.0; it must be a number above 0 and at most 1"),
+        (lambda: Sampling(top_p=1.5), "top_p is 1.5; it must be a number above 0 and at most 1"),
+        (lambda: Sampling(top_p=math.nan), "top_p is nan; it must be a number above 0 and at most 1"),
+        (lambda: Sampling(temperature=cast(Any, "1")), "temperature is '1'; it must be a number"),
+        (lambda: Sampling(top_k=cast(Any, 2.5)), "top_k is 2.5; it must be a whole number"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make, message):

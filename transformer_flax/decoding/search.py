@@ -12,13 +12,16 @@ Shapes: B batch, K hypotheses of a sentence, N best of them, L longest output, V
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from transformer_flax.errors import UserError
+from transformer_flax.model.config import checked, requirement
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 LENGTH_PENALTIES = ("gnmt", "length", "none")
@@ -52,20 +55,21 @@ class LengthPenalty:
 class Sampling:
     """Settings to draw tokens from softmax(logits / temperature), restricted to the likeliest and normalised again."""
 
-    temperature: float = 1.0  # 0 is greedy search
-    top_k: int = 0  # only the k likeliest tokens; 0: all tokens
-    top_p: float = 1.0  # only the fewest likeliest tokens that together reach this probability; 1: all tokens
-    seed: int = 0
+    # 0 is greedy search.
+    temperature: float = checked(lambda v: 0 <= v < math.inf, "a number from 0", default=1.0)
+    # Only the k likeliest tokens; 0: all tokens.
+    top_k: int = checked(lambda v: v >= 0, "a whole number from 1, or 0 for all tokens", default=0)
+    # Only the fewest likeliest tokens that together reach this probability; 1: all tokens.
+    top_p: float = checked(lambda v: 0 < v <= 1, "a number above 0 and at most 1", default=1.0)
+    seed: int = checked(lambda v: 0 <= v < 2**32, "a whole number from 0 to 2^32 - 1", default=0)
 
     def __post_init__(self):
-        if not 0 <= self.temperature < float("inf"):
-            raise UserError(f"the temperature is {self.temperature}; it must be at least 0, and finite")
-        if self.top_k < 0:
-            raise UserError(f"top_k is {self.top_k}; it must be at least 1, or 0 for all tokens")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}; it must be above 0 and at most 1")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"the seed is {self.seed}; it must be from 0 to 2^32 - 1")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.generic):
+                object.__setattr__(self, field.name, value := value.item())
+            if must := requirement(field, value):
+                raise UserError(f"{field.name} is {value!r}; it must be {must}")
 
 
 class Bounds(NamedTuple):

@@ -208,7 +208,7 @@ class Translator(Inference):
                 text = " ".join(self.tokenizer.decode(ids).splitlines())
                 translations.append(Translation(text, float(score), float(log_prob), ids))
         if not translations:
-            raise UserError("the model gives no token a probability: its parameters are not finite")
+            raise UserError("no output has a score: the model's parameters are not finite, or alpha is extreme")
         return translations
 
 

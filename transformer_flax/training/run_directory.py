@@ -70,7 +70,7 @@ class RunDirectory:
         if self.config_file.exists():
             self._refuse_another(config, fingerprints, tokenizer)
         elif self.path.exists() and any(file.name != LOCK and not is_partial(file) for file in self.path.iterdir()):
-            raise UserError(f"{self.path} is not empty and holds no run; choose another --workdir")
+            raise UserError(f"{self.path} is not empty and holds no run{self._runs_below()}; choose another --workdir")
 
     def claim(
         self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer, classes: Classes | None = None
@@ -188,9 +188,7 @@ class RunDirectory:
             hint = f"; did you mean {beside[near[0]]!r}?" if near else ""
             raise UserError(f"there is no directory {self.path}{hint}")
         if not self.config_file.exists():
-            runs = sorted(str(file.parent) for file in self.path.glob(f"*/{self.config_file.name}"))
-            hint = f"; there are {', '.join(runs[:5])}" if runs else ""
-            raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}{hint}")
+            raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}{self._runs_below()}")
         if (self.path / "model.bin").exists():
             raise UserError(f"{self.path} is a model for CTranslate2, whose library opens it (docs/translating.md)")
         try:
@@ -206,6 +204,11 @@ class RunDirectory:
             raise
         except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: also if not JSON or not UTF-8
             raise self._unreadable(error) from error
+
+    def _runs_below(self) -> str:
+        """Names some runs in the directory, such as seeds, for a message; empty if there are none."""
+        runs = sorted(str(file.parent) for file in self.path.glob(f"*/{self.config_file.name}"))
+        return f"; there are {', '.join(runs[:5])}" if runs else ""
 
     def _unreadable(self, error: Exception) -> UserError:
         return UserError(
