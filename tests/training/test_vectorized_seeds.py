@@ -127,6 +127,7 @@ def test_a_run_that_has_ended_with_its_first_checkpoint_is_not_thrown_away(confi
     with pytest.raises(UserError, match=r"no checkpoint of the same step .*seed3: 3; .*seed1: none"):
         train_seeds(config(steps=3), [3, 1], tmp_path)
     final_state(tmp_path / "seed3", 3)
+    assert not (tmp_path / "seed1").exists()
 
 
 def test_what_lies_on_the_host_is_stacked_there():

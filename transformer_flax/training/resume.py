@@ -3,7 +3,8 @@
 The module `run_directory` decides whether a config may resume a run.
 """
 
-from collections.abc import Callable, Sequence
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,7 +40,7 @@ def resume_or_begin(
     for checkpoints in runs:
         checkpoints.require_room(like, len(runs))
     unreadable: list[tuple[int, UnreadableError]] = []
-    for step in _common_steps(runs, first):
+    for step in common_steps({checkpoints.run: checkpoints.steps() for checkpoints in runs}, first):
         restored: list[tuple[TrainState, Any]] = []
         for i, checkpoints in enumerate(runs):
             try:
@@ -68,23 +69,19 @@ def resume_or_begin(
     return state, [totals for _, totals in restored], step
 
 
-def _common_steps(runs: Sequence[Checkpoints], first: int) -> list[int]:
-    """Returns the steps for which all runs have a checkpoint, newest first.
+def common_steps(runs: Mapping[pathlib.Path, list[int]], first: int) -> list[int]:
+    """Returns the steps for which all runs have a checkpoint, newest first. `runs` are the steps that each run has.
 
     Refuses a run that is further ahead than runs that are trained together can be. This run was trained alone, and its
     later checkpoints must not be lost.
     """
-    steps = [checkpoints.steps() for checkpoints in runs]
-    common = sorted(set.intersection(*map(set, steps)), reverse=True)
+    common = sorted(set.intersection(*map(set, runs.values())), reverse=True)
     newest = common[0] if common else 0
-    ahead = [[step for step in each if step > newest] for each in steps]
+    ahead = [[step for step in steps if step > newest] for steps in runs.values()]
     # Runs that are killed while they save differ by at most one checkpoint. If the runs have no checkpoint in common,
     # this one checkpoint is the first, at step `first` or before.
     if any(len(each) > 1 or (not common and each and each[0] > first) for each in ahead):
-        found = "; ".join(
-            f"{checkpoints.run}: {', '.join(map(str, each)) or 'none'}"
-            for checkpoints, each in zip(runs, steps, strict=True)
-        )
+        found = "; ".join(f"{run}: {', '.join(map(str, steps)) or 'none'}" for run, steps in runs.items())
         raise UserError(
             f"the seeds have no checkpoint of the same step to resume from together ({found}); give --seeds those that "
             "have one, or train each alone ('--seeds=2,' names the seed 2)"

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress, counted
 from transformer_flax.errors import UserError
+from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_fields import complete, require_fields, require_only, require_run
@@ -21,7 +22,7 @@ from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit
 from transformer_flax.training.multihost import share
-from transformer_flax.training.resume import resume_or_begin
+from transformer_flax.training.resume import common_steps, resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_seeds, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
@@ -48,6 +49,10 @@ def train_seeds(
     configs = [ConfigDict({**config.to_dict(), "seed": seed}) for seed in seeds]
     for each in configs:
         require_fields(each)
+    intervals = config.checkpoint.every, config.eval.every or config.steps
+    # Not the last step: a run whose first checkpoint is of the last step counts as trained alone.
+    first = min(*intervals, config.steps - 1)
+    common_steps({directory.path: saved_steps(directory.checkpoints) for directory in directories}, first)
     with Progress() as progress, contextlib.ExitStack() as stack:
         parallel = set_up_devices(configs[0], progress, f", {counted(len(seeds), 'seed')} at once")
         data = prepare_seeds(configs, directories, progress)
@@ -59,9 +64,6 @@ def train_seeds(
             opened = Checkpoints(directory.checkpoints, seed=each.seed, **each.checkpoint)
             checkpoints.append(stack.enter_context(contextlib.closing(opened)))
         labels = [f"seed {seed}: " for seed in seeds]
-        intervals = configs[0].checkpoint.every, configs[0].eval.every or configs[0].steps
-        # Not the last step: a run whose first checkpoint is of the last step counts as trained alone.
-        first = min(*intervals, configs[0].steps - 1)
         state, saved, step = resume_or_begin(
             programs, checkpoints, progress, combine=stack_trees, labels=labels, first=first
         )
