@@ -72,7 +72,7 @@ def main() -> None:
 
     with Progress(stderr=True) as progress, progress.bar("lines") as update:
         report = run.evaluate(sources, references, progress=lambda done: update(done, len(sources)), **settings)
-    head = {"run": run.name, "text": what, "sentences": len(sources)}
+    head = {"run": run.name, "workdirs": flags.FLAGS["workdir"].value, "text": what, "sentences": len(sources)}
     title = f"{run.name}, {what}: {len(sources):,} sentences"
     if isinstance(report, ClassReport):
         values = _show_labels(report, title, progress)

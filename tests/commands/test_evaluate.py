@@ -11,7 +11,7 @@ from transformer_flax.files import read_json_lines
 
 KEYS = {
     "decode",
-    *("run", "text", "sentences", "bleu", "signature", "chrf", "chrf_signature", "table2_bleu"),
+    *("run", "workdirs", "text", "sentences", "bleu", "signature", "chrf", "chrf_signature", "table2_bleu"),
     *("table2_signature", "exact_match", "perplexity", "length_ratio", "warnings", "params_from"),
     *("sentences_per_second", "compilations"),
 }
@@ -63,7 +63,9 @@ def test_files_are_measured_with_the_flags_of_a_search_and_doubts_are_warned_of(
 def test_the_scores_of_an_ensemble_are_printed_although_the_disk_is_full(finished):
     checkpoints = [f"--workdir={finished}@{step}" for step in (150, 200)]
     result = run("evaluate", *checkpoints, "--split=valid", "--translations=/dev/full")
-    assert json.loads(result.stdout)["run"] == "numbers + numbers"
+    report = json.loads(result.stdout)
+    assert report["run"] == "numbers + numbers"
+    assert report["workdirs"] == [f"{finished}@150", f"{finished}@200"]
     assert result.returncode == 2
     assert "error: No space left on device: /dev/full" in result.stderr
 
