@@ -185,6 +185,7 @@ def test_a_sweep_from_a_trained_model_has_its_vocabulary(config, finished, tmp_p
     status, said = run(config, tmp_path / "sweep", *start, "--rows=D-drop0.0", "--dry_run")
     assert status == 0, said
     assert "--config.data.vocab_size=300" in said
+    assert "--config.data.tokenizer=bpe" in said  # for variants without init_from, too
 
 
 def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
