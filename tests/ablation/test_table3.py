@@ -1,10 +1,13 @@
 """Law 3: the rows, exactly on the paper's base and to scale on smaller ones."""
 
+import re
+
 import pytest
 from ml_collections import ConfigDict
 
 from configs import base, big, convolutional, numbers
 from configs import table3 as table3_config
+from tests.conftest import ROOT
 from transformer_flax.ablation import table3
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import count_parameters
@@ -105,6 +108,12 @@ def test_there_are_twenty_rows_with_the_published_results():
         (4.92, 25.7),
         (4.33, 26.4),
     ]  # fmt: skip
+
+
+def test_the_docs_name_every_row():
+    tables = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs/sweeps.md").read_text(), re.MULTILINE)
+    named = {name for cell in tables for name in re.findall(r"`([^`]+)`", cell)}
+    assert named | {"base"} == set(table3.ALL)
 
 
 def test_table_3_scores_raw_parameters_and_big_averages_20():

@@ -92,6 +92,8 @@ def test_a_valid_split_is_either_a_file_or_held_out(tmp_path):
         read(tmp_path, held_out=0.1)
     with pytest.raises(UserError, match=re.escape("there is no such folder")):
         read(tmp_path / "nowhere", "valid")
+    with pytest.raises(UserError, match=re.escape("that is a file; name the folder of texts")):
+        read(tmp_path / "train.tsv", "valid")
 
 
 def test_labels_are_one_token_each_and_no_text_for_the_tokenizer(tmp_path):

@@ -65,12 +65,14 @@ def text_folder(path: str) -> pathlib.Path:
     """Returns the folder that config.data.path names."""
     if not path:
         raise UserError("config.data.path is empty: name the folder of texts with --config.data.path=FOLDER")
-    if not pathlib.Path(path).is_dir():
+    folder = pathlib.Path(path)
+    if not folder.is_dir():
+        what = "that is a file" if folder.exists() else "there is no such folder"
         raise UserError(
-            f"config.data.path is {path!r}: there is no such folder; name the folder of texts, or make one with "
+            f"config.data.path is {path!r}: {what}; name the folder of texts, or make one with "
             "python -m transformer_flax.fetch"
         )
-    return pathlib.Path(path)
+    return folder
 
 
 def find_text(folder: pathlib.Path, name: str) -> pathlib.Path | None:

@@ -48,8 +48,7 @@ class Checkpoints:
     def prune(self, newest: int, scores: Mapping[int, float]) -> None:
         """Deletes the checkpoints that are not kept. Checkpoints after `newest` stay.
 
-        The score of a step is the validation score of the parameters in its
-        checkpoint.
+        The score of a step is the validation score of the parameters in its checkpoint.
         """
         from_first(lambda: self._delete_old(newest, scores))  # the other processes wait for the free disk space
 
