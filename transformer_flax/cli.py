@@ -3,6 +3,7 @@
 Commands check their flags before they import JAX, which takes seconds.
 """
 
+import contextlib
 import io
 import logging
 import os
@@ -129,22 +130,20 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
         for library in ("absl", "asyncio"):  # Orbax logs the errors that it also raises
             logging.getLogger(library).setLevel(logging.CRITICAL)
         sys.unraisablehook = _unraisable
-        handle(_end, OTHERS)
+        handle(_exit, OTHERS)
         try:
             main(*files)
             sys.stdout.flush()  # here, so that a closed pipe is caught below
         except UserError as error:
             _fail(str(error))
         except Interrupted as interruption:
-            handle(signal.SIG_IGN, OTHERS)  # another sender may repeat the request
-            print(f"{interruption}; {afterwards}" if afterwards else interruption, file=sys.stderr)
-            sys.exit(interruption.exit_status)
+            _end(interruption.exit_status, f"{interruption}; {afterwards}" if afterwards else str(interruption))
         except KeyboardInterrupt:  # outside the training loop, which raises Interrupted
-            print("interrupted", file=sys.stderr)
-            sys.exit(128 + signal.SIGINT)
+            _end(128 + signal.SIGINT, "interrupted")
+        except SystemExit as ended:  # by another signal
+            _end(ended.code)
         except BrokenPipeError:  # the reader, such as `head`, has ended
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the flush at exit fails too
-            sys.exit(128 + signal.SIGPIPE)
+            _end(128 + signal.SIGPIPE)
         except OSError as error:  # no space, no permission
             if error.errno is None:
                 raise
@@ -158,8 +157,10 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
                 f"{what.rstrip('.')}; smaller batches and fewer hypotheses need less memory: --batch_size, --beam_size "
                 "and --nbest, or --config.data.tokens_per_batch to train"
             )
+        else:
+            handle(signal.SIG_DFL)  # Python's handlers end before the process does
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # without its handler, which ends before the process, it would kill
+            signal.setitimer(signal.ITIMER_REAL, 0)  # the same is true of its handler, and without it, it would kill
 
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as with `<&-`; a file opened later would take its place
@@ -169,21 +170,32 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
     app.run(guarded, flags_parser=parse_flags)
 
 
-def _end(number: int, _) -> NoReturn:
-    """Ends the process on a signal; `finally` blocks run."""
+def _exit(number: int, _) -> NoReturn:
+    """Ends the command on a signal; `finally` blocks run."""
     drop_lost_output()
     sys.exit(128 + number)
 
 
 def _fail(message: str) -> NoReturn:
-    sys.stdout.flush()
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    os._exit(2)  # at once: Orbax complains at exit about the unread part of a damaged checkpoint
+    _end(2, f"error: {message}")
+
+
+def _end(status: Any, message: str = "") -> NoReturn:
+    """Ends the process before its time, after the `finally` blocks of the command.
+
+    Python's own exit would crash in a thread that still compiles, and Orbax would complain there about the unread part
+    of a damaged checkpoint.
+    """
+    with contextlib.suppress(OSError):  # the reader has ended, or the disk is full, which a message has said
+        sys.stdout.flush()
+    if message:
+        print(message, file=sys.stderr, flush=True)
+    os._exit(status)
 
 
 def _unraisable(unraisable: Any) -> None:
     """Handles exceptions that no code can catch."""
-    status = getattr(unraisable.exc_value, "code", None)  # of the SystemExit that `_end` raises
+    status = getattr(unraisable.exc_value, "code", None)  # of the SystemExit that `_exit` raises
     lost = [number for number in OTHERS if status == 128 + number]
     if unraisable.exc_type is KeyboardInterrupt:
         lost = [signal.SIGINT]

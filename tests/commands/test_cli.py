@@ -29,6 +29,21 @@ def main():
 
 cli.run(main, afterwards="the same command goes on from the last checkpoint")
 """
+SIGNALLED_WHILE_COMPILING = """
+import functools, signal, threading, time
+import jax, jax.numpy as jnp
+from transformer_flax import cli
+
+
+def main():
+    program = lambda x: functools.reduce(lambda x, number: jnp.sin(x @ x) + number, range(1500), x)
+    threading.Thread(target=jax.jit(program).lower(jnp.ones((8, 8))).compile, daemon=True).start()
+    time.sleep(0.5)
+    signal.raise_signal({number})
+
+
+cli.run(main)
+"""
 NOT_A_DIRECTORY = """
 import pathlib
 from transformer_flax import cli
@@ -59,6 +74,13 @@ def test_a_signal_is_not_lost_to_the_garbage_collector(number, seconds, status, 
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
     assert result.returncode == status
     assert result.stderr.splitlines()[-1:] == last
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_a_program_compiles_ends_without_a_crash(number, status):
+    program = SIGNALLED_WHILE_COMPILING.format(number=int(number))
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert result.returncode == status, result.stderr
 
 
 def test_an_error_promises_no_checkpoint():
