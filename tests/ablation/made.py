@@ -36,13 +36,19 @@ def result(
         "seconds": 1200.0 + seed,
         "signature": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0",
         "curve": [
-            [step, step / 2.5, perplexity * math.exp(900 / step), bleu * share, exact_match * share, 3 * share]
+            point(step, perplexity * math.exp(900 / step), bleu * share, exact_match * share, source_gain=3 * share)
             for step in range(300, 3_001, 300)
             for share in [1 - math.exp(-step / 600)]
         ],
     } | other
     scores = {"loss": 2.0, "accuracy": 0.6, "perplexity": perplexity, "bleu": bleu, "exact_match": exact_match}
     return Result(variant=variant, row=row or variant, seed=seed, scores={"valid": scores, "test": scores}, **fields)
+
+
+def point(step: int, perplexity: float, bleu: float, exact_match: float = 0.1, **more: float) -> dict[str, float]:
+    """A point of a translator's curve."""
+    scores = {"perplexity": perplexity, "bleu": bleu, "exact_match": exact_match}
+    return {"step": step, "seconds": step / 2.5, **scores, **more}
 
 
 def failed(variant: str, seed: int, error: str) -> Result:

@@ -421,7 +421,10 @@ def test_each_point_of_the_figure_of_scores_is_told_apart_by_the_legend():
 
 @pytest.mark.usefixtures("style")
 def test_a_curve_is_the_mean_of_its_seeds_where_all_have_a_point():
-    curves = [[[100, 1, 8.0, 10.0, 0.1], [200, 2, 4.0, 20.0, 0.2]], [[100, 1, 2.0, 14.0, 0.1], [150, 2, 2.0, 1, 0.1]]]
+    curves = [
+        [made.point(100, 8.0, 10.0), made.point(200, 4.0, 20.0)],
+        [made.point(100, 2.0, 14.0), made.point(150, 2.0, 1.0)],
+    ]
     runs = [made.result("base", seed, curve=curve) for seed, curve in enumerate(curves)]
     for measure, mean, first, last in ((BLEU, 12, 10, 20), (LOG_PERPLEXITY, 4, 8, 4)):  # of perplexity the geometric
         (axes,) = figures.curves(compare([*runs, made.result("E", curve=curves[0])]), measure).axes
@@ -507,7 +510,7 @@ def test_a_report_begins_with_what_agrees_with_the_paper():
 
 def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of_the_steps():
     def run(name, seed, early, late, steps=3_000):
-        curve = [[steps // 3, 1, early, 1.0, 0.1], [steps, 2, late, 2.0, 0.1]]
+        curve = [made.point(steps // 3, early, 1.0), made.point(steps, late, 2.0)]
         changes = {"steps": steps} if steps != 3_000 else {}
         return made.result(name, seed, perplexity=late, curve=curve, changes=changes, steps=steps)
 
@@ -535,7 +538,9 @@ def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of
 
 def test_variants_beyond_table_3_do_not_change_the_agreement_over_training():
     rows = made.sweep(["base", "A-h1"])
-    late = made.result("batch-x4", steps=750, changes={"steps": 750}, curve=[[750, 1.0, 6.0, 34.0, 0.05, 3.0]])
+    late = made.result(
+        "batch-x4", steps=750, changes={"steps": 750}, curve=[made.point(750, 6.0, 34.0, source_gain=3.0)]
+    )
     alone, among_others = (over_training(compare(results)) for results in (rows, [*rows, late]))
     assert [*among_others] == [*alone] == [*range(300, 3_001, 300)]
 

@@ -29,7 +29,10 @@ RESULT = Result(
     seconds=12.25,
     scores={"valid": {"perplexity": 1.2345678901234567, "bleu": 0.0, "exact_match": 0.5}},
     signature="nrefs:1|Größe",
-    curve=[[50, 6.5, 2.5, 0.0, 0.25], [100, 12.25, 1.25, 0.0, 0.5]],
+    curve=[
+        {"step": 50, "seconds": 6.5, "perplexity": 2.5, "bleu": 0.0, "exact_match": 0.25},
+        {"step": 100, "seconds": 12.25, "perplexity": 1.25, "bleu": 0.0, "exact_match": 0.5},
+    ],
 )
 
 
@@ -52,6 +55,19 @@ def test_what_is_written_is_read(file):
 def test_seconds_to_the_last_step_alone_are_mended_when_they_are_read(file):
     Journal(file, HEAD).append(dataclasses.replace(RESULT, seconds=9.0))  # as older versions have it
     assert read(file)[1] == [RESULT]
+
+
+def test_curves_of_older_versions_have_no_names(file):
+    nameless = [list(point.values()) for point in RESULT.curve]
+    classified = {"step": 5, "seconds": 1.0, "perplexity": 1.5, "accuracy": 0.8, "macro_f1": 0.7}
+    journal = Journal(file, HEAD)
+    journal.append(dataclasses.replace(RESULT, curve=nameless))
+    journal.append(dataclasses.replace(RESULT, seed=4, curve=[[*nameless[0], 0.5]]))
+    journal.append(dataclasses.replace(RESULT, seed=5, signature="", curve=[list(classified.values())]))
+    translated, with_gain, of_classes = (result.curve for result in read(file)[1])
+    assert translated == RESULT.curve
+    assert with_gain == [RESULT.curve[0] | {"source_gain": 0.5}]
+    assert of_classes == [classified]
 
 
 def test_the_last_result_of_a_run_holds(file):

@@ -145,7 +145,9 @@ def test_scores_are_those_of_the_last_step_and_the_best_is_of_any():
     assert done.scores["valid"] == {"perplexity": 2.0, "bleu": 20.0, "exact_match": 0.1}
     assert done.scores["test"]["bleu"] == 10.0
     assert str(done) == "loss 5.000, BLEU 30.00"
-    assert done.curve == ([10, 1.0, 2.0, 30.0, 0.15], [20, 2.0, 2.0, 20.0, 0.1])
+    first, last = done.curve
+    assert first == {"step": 10, "seconds": 1.0, "perplexity": 2.0, "bleu": 30.0, "exact_match": 0.15}
+    assert last == {"step": 20, "seconds": 2.0, **done.scores["valid"]}
     assert (done.step, done.seconds, done.loss) == (20, 3.5, 5.0)  # the last evaluation included
     assert measure(lines, 30).scores == {}
     assert str(measure([evaluated(10, 0.0)], 20)) == "exact 0.0%"
@@ -159,7 +161,7 @@ def test_seeds_that_are_trained_together_share_their_seconds():
     alone = line(30, train__learning_rate=0.1)
     assert measure(begun, 30).seconds == 0.5  # of 2 seconds
     assert measure([*begun, alone], 30).seconds == 0.5 + 1.0
-    assert [point[1] for point in measure([*begun, alone], 30).curve] == [0.5]
+    assert [point["seconds"] for point in measure([*begun, alone], 30).curve] == [0.5]
 
 
 def test_damaged_metrics_tell_nothing(tmp_path):

@@ -1,5 +1,6 @@
 """Compares each variant of a sweep with base, and the differences with the paper's."""
 
+import collections
 import dataclasses
 import math
 import operator
@@ -8,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from transformer_flax.ablation import statistics, table3
-from transformer_flax.ablation.results import CLASSIFYING, FAILED, Result
+from transformer_flax.ablation.results import FAILED, Result
 from transformer_flax.ablation.statistics import Estimate
 from transformer_flax.errors import UserError
 
@@ -60,7 +61,7 @@ BLEU = Measure("BLEU", "points", 2, "BLEU", operator.itemgetter("bleu"))
 EXACT_MATCH = Measure("exact match", "% of sentences", 1, "exact match, %", lambda scores: 100 * scores["exact_match"])
 ACCURACY = Measure("accuracy", "% of texts", 1, "accuracy, %", lambda scores: 100 * scores["accuracy"])
 SOURCE_GAIN = Measure(  # for curves only; the paper has no such measure
-    "source gain", "nats a token", 2, "source gain, nats a token", lambda scores: scores.get("source_gain", math.nan)
+    "source gain", "nats a token", 2, "source gain, nats a token", operator.itemgetter("source_gain")
 )
 
 
@@ -203,7 +204,7 @@ def _order(result: Result) -> tuple:
 
 
 def _choose_score(finished: Sequence[Result]) -> Measure:
-    if finished and finished[0].score_names == CLASSIFYING:
+    if finished and "macro_f1" in finished[0].scores["valid"]:
         return ACCURACY
     return BLEU if any(result.scores["valid"]["bleu"] for result in finished) else EXACT_MATCH
 
@@ -273,7 +274,7 @@ def over_training(comparison: Comparison) -> dict[int, Comparison]:
     if not all(run.curve for run in runs):
         return {}
     found = {}
-    for step in sorted({int(point[0]) for run in comparison.base.runs for point in run.curve}):
+    for step in sorted({int(point["step"]) for run in comparison.base.runs for point in run.curve}):
         then = [_at(run, step, comparison.config["steps"]) for run in runs]
         if all(then):
             found[step] = compare([run for run in then if run], comparison.config, comparison.score)
@@ -283,16 +284,11 @@ def over_training(comparison: Comparison) -> dict[int, Comparison]:
 def _at(run: Result, step: int, base_steps: int) -> Result | None:
     """Returns a run's result as it was when base was at a step; None before the run's first evaluation."""
     own_steps = run.changes.get("steps", base_steps)
-    past = [point for point in run.curve if point[0] * base_steps <= step * own_steps]
-    return dataclasses.replace(run, scores={"valid": _scores_of(run, past[-1])}) if past else None
+    past = [point for point in run.curve if point["step"] * base_steps <= step * own_steps]
+    return dataclasses.replace(run, scores={"valid": past[-1]}) if past else None
 
 
 def curve_of(run: Result, measure: Measure) -> dict[float, float]:
     """Returns the values of a measure by step. Skips points that lack the measure or are not finite."""
-    points = {point[0]: measure.of(_scores_of(run, point)) for point in run.curve}
+    points = {point["step"]: measure.of(collections.defaultdict(lambda: math.nan, point)) for point in run.curve}
     return {step: value for step, value in points.items() if math.isfinite(value)}
-
-
-def _scores_of(run: Result, point: Sequence[float]) -> dict[str, float]:
-    """Returns the scores of a point of a curve, by name."""
-    return dict(zip(("perplexity", *run.score_names, "source_gain"), point[2:], strict=False))

@@ -24,7 +24,6 @@ LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")
 RESULTS = "results.jsonl"
 SESSION = ("command", "versions", "hardware", "commit")  # what describes a session
 HEAD = ("config", "name", *SESSION)
-TRANSLATING, CLASSIFYING = ("bleu", "exact_match"), ("accuracy", "macro_f1")  # each task's scores beside perplexity
 FINISHED, FAILED = "finished", "failed"
 # Results stay comparable if these fields differ: a seed belongs to a run, and the other fields change results no more
 # than chance does.
@@ -47,8 +46,7 @@ class Result:
     seconds: float  # from beginning to end, evaluations included; seeds trained together share them
     scores: dict[str, dict[str, float]]  # by split, at the end of training
     signature: str  # BLEU's signature; empty for classifiers
-    # [step, seconds, perplexity, *measures] of each evaluation on the validation split; translators add the source gain
-    curve: list[list[float]]
+    curve: list[dict[str, float]]  # "step", "seconds" and the scores of each evaluation on the validation split
 
     @property
     def key(self) -> tuple[str, int]:
@@ -57,11 +55,6 @@ class Result:
     @property
     def finished(self) -> bool:
         return self.status == FINISHED
-
-    @property
-    def score_names(self) -> tuple[str, str]:
-        """The names of the task's scores."""
-        return TRANSLATING if self.signature else CLASSIFYING
 
 
 def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
@@ -170,7 +163,11 @@ def _parse_line(values: dict[str, Any]) -> Any:
         return values
     try:
         result = Result(**values)
-        # Older versions left the evaluation after the last step out of the seconds.
-        return dataclasses.replace(result, seconds=max([result.seconds, *(point[1] for point in result.curve)]))
-    except TypeError as error:
+        # Older versions wrote points without names, and left the evaluation after the last step out of the seconds.
+        scores = ("bleu", "exact_match", "source_gain") if result.signature else ("accuracy", "macro_f1")
+        names = ("step", "seconds", "perplexity", *scores)
+        curve = [dict(zip(names, point, strict=False)) if isinstance(point, list) else point for point in result.curve]
+        seconds = max([result.seconds, *(point["seconds"] for point in curve)])
+        return dataclasses.replace(result, curve=curve, seconds=seconds)
+    except (TypeError, KeyError) as error:
         raise ValueError(f"it is no result ({error})") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator
-from transformer_flax.ablation.results import CLASSIFYING, RESULTS, Journal, Result, require_same_variants
+from transformer_flax.ablation.results import RESULTS, Journal, Result, require_same_variants
 from transformer_flax.ablation.slurm import Slurm
 from transformer_flax.ablation.trials import Job, Trial, TrialFactory, make_jobs
 from transformer_flax.console import Progress, counted, duration
@@ -220,7 +220,7 @@ def _show_scores(results: Sequence[Result]) -> str:
     def mean(name: str) -> float:
         return statistics.fmean(each[name] for each in scores)
 
-    if results[0].score_names == CLASSIFYING:
+    if "macro_f1" in scores[0]:
         others = f"accuracy {mean('accuracy'):.1%}, macro-F1 {mean('macro_f1'):.1%}"
     else:
         others = f"BLEU {mean('bleu'):.2f}, exact {mean('exact_match'):.1%}"

@@ -12,12 +12,10 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from transformer_flax.ablation.results import (
-    CLASSIFYING,
     FAILED,
     FINISHED,
     MAY_DIFFER,
     RESULTS,
-    TRANSLATING,
     Result,
     read,
 )
@@ -45,21 +43,25 @@ class TrialProgress:
     seconds: float = 0.0  # evaluations included; seeds trained together share them
     loss: float | None = None
     flops: float = 0.0
-    score_names: tuple[str, str] = TRANSLATING
-    curve: tuple[list[float], ...] = ()  # as in `Result.curve`
+    curve: tuple[dict[str, float], ...] = ()  # as in `Result.curve`
     scores: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)  # by split; empty before the end
 
     def __str__(self) -> str:
         """Shows the loss, the best validation score and the source gain: "loss 1.234, BLEU 34.98, source gain 2.11"."""
         shown = [] if self.loss is None else [f"loss {self.loss:.3f}"]
         if self.curve:
-            *_, first, second = zip(*(point[:5] for point in self.curve), strict=True)
-            if self.score_names == CLASSIFYING:
-                shown.append(f"accuracy {max(first):.1%}")
+            last = self.curve[-1]
+            if "macro_f1" in last:
+                shown.append(f"accuracy {self._best('accuracy'):.1%}")
             else:  # BLEU of single words is 0
-                shown.append(f"BLEU {max(first):.2f}" if max(first) else f"exact {max(second):.1%}")
-            shown += [f"source gain {gain:.2f}" for gain in self.curve[-1][5:]]
+                bleu = self._best("bleu")
+                shown.append(f"BLEU {bleu:.2f}" if bleu else f"exact {self._best('exact_match'):.1%}")
+            if "source_gain" in last:
+                shown.append(f"source gain {last['source_gain']:.2f}")
         return ", ".join(shown)
+
+    def _best(self, name: str) -> float:
+        return max(point[name] for point in self.curve)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,7 +132,7 @@ class Trial:
             scores=progress.scores,
             # BLEU's signature does not depend on the translations.
             signature="" if kind_of(model).classifies else score(["a"], ["a"], text).signature,
-            curve=[list(point) for point in progress.curve],
+            curve=[*progress.curve],
         )
 
 
@@ -217,27 +219,32 @@ def measure(lines: Sequence[dict[str, Any]], steps: int) -> TrialProgress:
     lines = _share_seconds(lines)
     trained = [line for line in lines if "train/learning_rate" in line]
     evaluated = [line for line in lines if "valid/perplexity" in line]
-    score_names = CLASSIFYING if any("valid/macro_f1" in line for line in evaluated) else TRANSLATING
-    names = ("step", "seconds", "valid/perplexity", *(f"valid/{name}" for name in score_names))
-    if all("valid/source_gain" in line for line in evaluated):
-        names += ("valid/source_gain",)
-    curve = tuple([line[name] for name in names] for line in evaluated)
     final = [line["step"] for line in lines if "valid/final" in line]
     end = final[-1] if final and final[-1] == lines[-1]["step"] else steps  # else resumed with more patience
     scores: dict[str, dict[str, float]] = {}
-    for name, value in [item for line in lines if line["step"] == end for item in line.items()]:
-        split, slash, measured = name.partition("/")
-        if slash and split != "train" and measured not in ("averaged", "final"):
-            scores.setdefault(split, {})[measured] = value
+    for line in lines:
+        if line["step"] == end:
+            scores |= _scores_of(line)
     return TrialProgress(
         step=trained[-1]["step"] if trained else 0,
         seconds=lines[-1]["seconds"] if lines else 0.0,
         loss=trained[-1].get("train/loss") if trained else None,
         flops=_count_flops(trained),
-        score_names=score_names,
-        curve=curve,
+        curve=tuple(
+            {"step": line["step"], "seconds": line["seconds"], **_scores_of(line)["valid"]} for line in evaluated
+        ),
         scores=scores,
     )
+
+
+def _scores_of(line: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns the scores in a line of metrics, by split and name."""
+    scores: dict[str, dict[str, float]] = {}
+    for name, value in line.items():
+        split, slash, measured = name.partition("/")
+        if slash and split != "train" and measured not in ("averaged", "final"):
+            scores.setdefault(split, {})[measured] = value
+    return scores
 
 
 def _count_flops(trained: Sequence[dict[str, Any]]) -> float:
