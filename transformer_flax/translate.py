@@ -74,6 +74,10 @@ def _own_settings() -> dict[str, Any]:
     for name in ("temperature", "top_k", "top_p", "seed"):
         if flags.FLAGS[name].present and not SAMPLE.value:
             raise UserError(f"--{name} has no effect without --sample")
+    if TEMPERATURE.value == 0:
+        for name in ("top_k", "top_p", "seed"):
+            if flags.FLAGS[name].present:
+                raise UserError(f"--{name} has no effect with --temperature=0, which is greedy search: leave it out")
     for chosen, idle in {
         "target": ("nbest", "scores", "sample", "prefix", "prefix_file", *cli.SEARCH),
         "sample": ("beam_size",),

@@ -140,7 +140,7 @@ def test_the_report_shows_them_behind_table_3_without_anything_of_the_papers():
     text = report.as_markdown(made.compare(results), made.BASE, ())
     assert text.startswith(
         "# A sweep of positions and r_drop on multi30k\n\n4 finished runs: base and 2 rows beyond table 3 and 1 "
-        "variant of other fields, one seed each."
+        "variant, one seed each."
     )
     assert "the paper" not in text
     table = text[text.index("| variant |") :].split("\n\n")[0].split("\n")

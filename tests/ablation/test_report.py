@@ -195,7 +195,7 @@ def test_variants_of_ones_own_have_a_table_of_their_own(tmp_path):
     assert not any("paper" in name for name in head)
     assert row[0] == "base model.dropout=0.3"
     assert "base model.dropout=0.3" not in [row[0] for row in cells(text, "row")]
-    assert "3 rows of the paper's table 3 and 1 variant of other fields" in text
+    assert "3 rows of the paper's table 3 and 1 variant" in text
 
 
 def test_a_grid_alone_is_not_held_against_the_paper():
@@ -204,7 +204,7 @@ def test_a_grid_alone_is_not_held_against_the_paper():
         for rate in (0.0, 0.1)
     ]
     text = text_of(grid, made.BASE | {"sessions": [made.SESSION | {"commit": ""}]})
-    assert text.startswith("# A sweep of dropout on multi30k\n\n2 finished runs: 2 variants of other fields, one seed")
+    assert text.startswith("# A sweep of dropout on multi30k\n\n2 finished runs: 2 variants, one seed")
     assert cells(text, "variant")[1][0] == "base model.dropout=0.1"
     assert "Differences from base model.dropout=0.0" in text
     assert not re.search("Rank correlation|not run|paper|newstest", text)

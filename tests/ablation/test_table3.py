@@ -156,6 +156,10 @@ def test_a_row_of_what_a_base_of_another_kind_has_not_is_refused_and_others_are_
 def test_an_unknown_row_is_told_with_the_nearest():
     with pytest.raises(UserError, match=r"no row 'A-h17'; did you mean 'A-h1'"):
         table3_config.get_config("A-h17")
+    with pytest.raises(UserError, match=r"no row 'recipe'; did you mean 'recipes'"):
+        table3.find("recipe")
+    with pytest.raises(UserError, match=r"no row 'recipes'; groups of rows are all, beyond, recipes"):
+        table3_config.get_config("recipes")
 
 
 def test_a_base_may_have_a_whole_number_where_a_row_has_a_fraction():

@@ -132,7 +132,7 @@ def _summary(comparison: Comparison) -> list[str]:
     numbers = {
         "row{} of the paper's table 3": len(comparison.rows),
         "row{} beyond table 3": len(own & table3.ALL.keys() - table3.ROWS.keys()),
-        "variant{} of other fields": len(own - table3.ALL.keys()),
+        "variant{}": len(own - table3.ALL.keys()),
     }
     of = ["base"] if "base" in own else []
     of += [f"{count:,} {text.format('s' * (count != 1))}" for text, count in numbers.items() if count]
@@ -260,8 +260,8 @@ def _methods(comparison: Comparison) -> str:
             lines.append("Beside the paper's BLEU it compares in signs and ranks, not in sizes.")
     lines += [
         "Intervals of means are Student's t; if few seeds differ much, they exceed what a score can be. Intervals of "
-        "differences, and p, are Welch's. Seeds are not paired: the same seed gives all rows the same order of data, "
-        "but most of them other initial parameters.",
+        "differences, and p, are Welch's. Seeds are not paired: with the same seed, most rows that change the model "
+        "begin with other parameters.",
         f"The corrected p is Holm's for all variants of a measure: without any effect, at most one sweep in twenty has "
         f"one below {SIGNIFICANT:.2g} in that measure.",
     ]

@@ -126,8 +126,8 @@ GROUPS = {"all": list(ROWS), "beyond": list(BEYOND), "recipes": list(RECIPES)} |
 def find(name: str) -> Row:
     """Returns the row of that name, of table 3 or beyond it."""
     if name not in ALL:
-        there = f"there are {', '.join(ALL)}; groups of rows are {', '.join(GROUPS)}"
-        raise UserError(f"there is no row {name!r}; {did_you_mean(name, ALL) or there}")
+        there = f"groups of rows are {', '.join(GROUPS)}; rows are {', '.join(ALL)}"
+        raise UserError(f"there is no row {name!r}; {did_you_mean(name, {*ALL, *GROUPS} - {name}) or there}")
     return ALL[name]
 
 

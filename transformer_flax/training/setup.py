@@ -158,6 +158,12 @@ def _prepare(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], pr
     for own, workdir in zip(configs, workdirs, strict=True):
         workdir.check(own, fingerprints, given)
         added |= workdir.added_fields()
+        cools = own.optimizer.cooldown and workdir.config_file.exists()
+        if cools and own.steps > (before := workdir.load_config().steps):
+            progress.say(
+                f"WARNING: config.steps was {before:,}, and the cooldown is now at the end of {own.steps:,} steps: a "
+                "learning rate that has begun to fall rises again"
+            )
     if added:
         fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
         progress.say(f"this run is older than some config fields, which have their defaults: {fields}")

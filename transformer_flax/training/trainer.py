@@ -351,13 +351,12 @@ class Trainer:
         """Prints the scores of the last evaluation, by split, and where the run's files are."""
         task = self._programs.task
         compilations = {**self._programs.compilations, task.outputs: task.compilations}
-        columns = list(evaluations["valid"].scalars)
         rows = [
-            [split, *(f"{evaluation.scalars[name]:.4f}" for name in columns)]
-            for split, evaluation in evaluations.items()
+            [name, *(f"{evaluation.scalars[name]:.4f}" for evaluation in evaluations.values())]
+            for name in evaluations["valid"].scalars
         ]
         seed = f", {self._label.removesuffix(': ')}," if self._label else ""
-        self.progress.table(f"{self.config.name}{seed} after {step:,} steps", ["split", *columns], rows)
+        self.progress.table(f"{self.config.name}{seed} after {step:,} steps", ["", *evaluations], rows)
         path = self._directory.path
         quoted = shlex.quote(str(path))
         for name, text in {
