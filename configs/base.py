@@ -84,8 +84,8 @@ def get_config() -> ConfigDict:
     config.data.name = "wmt14_translate/de-en"  # for tfds: the name of a translation set, with its config
     # For folder and tsv: the folder. For tfds: where sets lie; "" is TFDS_DATA_DIR or ~/tensorflow_datasets.
     config.data.path = ""
-    # Number of training pairs to use, the first of the split; 0: all. For made text: number of training pairs to make,
-    # of which the first 1,000 of numbers are 0 to 999.
+    # Number of training pairs to use, the first of the split; 0: all. For made text: number of training pairs to make;
+    # the first 1,000 numbers are 0 to 999.
     config.data.num_pairs = 0
     config.data.longest_trained = 6  # maximum digits (numbers) or symbols (copy, reverse) in train and valid
     config.data.longest_tested = 6  # the same for test; if larger, all of test is longer than anything trained on

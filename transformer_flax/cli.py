@@ -160,7 +160,7 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
         else:
             handle(signal.SIG_DFL)  # Python's handlers end before the process does
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)  # the same is true of its handler, and without it, it would kill
+            signal.setitimer(signal.ITIMER_REAL, 0)  # without its handler, this timer would kill the process
 
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as with `<&-`; a file opened later would take its place

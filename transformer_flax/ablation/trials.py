@@ -11,14 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from transformer_flax.ablation.results import (
-    FAILED,
-    FINISHED,
-    MAY_DIFFER,
-    RESULTS,
-    Result,
-    read,
-)
+from transformer_flax.ablation.results import FAILED, FINISHED, MAY_DIFFER, RESULTS, Result, read
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.data.normalisation import normalisers
 from transformer_flax.decoding.scoring import score
