@@ -128,7 +128,7 @@ def trained(step, rate, flops):
 
 
 def evaluated(step, bleu, split="valid"):
-    scores = {"perplexity": 2.0, "bleu": bleu, "exact_match": bleu / 200, "averaged": 1}
+    scores = {"accuracy": 0.5, "perplexity": 2.0, "bleu": bleu, "exact_match": bleu / 200, "averaged": 1}
     return line(step, **{f"{split}__{name}": value for name, value in scores.items()})
 
 
@@ -142,11 +142,11 @@ def test_flops_are_those_of_all_steps_though_not_all_are_timed():
 def test_scores_are_those_of_the_last_step_and_the_best_is_of_any():
     lines = [trained(10, 5.0, 500.0), evaluated(10, 30.0), trained(20, 4.0, 500.0), evaluated(20, 20.0)]
     done = measure([*lines, evaluated(20, 10.0, "test") | {"seconds": 3.5}], 20)
-    assert done.scores["valid"] == {"perplexity": 2.0, "bleu": 20.0, "exact_match": 0.1}
+    assert done.scores["valid"] == {"accuracy": 0.5, "perplexity": 2.0, "bleu": 20.0, "exact_match": 0.1}
     assert done.scores["test"]["bleu"] == 10.0
     assert str(done) == "loss 5.000, BLEU 30.00"
     first, last = done.curve
-    assert first == {"step": 10, "seconds": 1.0, "perplexity": 2.0, "bleu": 30.0, "exact_match": 0.15}
+    assert first == {"step": 10, "seconds": 1.0, **done.scores["valid"], "bleu": 30.0, "exact_match": 0.15}
     assert last == {"step": 20, "seconds": 2.0, **done.scores["valid"]}
     assert (done.step, done.seconds, done.loss) == (20, 3.5, 5.0)  # the last evaluation included
     assert measure(lines, 30).scores == {}

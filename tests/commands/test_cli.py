@@ -83,6 +83,15 @@ def test_a_signal_while_a_program_compiles_ends_without_a_crash(number, status):
     assert result.returncode == status, result.stderr
 
 
+def test_a_signal_after_the_work_ends_the_process_at_once():
+    program = (
+        "import atexit, signal\nfrom transformer_flax import cli\n"
+        "atexit.register(signal.raise_signal, signal.SIGTERM)\ncli.run(lambda: print('done'))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGTERM, "done\n", "")
+
+
 def test_an_error_promises_no_checkpoint():
     result = subprocess.run([sys.executable, "-c", NOT_A_DIRECTORY], cwd=ROOT, capture_output=True, text=True)
     assert (result.returncode, result.stderr) == (2, "error: Not a directory: README.md/run\n")

@@ -257,10 +257,10 @@ def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
 
 def test_more_steps_than_the_cooldown_was_meant_for_are_told(folder, tmp_path, capsys):
     own = {"data__path": str(folder), "data__max_length": 20, "data__cache_dir": str(tmp_path / "cache")}
-    for steps, rises in ((4, False), (4, False), (6, True)):
-        config = checked_config(small_config(**own, steps=steps, optimizer__cooldown=0.5))
+    for steps, cooldown, rises in ((4, 0.5, False), (4, 0.5, False), (6, 0.5, True), (4, 0.0, False), (6, 0.0, False)):
+        config = checked_config(small_config(**own, steps=steps, optimizer__cooldown=cooldown))
         with Progress() as progress:
-            prepare_data(config, RunDirectory(tmp_path / "run"), progress)
+            prepare_data(config, RunDirectory(tmp_path / f"run{cooldown}"), progress)
         told = "WARNING: config.steps was 4, and the cooldown is now at the end of 6 steps" in capsys.readouterr().out
         assert told == rises
 
