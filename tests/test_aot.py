@@ -117,7 +117,8 @@ def test_its_products_are_narrow_its_sums_are_not_and_its_kernels_are_few(on_h10
     kernels = Program(on_h100.as_text()).kernels()
     assert {kind for kernel in kernels for kind in kernel.flops} == {"bf16"}
     assert {kind for kernel in kernels for kind in kernel.scatters} == {"f32"}
-    assert sum(kernel.times for kernel in kernels) <= 257  # a higher count needs a reason; lower it when it falls
+    # 270 with jax 0.10.2, 265 with 0.11.2, 268 with 0.12.0. A higher count needs a reason; lower it when it falls.
+    assert sum(kernel.times for kernel in kernels) <= 270
 
 
 def test_attention_is_one_kernel_of_cudnn_forwards_and_one_backwards(on_h100):

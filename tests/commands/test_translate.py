@@ -18,7 +18,8 @@ from tests.commands.process import PATIENCE, refused, run, started, succeeds, wa
 from tests.conftest import ROOT
 from transformer_flax.decoding.search import Sampling
 
-LINES = ["zwanzig", "", "einhundert", "fünfhundertdreizehn", "neunzehn"]
+# Each begins with a digit of its own, so that a model of 200 steps tells them apart on any machine.
+LINES = ["siebenhundert", "", "einhundert", "fünfhundertdreizehn", "neunzehn"]
 RESTORE = """
 from absl import flags
 from transformer_flax import translate
@@ -77,7 +78,7 @@ def test_the_cores_of_a_cpu_are_devices_that_share_the_lines(finished):
 
 
 def test_files_become_an_n_best_list_with_a_prefix_for_each_line(finished, restored, file, tmp_path):
-    first, second = file("1.txt", "zwanzig\n\n"), file("2.txt", "fünfhundertdreizehn\neinhundert\n")
+    first, second = file("1.txt", "siebenhundert\n\n"), file("2.txt", "fünfhundertdreizehn\neinhundert\n")
     prefixes = ["one", "", "six hundred", ""]
     beside = file("prefixes.txt", "".join(f"{prefix}\n" for prefix in prefixes))
     (tmp_path / "out.txt").write_text("an older output, which goes\n" * 100)
@@ -86,7 +87,7 @@ def test_files_become_an_n_best_list_with_a_prefix_for_each_line(finished, resto
     assert result.stdout == ""
     rows = [line.split(" ||| ") for line in (tmp_path / "out.txt").read_text().splitlines()]
     assert [int(row[0]) for row in rows] == [0, 0, 1, 2, 2, 3, 3]  # an empty line has one translation
-    lines = ["zwanzig", "", "fünfhundertdreizehn", "einhundert"]
+    lines = ["siebenhundert", "", "fünfhundertdreizehn", "einhundert"]
     found = [t for best in restored.translator(nbest=2).search(lines, prefixes=prefixes) for t in best]
     for (number, text, features, score), translation in zip(rows, found, strict=True):
         assert text == translation.text
@@ -121,7 +122,7 @@ def test_samples_are_those_of_their_seed(finished, restored):
 
 
 def test_given_translations_are_scored_by_an_ensemble_of_checkpoints(finished, file):
-    targets = ["twenty", "", "one hundred", "five hundred and thirteen", "<end> ü|"]
+    targets = ["seven hundred", "", "one hundred", "five hundred and thirteen", "<end> ü|"]
     beside = file("targets.txt", "\n".join(targets))
     options = [f"--workdir={finished}@150", f"--workdir={finished}@200", f"--target={beside}"]
     result = succeeds("translate", *options, file("in.txt"))
@@ -137,7 +138,7 @@ def test_given_translations_are_scored_by_an_ensemble_of_checkpoints(finished, f
 
 
 def test_odd_lines_are_translated_with_a_warning(finished, restored, file):
-    odd = [b"zwanzig\xff", b"einhundert " * 20, b"\xc3", b"acht"]
+    odd = [b"siebenhundert\xff", b"einhundert " * 20, b"\xc3", b"acht"]
     result = succeeds("translate", f"--workdir={finished}", file("in.txt", b"\n".join(odd)))
     assert result.stdout.splitlines() == restored.translate(line.decode(errors="replace") for line in odd)
     of_bytes, of_length = (line for line in result.stderr.splitlines() if line.startswith("WARNING: "))
@@ -191,8 +192,8 @@ def test_a_terminal_is_a_prompt(finished, restored, expected):
 
     with started("translate", f"--workdir={finished}", stdin=theirs, stdout=theirs, stderr=PIPE) as process:
         os.close(theirs)
-        (odd,) = restored.translate(["zwanz\ufffdig"])
-        for line, translation in ((LINES[0].encode(), expected[0]), (b"zwanz\xffig", odd)):
+        (odd,) = restored.translate(["sieben\ufffdhundert"])
+        for line, translation in ((LINES[0].encode(), expected[0]), (b"sieben\xffhundert", odd)):
             wait_for("> ")
             os.write(terminal, line + b"\n")
             wait_for(f"{translation}\r\n")
@@ -277,7 +278,7 @@ def test_an_output_is_not_emptied_for_nothing(finished, file):
 
 @pytest.mark.parametrize("flag", ["--target", "--prefix_file"])
 def test_a_line_that_is_not_utf_8_is_refused_on_request(file, flag):
-    bad = file("bad.txt", b"zwanzig\nz\xffig\n")
+    bad = file("bad.txt", b"siebenhundert\nz\xffig\n")
     message = refused("translate", NOWHERE, "--invalid=refuse", f"{flag}={bad}", bad)
     assert message == f"{bad}, line 2: not UTF-8 (invalid start byte at byte 1)"
 
@@ -290,7 +291,7 @@ def test_a_prefix_that_is_not_utf_8_is_refused():
 
 def test_a_line_that_is_too_long_is_refused_on_request(finished, expected, file):
     options = [f"--workdir={finished}", "--window=1", "--long=refuse"]
-    message = refused("translate", *options, given="zwanzig\n" + "einhundert " * 20, out=f"{expected[0]}\n")
+    message = refused("translate", *options, given="siebenhundert\n" + "einhundert " * 20, out=f"{expected[0]}\n")
     assert re.fullmatch(r"line 2 has \d+ tokens and at most 40 are taken; .*max_input_length", message)
 
 
