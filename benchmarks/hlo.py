@@ -50,6 +50,14 @@ class Instruction:
     def bytes(self) -> int:
         return sum(array.bytes for array in self.result)
 
+    @property
+    def sent(self) -> int:
+        """Bytes that a collective sends between devices; 0 for any other instruction."""
+        if self.opcode.removesuffix("-start") not in COLLECTIVES:
+            return 0
+        begun = self.opcode.endswith("-start") and len(self.result) > len(self.operands)  # then it holds its operands
+        return sum(array.bytes for array in self.result[len(self.operands) if begun else 0 :])
+
 
 @dataclasses.dataclass
 class Kernel:
@@ -106,14 +114,13 @@ class Program:
             else:
                 inner = [each, *self._inside(each)]
                 cycles = re.search(r'"estimated_cycles":"(\d+)"', each.attributes)
-                collective = each.bytes if each.opcode.removesuffix("-start") in COLLECTIVES else 0
                 yield Kernel(
                     each.name,
                     each.opcode,
                     times,
-                    0 if collective else self._bytes(each, instructions),
+                    0 if each.sent else self._bytes(each, instructions),
                     self._flops(each, instructions),
-                    collective,
+                    each.sent,
                     int(cycles[1]) if cycles else 0,
                     self._line(each) or next(filter(None, map(self._line, inner)), ""),
                     [i.result[0].type for i in inner if i.opcode == "scatter"],

@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
     config.loss_chunks = 1  # compute the logits in this many parts, to save memory; the result is the same
     config.label_smoothing = 0.1
-    # alpha of R-Drop: two passes, trained to agree (Wu et al., 2021: 5), so a step costs twice as much; 0: one pass
+    # alpha of R-Drop: two passes, trained to agree (Liang et al., 2021: 5), so a step costs twice as much; 0: one pass
     config.r_drop = 0.0
     # Decay of a moving average of the parameters, which evaluations use instead of averaged checkpoints; 0: none.
     config.ema_decay = 0.0

@@ -19,7 +19,7 @@ def get_config() -> ConfigDict:
     config.steps = 2_000
     config.label_smoothing = 0.0  # the right output is never uncertain
     config.model.update(d_model=64, d_ff=128, d_k=16, d_v=16, dropout=0.0)
-    config.model.max_length = 64  # learned positions; positions beyond longest_trained exist, but are never trained
+    config.model.max_length = 64  # learned positions; those beyond the longest text of training are never trained
     config.data.update(source="copy", vocab_size=285)  # 259, and a piece for each letter with a blank before it
     config.data.update(longest_trained=20, longest_tested=40)
     config.decode.update(beam_size=1, max_input_length=48, max_extra_length=10)

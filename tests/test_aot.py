@@ -67,6 +67,8 @@ backend_config={"known_trip_count":{"n":"5"}}
   %gemm = (bf16[8,32]{1,0}, s8[64]{0}) custom-call(%x, %w), custom_call_target="__cublas$gemm", \
 backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"]}}}
   %sum = f32[8,32]{1,0} all-reduce(%product), to_apply=%add
+  %begun = ((f32[8,32]{1,0}), f32[8,32]{1,0}) all-reduce-start(%product), to_apply=%add
+  %ended = f32[8,32]{1,0} all-reduce-done(%begun)
   ROOT %product = f32[8,32]{1,0} fusion(%x, %w), kind=kCustom, calls=%fused_product, metadata={stack_frame_id=2}
 }
 """
@@ -74,14 +76,15 @@ backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting
 
 def test_the_kernels_of_a_program_are_read_with_their_bytes_flops_and_lines():
     kernels = {kernel.name: kernel for kernel in Program(PROGRAM).kernels()}
-    assert set(kernels) == {"rows", "y", "gemm", "sum", "product"}
+    assert set(kernels) == {"rows", "y", "gemm", "sum", "begun", "product"}
     assert kernels["product"].flops == {"bf16": 2 * 8 * 32 * 16} == kernels["gemm"].flops
     assert kernels["product"].bytes == 2 * 8 * 16 + 2 * 16 * 32 + 4 * 8 * 32
     assert kernels["gemm"].bytes == 2 * (8 * 16 + 16 * 32 + 8 * 32)
     assert kernels["product"].line == "model/linear.py:27"
     assert kernels["rows"].bytes == 4 * 12 + 4 * 3 + 4 * 12  # of rows of a table, not of the table
     assert (kernels["y"].times, kernels["y"].bytes) == (5, 2 * 4 * 8 * 32)
-    assert (kernels["sum"].collective, kernels["sum"].bytes) == (4 * 8 * 32, 0)
+    for name in ("sum", "begun"):  # in step, and asynchronous
+        assert (kernels[name].collective, kernels[name].bytes) == (4 * 8 * 32, 0)
     [[only]] = Program(PROGRAM).loops()
     assert (only.name, only.times) == ("y", 1)  # in a round
 

@@ -226,7 +226,7 @@ GIVEN_TARGET = np.array([[3, 5, END_ID], [4, END_ID, PAD_ID], [PAD_ID] * 3, [END
 
 @pytest.mark.parametrize("chunks", [1, 2])
 def test_r_drop_adds_the_divergence_of_two_passes_to_the_gradient_and_reports_the_cross_entropy(chunks):
-    """Wu et al. (2021), equation 4, halved: the mean of both losses and alpha / 4 of both divergences."""
+    """Liang et al. (2021), equation 4, halved: the mean of both losses and alpha / 4 of both divergences."""
     alpha, rng = 3.0, np.random.default_rng(0)
     params = {"y": rng.normal(size=(4, 2, 3, 7)), "embedding": rng.normal(size=(11, 7))}
     params = jax.tree.map(lambda x: jnp.array(x, jnp.float32), params)

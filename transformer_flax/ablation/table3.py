@@ -101,7 +101,7 @@ BEYOND = _by_name(
     ),
 )
 RECIPES = _by_name(
-    # Two passes with different dropout are trained to agree (Wu et al., 2021), with their alpha for translation.
+    # Two passes with different dropout are trained to agree (Liang et al., 2021), with their alpha for translation.
     Row("r-drop", {"r_drop": 5.0}),
     # The same words have other pieces in each epoch (Provilkov et al., 2020), with their dropout rate.
     Row("bpe-dropout", {"data.bpe_dropout": 0.1}),

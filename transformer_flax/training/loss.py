@@ -120,8 +120,8 @@ def translation_loss(model: nn.Module, label_smoothing: float, chunks: int = 1, 
     A batch is split into `chunks` parts, whose logits are computed one after another. `chunks` must divide the rows.
     With several chunks, only "loss" has a gradient.
 
-    With R-Drop (Wu et al., 2021), a call with a key makes two passes with different dropout. The sums are the means of
-    both passes. "divergence" is the mean of both Kullback-Leibler divergences. The value of "loss" leaves it out, so
+    With R-Drop (Liang et al., 2021), a call with a key makes two passes with different dropout. The sums are the means
+    of both passes. "divergence" is the mean of both Kullback-Leibler divergences. The value of "loss" leaves it out, so
     that losses with and without R-Drop can be compared. The gradient of "loss" includes it: it is the gradient of
     loss + r_drop / 2 * divergence. This is half of that paper's equation 4, so gradients are clipped as without R-Drop.
     `r_drop` is that paper's alpha; 0 for one pass.
