@@ -90,7 +90,15 @@ def test_a_run_is_measured_as_it_was_at_its_end(finished, run, split):
 def test_a_report_counts_the_programs_that_were_compiled_for_it(run):
     sources, references = run.split("test")
     compiled = [run.evaluate(sources[:2], references[:2], alpha=0.111).compilations for _ in range(2)]
+    again = run.evaluate(iter(sources[:2]), np.array(references[:2]), alpha=0.111)  # any lines, read once
+    assert again.compilations == 0
     assert compiled == [1, 0]  # an alpha that no other test has; one search, and not what scores the references
+
+
+def test_translations_begin_with_their_prefixes(run):
+    found = run.translate(["zwei", "drei"], prefixes=["six", "one"], max_extra_length=5)
+    assert [text[:3] for text in found] == ["six", "one"]
+    assert run.translate(["zwei"], prefixes="six", max_extra_length=5) == found[:1]
 
 
 def test_parameters_are_on_the_devices_once_for_all_settings(run):
@@ -183,6 +191,8 @@ def test_a_setting_may_be_a_number_of_numpy(run):
 def test_what_is_no_text_and_what_is_no_setting_is_refused_in_words(run):
     with pytest.raises(UserError, match="translate takes a list of strings; line 2 is 7 of type int"):
         run.translate(["zwei", 7])
+    with pytest.raises(UserError, match="lines is 'zwei'; it must be a list of lines, not a string"):
+        next(run.translator().search("zwei"))
     with pytest.raises(UserError, match="translate takes a list of lines, not a dict"):
         run.translate({"zwei": "two"})
     with pytest.raises(UserError, match="'beam' is not a setting of numbers; did you mean 'beam_size'"):

@@ -58,7 +58,9 @@ def main() -> None:
         gold = read_gold(GOLD.value, first=FIRST.value)
         require_as_many(pathlib.Path(SOURCE.value), sources, pathlib.Path(GOLD.value), gold)
     run, settings = RESTORE()
-    num_layers, num_heads = run.count_heads()["cross"]
+    if "cross" not in (counts := run.count_heads()):
+        raise UserError(f"{run.name} has no attention from target to source, by which words are aligned")
+    num_layers, num_heads = counts["cross"]
     known = {"layers": (layers, range(-num_layers, num_layers)), "heads": (heads, range(num_heads))}
     for name, (chosen, there) in known.items():
         if unknown := [number for number in chosen or () if number not in there]:

@@ -82,15 +82,17 @@ class Run(TrainedModel):
         """The normalisers of sources and targets. All methods apply them to the given text."""
         return normalisers(self.config.data)
 
-    def translate(self, lines: Iterable[str], **settings) -> list[str]:
+    def translate(self, lines: Iterable[str], *, prefixes: Iterable[str] | str = "", **settings) -> list[str]:
         """Returns the best translation of each line, in order; settings are those of `translator`.
+
+        Each begins with its prefix; a string is the prefix of all.
 
         Raises:
           UserError: as `translator`; or `nbest` asks for more than the best.
         """
         if settings.get("nbest", 1) != 1:
             raise UserError("translate returns the best translation of each line; for more, translator(nbest=N).search")
-        return self.translator(**settings).translate(_texts("translate", lines))
+        return self.translator(**settings).translate(_texts("translate", lines), prefixes=prefixes)
 
     def classify(self, lines: Iterable[str], **settings) -> list[str]:
         """Returns the likeliest class of each line, in order; settings are those of `predictor`."""
@@ -182,11 +184,12 @@ class Run(TrainedModel):
         Raises:
           UserError: there are no lines, or not as many references as sources; or a reference is no class of the run.
         """
+        sources, references = _texts("evaluate", sources), _texts("evaluate", references)
         require_as_many("the source text", sources, "the reference text", references)
         if not sources:
             raise UserError("there are no lines to evaluate; give at least one")
         evaluate = self._evaluate_translations if self.classes is None else self._evaluate_labels
-        return evaluate(_texts("evaluate", sources), _texts("evaluate", references), progress, settings)
+        return evaluate(sources, references, progress, settings)
 
     def _evaluate_translations(self, sources, references, progress, settings) -> Report:
         translator = self.translator(**settings)

@@ -194,7 +194,7 @@ def test_what_is_not_there_is_refused_with_what_is(run):
     with pytest.raises(UserError, match="kind is 'self'; it must be one of encoder, decoder, cross"):
         attention.weights("self", 0)
     with pytest.raises(UserError, match=r"heads is \[3\]; the model has heads 0 to 2"):
-        attention.heads([3])
+        attention.heads("cross", [3])
     with pytest.raises(UserError, match=r"line 2 has \d+ tokens and at most 40 are taken"):
         run.attentions(["zwei", "zwei drei vier " * 30])
     with pytest.raises(UserError, match="source text has 2 lines and the target text has 1"):

@@ -4,11 +4,14 @@ import dataclasses
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.conftest import TINY, VARIANTS
 from tests.model.formulas import flops_by_hand, parameters_by_hand
+from tests.relatives.rivals import RIVALS
+from transformer_flax.model import flops as counting
 from transformer_flax.model import layers
 from transformer_flax.model.flops import (
     activation_bytes,
@@ -17,7 +20,7 @@ from transformer_flax.model.flops import (
     product_flops,
     training_flops,
 )
-from transformer_flax.model.layers import FeedForward
+from transformer_flax.model.layers import FeedForward, embed
 from transformer_flax.model.registry import KINDS, init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
@@ -61,6 +64,45 @@ def test_another_module_of_the_same_config_is_counted_and_initialised_anew(monke
     assert (
         sum(forward_flops(TINY, *lengths).values()) == sum(flops.values()) + 2 * 4 * 29 * 101
     )  # a length the program must not have
+
+
+class OtherAxes(Transformer):
+    """Products of S + 1 and S / 2 positions, and of S + T with themselves."""
+
+    @nn.compact
+    def __call__(self, source, target):
+        logits, x = super().__call__(source, target), embed(self.source_embedding, source)
+        longer = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))
+        shorter = nn.Conv(7, (1,), strides=2, use_bias=False, name="strided")(x)
+        both = jnp.concatenate([x, embed(self.target_embedding, target)], axis=1)
+        nn.Dense(9, use_bias=False, name="longer")(longer)
+        with jax.named_scope("both"):
+            weights = both @ both.swapaxes(1, 2)
+        return logits + (jnp.sum(weights) + jnp.sum(shorter)) * 0
+
+
+def test_axes_of_other_lengths_are_counted(monkeypatch):
+    before = forward_flops(TINY, np.array([10, 30]), np.array([5, 12]))
+    monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=OtherAxes))
+    flops = forward_flops(TINY, np.array([10, 30]), np.array([5, 12]))
+    assert flops.pop("longer") == 2 * 16 * 9 * (11 + 31)
+    assert flops.pop("strided") == 2 * 16 * 7 * (5 + 15)
+    assert flops.pop("both") == 2 * 16 * (15**2 + 42**2)
+    assert sum(flops.values()) == sum(before.values())
+
+
+def test_nine_programs_give_the_factors_that_one_gives(monkeypatch):
+    lengths = np.array([10, 30]), np.array([5, 12])
+    for config in (TINY, RIVALS["lstm, none"], RIVALS["convolutional"]):
+        monkeypatch.setattr(counting, "LENGTHS", ())  # one program is enough
+        counting._flops_polynomials.cache_clear()
+        one = forward_flops(config, *lengths)
+        monkeypatch.undo()
+        monkeypatch.setattr(counting.Product, "axes", property(lambda product: (1_001,)))
+        counting._flops_polynomials.cache_clear()
+        assert forward_flops(config, *lengths) == one
+        monkeypatch.undo()
+    counting._flops_polynomials.cache_clear()
 
 
 class ThirdMatrix(FeedForward):
@@ -111,7 +153,7 @@ def test_training_flops_are_those_of_the_products_in_the_program(choices):
     def gradient(params):
         return jax.grad(lambda params: Transformer(config).apply({"params": params}, source, target).sum())(params)
 
-    counted = sum(flops for _, flops in product_flops(jax.make_jaxpr(gradient)(params).jaxpr))
+    counted = sum(product.flops for product in product_flops(jax.make_jaxpr(gradient)(params).jaxpr))
     assert training_flops(config, np.full(3, 5), np.full(3, 7)) == counted
 
 

@@ -11,7 +11,7 @@ from configs import vectors as configured
 from tests.conftest import ROOT
 from tests.relatives.planted import TOPICS, planted_text, tokenise
 from transformer_flax.analysis.plots import plot_plane, principal_plane
-from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.relatives.vector_files import Vectors, count_whole_words
 from transformer_flax.relatives.word_vectors import OBJECTIVES, VectorConfig, train_vectors
@@ -92,7 +92,7 @@ def test_a_text_without_words_is_refused():
 
 def test_a_text_of_which_nothing_is_left_to_learn_from_is_refused():
     tokenizer, sentences = tokenise(planted_text())
-    with pytest.raises(UserError, match=r"no word had a context: config\.vectors\.subsample, 1e-09"):
+    with pytest.raises(UserError, match=r"no word of this text had a context: config\.vectors\.subsample, 1e-09"):
         train_vectors([sentences], tokenizer, dataclasses.replace(CONFIG, subsample=1e-9, epochs=1), 0)
 
 
@@ -105,6 +105,17 @@ def test_a_word_of_several_pieces_is_the_mean_of_them(planted):
     for nothing in ("", "z"):
         with pytest.raises(UserError, match=f"no vector of {nothing!r}"):
             planted.vector(nothing)
+
+
+def test_the_blank_before_an_unknown_word_is_no_vector_of_it():
+    tokenizer = Tokenizer.train(["a b"], SMALLEST_VOCABULARY)  # single bytes
+    counts = np.bincount(tokenizer.encode(["a b"])[0], minlength=tokenizer.vocab_size)
+    made = Vectors.make(tokenizer, np.eye(tokenizer.vocab_size), counts, counts, np.random.default_rng(0))
+    [blank, b] = tokenizer.encode(["b"])[0]
+    assert counts[blank] > 0
+    np.testing.assert_array_equal(made.vector("b"), made.vectors[b])
+    with pytest.raises(UserError, match="no vector of 'z'"):
+        made.vector("z")
 
 
 def test_only_whole_words_are_counted_and_only_mostly_whole_ones_are_words():

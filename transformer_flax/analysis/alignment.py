@@ -44,7 +44,7 @@ def word_weights(
     layers = range(len(attention.layers("cross"))) if layers is None else layers
     if not layers:
         raise UserError("layers is empty; name at least one, or leave it out for all")
-    chosen = [attention.weights("cross", layer)[attention.heads(heads)].mean(axis=0) for layer in layers]
+    chosen = [attention.weights("cross", layer)[attention.heads("cross", heads)].mean(axis=0) for layer in layers]
     weights = np.mean(chosen, axis=0)  # [T, S]
     if by == "read":
         weights = np.roll(weights, -1, axis=0)  # the last row, the end symbol's, belongs to no word

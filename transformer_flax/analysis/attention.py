@@ -65,7 +65,8 @@ class Attention:
 
     @property
     def num_heads(self) -> int:
-        return self.layers(self.kinds[-1]).shape[1]
+        """The number of heads; the largest, if kinds of attention differ."""
+        return max(self.layers(kind).shape[1] for kind in self.kinds)
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -98,13 +99,13 @@ class Attention:
             raise UserError(f"layer is {layer}; the model has layers 0 to {len(layers) - 1}, or -1 for the last")
         return layers[layer]
 
-    def heads(self, heads: Sequence[int] | None) -> list[int]:
-        """Returns the given heads, or all heads for None.
+    def heads(self, kind: str, heads: Sequence[int] | None) -> list[int]:
+        """Returns the given heads of a kind of attention, or all its heads for None.
 
         Raises:
           UserError: there is no such head.
         """
-        count = self.num_heads
+        count = self.layers(kind).shape[1]
         chosen = list(range(count)) if heads is None else list(heads)
         if not chosen or not all(0 <= head < count for head in chosen):
             raise UserError(f"heads is {chosen}; the model has heads 0 to {count - 1}")
@@ -128,7 +129,7 @@ def count_heads(config: ModelConfig) -> dict[str, tuple[int, int]]:
     line = jax.ShapeDtypeStruct((1, 1), np.int32)
     maps = jax.eval_shape(functools.partial(attention_maps, config), param_shapes(config), line, line)
     if not maps:
-        raise UserError("the model has no attention (config.model.attention is 'none')")
+        raise UserError("the model has no attention that it shows")
     return {kind: (weights.shape[0], weights.shape[2]) for kind, weights in maps.items()}
 
 

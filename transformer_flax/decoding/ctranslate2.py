@@ -21,7 +21,7 @@ KNOWN = ("compatibility", "clip_distance", "neighbourhood", "branch_init", "star
 
 def require_supported(config: ModelConfig) -> None:
     """Checks that CTranslate2 can run a model with this config."""
-    if not isinstance(config, TransformerConfig):
+    if type(config) is not TransformerConfig:  # a kind may have a subclass of it
         raise UserError("CTranslate2 runs Transformers alone: config.model.kind must be 'transformer'")
     c = config
     added = [field for field in dataclasses.fields(c) if field.default is not dataclasses.MISSING]

@@ -66,9 +66,15 @@ class Inference:
         self._traced.append((traced, len(traced)))
         return program
 
-    def _windows(self, lines: Iterable[str]) -> Iterator[tuple[int, list[list[int]]]]:
-        """Yields (number of lines before, ids of each line) for each window. Reads no line beyond the window."""
-        remaining = iter(lines)
+    def _windows(self, lines: Iterable[str], normalise: Callable[[str], str]) -> Iterator[tuple[int, list[list[int]]]]:
+        """Yields (number of lines before, ids of each line) for each window. Reads no line beyond the window.
+
+        Raises:
+          UserError: `lines` is one string.
+        """
+        if isinstance(lines, (str, bytes)):
+            raise UserError(f"lines is {lines[:40]!r}; it must be a list of lines, not a string")
+        remaining = map(normalise, lines)
         read = cut = 0
         try:
             while window := list(itertools.islice(remaining, self._window)):

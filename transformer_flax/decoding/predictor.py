@@ -56,7 +56,7 @@ class Predictor(Inference):
         Raises:
           UserError: a line is too long and `refuse_long` is set.
         """
-        for before, encoded in self._windows(map(self._normalise, lines)):
+        for before, encoded in self._windows(lines, self._normalise):
             found = np.empty((len(encoded), len(self.classes)), np.float32)
             lengths = [len(ids) for ids in encoded]
             for chosen, rows, width in self._batches(lengths, progress, done=before):

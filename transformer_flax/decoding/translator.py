@@ -119,7 +119,7 @@ class Translator(Inference):
         starts = itertools.repeat(prefixes) if isinstance(prefixes, str) else iter(prefixes)
         source, target = self.normalise
         read = 0
-        for before, sources in self._windows(source(line) if line.strip() else "" for line in lines):
+        for before, sources in self._windows(lines, lambda line: source(line) if line.strip() else ""):
             read = before + len(sources)
             begins = [target(prefix) for prefix in itertools.islice(starts, len(sources))]
             if len(begins) < len(sources):

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend
@@ -22,7 +22,7 @@ def count_parameters(config: ModelConfig) -> dict[str, int]:
     """Counts the parameters of each module. Layers of a stack are counted together, as "encoder/self_attention"."""
     counts: dict[str, int] = {}
     for name, module in param_shapes(config).items():
-        for inner, content in module.items():
+        for inner, content in (module if isinstance(module, dict) else {"": module}).items():  # or the model's own
             has_modules = isinstance(content, dict) and any(isinstance(part, dict) for part in content.values())
             key = "/".join([re.sub(r"_\d+$", "", name), *([inner] if has_modules else [])])
             counts[key] = counts.get(key, 0) + sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(content))
@@ -44,43 +44,78 @@ def forward_flops(config: ModelConfig, source_lengths: np.ndarray, target_length
         return lengths * np.clip(lengths, None, seen) ** (power - 1) if power else np.ones_like(lengths)
 
     return {
-        module: sum(factor * int((grown(source, s) * grown(target, t)).sum()) for (s, t), factor in terms.items())
+        module: round(
+            sum(factor * int((grown(source, s) * grown(target, t)).sum()) for (s, t), factor in terms.items())
+        )
         for module, terms in _flops_polynomials(make_model(config)).items()
     }
 
 
 PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
+LENGTHS = (32, 64, 96)  # of sources and targets; even, for a convolution that skips positions
 
 
 @functools.cache
-def _flops_polynomials(model: Any) -> dict[str, dict[tuple[int, int], int]]:
+def _flops_polynomials(model: Any) -> dict[str, dict[tuple[int, int], float]]:
     """Returns the floating-point operations of a pair by module, as a polynomial: the factors of S^s T^t, by (s, t).
 
     One traced program gives all factors. Its source and target lengths are primes that divide no size of the model. So
-    the number of times that a prime divides the operations of a product is the power of that length. No axis of a
-    product may hold source and target positions together.
+    the number of times that a prime divides the operations of a product is the power of that length. If an axis of a
+    product has another length, such as S + 1 with a token for the class, or S + T with source and target in one row,
+    the polynomial is the one of at most second degree in S and in T that fits nine programs.
     """
-    config = model.config
-    modules = count_parameters(config)
-    sizes = [value for value in vars(config).values() if type(value) is int]
-    sizes += [size for leaf in jax.tree.leaves(param_shapes(config)) for size in leaf.shape]
+    sizes = {1, *(value for value in vars(model.config).values() if type(value) is int)}
+    sizes |= {size for leaf in jax.tree.leaves(param_shapes(model.config)) for size in leaf.shape}
     primes = [prime for prime in PRIMES if all(size % prime or not size for size in sizes)][:2]
-    # Traces a program without blocks of local attention, with enough positions, and without kernels that hide products.
-    changes: dict[str, Any] = {"neighbourhood": 0, "max_length": max(primes), "attention_implementation": "plain"}
-    config = dataclasses.replace(config, **{name: value for name, value in changes.items() if name in vars(config)})
-    lengths = dict(zip(("source", "target"), primes, strict=True))
-    sides = [jax.ShapeDtypeStruct((1, lengths[side]), jnp.int32) for side in kind_of(config).reads]
-    program = jax.make_jaxpr(make_model(config).init)(jax.random.key(0), *sides)  # runs the forward pass too
-    polynomials: dict[str, dict[tuple[int, int], int]] = {}
-    for stack, flops in product_flops(program.jaxpr):
+
+    def split(number: int) -> tuple[int, tuple[int, ...]]:
+        """Returns what is left of a number without the primes, and the power of each prime."""
         powers = []
         for prime in primes:
-            power = next(power for power in itertools.count() if flops % prime ** (power + 1))
-            flops //= prime**power
-            powers.append(power)
-        terms = polynomials.setdefault(_module_of(stack, modules), collections.Counter())
-        terms[powers[0], powers[1]] += flops
-    return polynomials
+            powers.append(next(power for power in itertools.count() if number % prime ** (power + 1)))
+            number //= prime ** powers[-1]
+        return number, tuple(powers)
+
+    polynomials: dict[str, Any] = collections.defaultdict(collections.Counter)
+    products = _products(model, *primes)
+    known = {gates * size for size in sizes for gates in range(1, 5)}  # a cell may join the matrices of its gates
+    if all(split(axis)[0] in known for product in products for axis in product.axes):
+        for product in products:
+            factor, powers = split(product.flops)
+            polynomials[product.module][powers] += factor
+        return polynomials
+    values: dict[str, Any] = collections.defaultdict(lambda: np.zeros((3, 3)))
+    for at in np.ndindex(3, 3):
+        for product in _products(model, *(LENGTHS[i] for i in at)):
+            values[product.module][at] += product.flops
+    solve = np.linalg.inv(np.vander(LENGTHS, increasing=True))
+    return {module: dict(np.ndenumerate(solve @ value @ solve.T)) for module, value in values.items()}
+
+
+class Product(NamedTuple):
+    """A matrix product or a convolution of a program."""
+
+    module: str  # in the program of `product_flops`, the name stack
+    flops: int
+    axes: tuple[int, ...]  # the sizes of the result's axes, and of those that are summed over
+
+
+def _products(model: Any, source_length: int, target_length: int) -> list[Product]:
+    """Returns the products of the forward pass of a pair of these lengths.
+
+    Traces a program without blocks of local attention, with enough positions, and without kernels that hide products.
+    """
+    config, lengths = model.config, {"source": source_length, "target": target_length}
+    changes: dict[str, Any] = {
+        "neighbourhood": 0,
+        "max_length": 2 * max(lengths.values()),
+        "attention_implementation": "plain",
+    }
+    config = dataclasses.replace(config, **{name: value for name, value in changes.items() if name in vars(config)})
+    sides = [jax.ShapeDtypeStruct((1, lengths[side]), jnp.int32) for side in kind_of(config).reads]
+    program = jax.make_jaxpr(make_model(config).init)(jax.random.key(0), *sides)  # runs the forward pass too
+    modules = count_parameters(config)
+    return [each._replace(module=_module_of(each.module, modules)) for each in product_flops(program.jaxpr)]
 
 
 def _module_of(stack: str, modules: Iterable[str]) -> str:
@@ -97,28 +132,29 @@ def _module_of(stack: str, modules: Iterable[str]) -> str:
     return next(iter([name for name in stack.split("/") if name.isidentifier()][1:]), "logits")
 
 
-def product_flops(program: Any, stack: str = "") -> list[tuple[str, int]]:
-    """Lists the matrix products and convolutions in a jaxpr: the name stack and the operations of each."""
+def product_flops(program: Any, stack: str = "") -> list[Product]:
+    """Lists the matrix products and convolutions in a jaxpr."""
     found = []
     for equation in program.eqns:
         names = f"{stack}/{equation.source_info.name_stack}"
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             left, result = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
-            found.append((names, 2 * math.prod(result) * math.prod(left[axis] for axis in contracted)))
+            summed = [left[axis] for axis in contracted]
+            found.append(Product(names, 2 * math.prod(result) * math.prod(summed), (*result, *summed)))
         if equation.primitive.name == "conv_general_dilated":
             kernel, outputs = equation.invars[1].aval.shape, equation.params["dimension_numbers"].rhs_spec[0]
             result = equation.outvars[0].aval.shape
-            found.append((names, 2 * math.prod(result) * math.prod(kernel) // kernel[outputs]))
+            found.append(Product(names, 2 * math.prod(result) * math.prod(kernel) // kernel[outputs], result))
         if "ragged_dot" in equation.primitive.name:
             raise NotImplementedError(f"the operations of {equation.primitive.name} are not counted")
         inner = [getattr(param, "jaxpr", param) for param in equation.params.values()]
         times = equation.params["length"] if equation.primitive.name == "scan" else 1
         for each in inner:
             if isinstance(each, jax.extend.core.Jaxpr):
-                found += [(names, times * flops) for names, flops in product_flops(each, names)]
+                found += [product._replace(flops=times * product.flops) for product in product_flops(each, names)]
         branches = [product_flops(branch.jaxpr, names) for branch in equation.params.get("branches", ())]
-        found += max(branches, key=lambda branch: sum(flops for _, flops in branch), default=[])
+        found += max(branches, key=lambda branch: sum(product.flops for product in branch), default=[])
     return found
 
 

@@ -135,7 +135,7 @@ class Stack(nn.Module):
 
     def setup(self):
         layer = self.layer
-        c, residual = choose_start(self.config, decoder=layer is DecoderLayer)
+        c, residual = choose_start(self.config, decoder=self.prefix == "decoder")
         if c.remat != "none":  # the backward pass recomputes activations instead of storing them
             policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
             layer = nn.remat(layer, policy=policies[c.remat], prevent_cse=not c.scan_layers)

@@ -48,7 +48,15 @@ KINDS: dict[str, Kind] = {}
 
 
 def register(name: str, kind: Kind) -> None:
-    """Makes a kind of model available as `config.model.kind`."""
+    """Makes a kind of model available as `config.model.kind`.
+
+    Raises:
+      UserError: the kind's config belongs to a kind of another name. A config says by its class of which kind it is.
+    """
+    for other, its in KINDS.items():
+        if its.config is kind.config and other != name:
+            own = f"give it a subclass of {its.config.__name__} of its own"
+            raise UserError(f"kind {name!r} has the config of kind {other!r}: {own}")
     KINDS[name] = kind
 
 
@@ -130,7 +138,7 @@ def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[
     weights: dict[str, Any] = flatten_dict(sown.get("intermediates", {}), sep="/")
     maps = {}
     for name, module in kind_of(config).attention.items():
-        places = dict.fromkeys(f"{module.replace('*', str(n))}/weights" for n in range(config.num_layers))
-        if layers := [weights[place][0] for place in places if place in weights]:
+        places = dict.fromkeys(f"{module.replace('*', str(n))}/weights" for n in range(len(weights)))
+        if layers := [each for place in places for each in weights.get(place, ())]:  # a layer may be applied repeatedly
             maps[name] = jnp.stack(layers)
     return maps

@@ -66,11 +66,14 @@ class Vectors:
     def vector(self, word: str) -> np.ndarray:
         """Returns the vector of one or several words, [d_model]: the mean over those pieces that occur in the text.
 
+        The blank before a word is no piece of it.
+
         Raises:
           UserError: the word is empty, or none of its pieces occurs in the text.
         """
         [pieces] = self.tokenizer.encode([word.strip()])
-        known = [piece for piece in pieces if self.counts[0, piece] and self._pieces[piece] != UNKNOWN]
+        own = [piece for piece in pieces if self._piece_texts[piece].strip() and self._pieces[piece] != UNKNOWN]
+        known = [piece for piece in own if self.counts[0, piece]]
         if not known:
             raise UserError(f"there is no vector of {word!r}: the training text had no piece of it")
         return self.vectors[known].mean(axis=0)

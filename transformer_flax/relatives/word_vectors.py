@@ -274,10 +274,10 @@ def train_vectors(
             learned += words
             progress(epoch + some[-1].done, total / max(words, 1))
     if not learned:
-        raise UserError(
-            f"no word had a context: config.vectors.subsample, {config.subsample:g}, leaves out too many words of this "
-            "text; raise it, or set it to 0"
-        )
+        why = "every sentence is a single word"
+        if config.subsample:
+            why = f"config.vectors.subsample, {config.subsample:g}, leaves out too many words; raise it, or set it to 0"
+        raise UserError(f"no word of this text had a context: {why}")
     table = np.array(tables.vectors[: tokenizer.vocab_size])
     if not np.isfinite(table).all():
         raise UserError(
