@@ -12,10 +12,8 @@ from tests.conftest import TINY
 from transformer_flax.decoding.ctranslate2 import require_supported
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import TransformerConfig
-from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.flops import count_parameters
-from transformer_flax.model.layers import EncoderLayer, embeddings
-from transformer_flax.model.positions import Positions
+from transformer_flax.model.layers import EncoderLayer
 from transformer_flax.model.registry import KINDS, Kind, init_params, make_model, param_shapes, register
 from transformer_flax.model.transformer import Decoder, Encoder, Transformer
 
@@ -46,16 +44,11 @@ class TwiceEncoder(Encoder):
 class Own(Transformer):
     """A Transformer with these stacks and a bias of its own, which is added to the memory."""
 
+    encoder_class, decoder_class = TwiceEncoder, OwnDecoder
+
     def setup(self):
-        c = self.config
-        self.source_embedding, self.target_embedding, self.output_embedding = embeddings(
-            c, tied=c.tie_embeddings, deviation=c.embedding_deviation
-        )
-        self.positions, self.embedding_dropout = Positions(c), Dropout(c.dropout)
-        self.encoder, self.decoder = TwiceEncoder(c), OwnDecoder(c)
-        nn.share_scope(self, self.encoder)
-        nn.share_scope(self, self.decoder)
-        self.bias = self.param("bias", nn.initializers.zeros, (c.d_model,))
+        super().setup()
+        self.bias = self.param("bias", nn.initializers.zeros, (self.config.d_model,))
 
     def encode(self, source, segments=None):
         return super().encode(source, segments) + self.bias

@@ -58,6 +58,7 @@ class Transformer(nn.Module):
     """
 
     config: TransformerConfig
+    encoder_class, decoder_class = Encoder, Decoder  # a kind of model may have others
 
     def setup(self):
         c = self.config
@@ -66,7 +67,7 @@ class Transformer(nn.Module):
         )
         self.positions = Positions(c)
         self.embedding_dropout = Dropout(c.dropout)
-        self.encoder, self.decoder = Encoder(c), Decoder(c)
+        self.encoder, self.decoder = self.encoder_class(c), self.decoder_class(c)
         nn.share_scope(self, self.encoder)
         nn.share_scope(self, self.decoder)
 
