@@ -127,6 +127,14 @@ def test_of_a_model_with_cross_attention_alone_that_is_shown(rival, layers, tmp_
         plot_lines(attention)
 
 
+def test_each_kind_of_attention_has_its_own_number_of_heads():
+    attention = random_run().attention(SOURCE, TARGET)
+    fewer = dataclasses.replace(attention, cross=attention.cross[:, :1])
+    assert fewer.heads("encoder", None) == [0, 1, 2]
+    assert fewer.heads("cross", None) == [0]
+    assert fewer.num_heads == 3  # as many colours
+
+
 def test_a_model_without_attention_is_refused_before_it_translates():
     run = random_run(dataclasses.replace(RECURRENT, attention="none"))
     with pytest.raises(UserError, match="the model has no attention"):
