@@ -35,8 +35,10 @@ figure big benchmarks/train.py --sizes=big --steps=5 --repeats=5 --peers=
 run base_beside_pytorch env XLA_PYTHON_CLIENT_PREALLOCATE=false \
     python benchmarks/train.py --sizes=base --steps=10 "--json=$out/base_beside_pytorch.json"
 
-# The same with attention as one kernel of cuDNN; then also with q, k and v as products of their own.
-figure cudnn benchmarks/train.py --sizes=base --steps=10 --peers= --attention=cudnn
+# The same with attention as one kernel of cuDNN, beside the plain one, also for rows of 256 tokens; then also with q, k
+# and v as products of their own.
+figure cudnn benchmarks/train.py --sizes=base --steps=10 --peers= --attention=plain,cudnn
+figure cudnn_long benchmarks/train.py --sizes=base --steps=10 --peers= --attention=plain,cudnn --rows=96 --length=256
 run cudnn_unmerged env XLA_FLAGS="${XLA_FLAGS:-} --xla_gpu_dot_merger_threshold_mb=0" \
     python benchmarks/train.py --sizes=base --steps=10 --peers= --attention=cudnn "--json=$out/cudnn_unmerged.json"
 

@@ -52,7 +52,7 @@ REPEATS = flags.DEFINE_integer("repeats", 11, "timed calls; 0: only memory and c
 ACCUMULATION = flags.DEFINE_integer("accumulation_steps", 1, "micro-batches of our step", 1)
 CHUNKS = flags.DEFINE_integer("loss_chunks", 1, "chunks of our logits", 1)
 SCAN = flags.DEFINE_bool("scan_layers", False, "scan our layers")
-ATTENTION = flags.DEFINE_enum("attention", "plain", IMPLEMENTATIONS, "our attention implementation")
+ATTENTION = flags.DEFINE_list("attention", ["plain"], f"our attention implementations: {', '.join(IMPLEMENTATIONS)}")
 REMAT = flags.DEFINE_enum("remat", "none", REMAT_POLICIES, "what our layers keep for gradients")
 DROPOUT = flags.DEFINE_float("dropout", 0.1, "rate of dropout")
 JSON = flags.DEFINE_string("json", None, "write the figures to this file")
@@ -103,7 +103,7 @@ class Step:
 
 
 def main() -> None:
-    for flag, known in ((SIZE, SIZES), (PEER, PEERS)):
+    for flag, known in ((SIZE, SIZES), (PEER, PEERS), (ATTENTION, IMPLEMENTATIONS)):
         if unknown := set(flag.value or ()) - set(known):
             raise UserError(f"--{flag.name}={unknown.pop()}: it must be of {', '.join(known)}")
     if PEER.value and not importlib.util.find_spec("torch"):
@@ -121,12 +121,14 @@ def main() -> None:
             SIZES[size],
             dtype=dtype,
             dropout=DROPOUT.value,
-            attention_implementation=ATTENTION.value,
             scan_layers=SCAN.value,
             remat=REMAT.value,
         )
         batch = make_batch(config, ROWS.value or ({"small": 64}.get(size, 32) if on_cpu else 784), LENGTH.value)
-        functions[size] = steps[size] = Step(config, batch, STEPS.value)
+        for attention in ATTENTION.value:
+            name = f"{size}, {attention}" if len(ATTENTION.value) > 1 else size
+            chosen = dataclasses.replace(config, attention_implementation=attention)
+            functions[name] = steps[name] = Step(chosen, batch, STEPS.value)
         if peers:
             from benchmarks.pytorch import make_step
 
@@ -172,9 +174,9 @@ def main() -> None:
             }
         console.print(table)
     table = rich.table.Table("step", "memory, MB", "compiled in", "compiled before")
-    for size, step in steps.items():
-        table.add_row(size, f"{step.memory / 1e6:,.0f}", f"{step.compile_cold:.1f} s", f"{step.compile_cached:.1f} s")
-        figures[size] |= {
+    for name, step in steps.items():
+        table.add_row(name, f"{step.memory / 1e6:,.0f}", f"{step.compile_cold:.1f} s", f"{step.compile_cached:.1f} s")
+        figures[name] |= {
             "bytes": step.memory,
             "compile_seconds": {"cold": step.compile_cold, "cached": step.compile_cached},
         }
