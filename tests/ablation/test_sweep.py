@@ -125,6 +125,20 @@ def test_a_sweep_without_its_base_warns_that_the_report_has_no_effects(config, t
         assert caplog.text.count("no run is of the base itself") == warnings
 
 
+def test_of_jobs_side_by_side_the_longest_of_each_seed_begin_first(config, tmp_path):
+    factory, begun = factory_of(config, tmp_path / "sweep"), []
+    trials = factory.trials(make_variants(factory.base, "base", axes=["steps=100,300,200"]), seeds=[1, 0])
+
+    def command(job):
+        begun.append((job.seeds, job.trials[0].steps))
+        return ["false"]
+
+    launcher = Local(factory.workdir, [Slot(ENVIRONMENT)] * 2, command)
+    with pytest.raises(UserError, match="6 of 6 runs failed"):
+        sweep(trials, factory, make_head(factory.base, "python", ""), launcher)
+    assert begun == [("1", 300), ("1", 200), ("1", 100), ("0", 300), ("0", 200), ("0", 100)]
+
+
 def test_a_sweep_that_was_stopped_and_killed_finds_what_the_run_alone_finds(swept, config, tmp_path):
     log = swept.run.with_suffix(".log").read_text()
     assert log.count("resuming from step") == 2

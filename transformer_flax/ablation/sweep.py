@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
-from transformer_flax.ablation.plan import Estimator
+from transformer_flax.ablation.plan import Estimator, assumed_flops
 from transformer_flax.ablation.results import RESULTS, Journal, Result, require_same_variants
 from transformer_flax.ablation.slurm import Slurm
 from transformer_flax.ablation.trials import Job, Trial, TrialFactory, make_jobs
@@ -116,6 +116,11 @@ class _Sweep:
                 self._journal.begin()
             stack.callback(self._launcher.stop)  # also after an error
             self._jobs = make_jobs(list(self._left), together=together)
+            if self._launcher.at_a_time > 1:  # the longest of each seed first: a long job that begins last runs alone
+                seeds = [trial.seed for trial in self._trials]
+                self._jobs.sort(
+                    key=lambda job: (seeds.index(job.trials[0].seed), -assumed_flops(job.trials[0].variant))
+                )
             self._launcher.submit(self._jobs)
             show = stack.enter_context(self._progress.bar("runs", done))
             while self._jobs:
