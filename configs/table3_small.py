@@ -17,7 +17,7 @@ cores, and a run of the base takes a minute, alone or beside another run.
 The base on Multi30k is a small version of the paper's base: 12.6 epochs (the paper's: some 18), 1.6 million parameters
 for 0.6 million target tokens, and no row with d_k below 4. Its rate is half of the one that suits the base best, as
 `big` fails with that one in two of three seeds (docs/sweeps.md). docs/table3/multi30k/report.md is its sweep: all rows
-with five seeds in 8 minutes of one H200. A run of the base takes 23 minutes of one core.
+with five seeds in 8 minutes of one H200 (docs/performance.md). A run of the base takes 23 minutes of one core.
 
 As in the paper, the final step's raw parameters are scored, on the validation set.
 """
@@ -44,7 +44,7 @@ def get_config(data: str = "numbers") -> ConfigDict:
     else:
         config.steps = 5_000
         config.data.update(vocab_size=2_000, num_buckets=6)
-        config.data.update(batching="packed", max_length=64)  # one shape, which a GPU compiles once
+        config.data.update(batching="packed", max_length=64)  # one shape of training, compiled once
         config.model.update(d_model=128, d_ff=512, d_k=16, d_v=16, branch_init=0.5)  # 0.5: docs/initial_values.md
         config.optimizer.update(factor=0.5, warmup_steps=400, cooldown=0.0)
     evaluations = {"numbers": 4, "multi30k": 10}[data]
