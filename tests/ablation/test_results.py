@@ -106,7 +106,8 @@ def test_results_of_another_base_are_refused_with_the_fields_that_differ(file):
 
 def test_the_same_base_elsewhere_or_by_another_command_goes_on_with_the_head_that_is_there(file):
     Journal(file, HEAD)
-    config = HEAD["config"] | {"name": "other", "data.path": "/there"}
+    here = {"name": "other", "data.path": "/there", "decode.batch_size": 1024, "model.remat": "layers"}
+    config = HEAD["config"] | here
     again = Journal(file, HEAD | {"config": config, "command": "another", "hardware": "a GPU"})
     assert again.head == HEAD | {"sessions": [SESSION]}
 

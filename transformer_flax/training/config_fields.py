@@ -19,8 +19,12 @@ from transformer_flax.model.config import TYPES, TransformerConfig, checked, one
 # Names, paths, and settings of the machine. None of them changes what is learned or measured, beyond random variation.
 CHANGES_NOTHING = (
     "name",
+    "loss_chunks",
     "max_skipped",
     "on_write_failure",
+    "model.remat",
+    "decode.batch_size",
+    "decode.window",
     "data.path",
     "data.tokenizer_file",
     "data.cache_dir",

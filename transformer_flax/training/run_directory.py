@@ -37,7 +37,7 @@ from transformer_flax.training.config_fields import CHANGES_NOTHING, added_field
 from transformer_flax.training.multihost import is_first
 
 # A resumed run may have other values of these fields. They do not affect what past steps have learned.
-MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.", "loss_chunks", "model.remat")
+MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
 RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # the entries of config.json
 LOCK = ".lock"
 
