@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import pathlib
+import subprocess
+import sys
 from unittest import mock
 
 import numpy as np
@@ -16,6 +20,8 @@ from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.metrics import Meter, MetricsWriter
 from transformer_flax.training.peak_flops import data_sheet_flops, large_product, measured_flops
 from transformer_flax.training.trainer import Trainer
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_means_are_of_all_tokens_not_of_steps():
@@ -109,3 +115,9 @@ def test_the_peak_is_a_rate_that_this_machine_can_have():
     assert product().shape == (2048, 2048)
     assert flops == 2 * 2 * 2048**3
     assert 1e9 < measured_flops("float32") < 1e15
+
+
+def test_training_does_not_load_pytorch_where_it_is_installed(tmp_path):
+    (tmp_path / "torch.py").write_text("raise SystemExit('PyTorch is loaded')")
+    script = "import sys, transformer_flax.training.metrics; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}, check=True)

@@ -3,18 +3,25 @@
 import collections
 import os
 import pathlib
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
-
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore (made when it is imported)
-from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore (the same)
 
 from transformer_flax.errors import UserError
 from transformer_flax.files import JsonLines, read_json_lines
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.multihost import is_first
+
+# tensorboardX imports PyTorch, if it is installed: 2 seconds and 600 MB that nothing here needs. None prevents that.
+pytorch = sys.modules.setdefault("torch", None)  # pyrefly: ignore (its type leaves None out)
+try:
+    from tensorboardX.event_file_writer import EventsWriter
+    from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyrefly: ignore (made when it is imported)
+    from tensorboardX.proto.summary_pb2 import Summary  # pyrefly: ignore (the same)
+finally:
+    if pytorch is None:
+        del sys.modules["torch"]
 
 
 class Meter:
