@@ -205,3 +205,7 @@ def test_the_usual_cache_directory_is_xdg_cache_home_or_else_in_the_home_directo
     assert cache_root("") == pathlib.Path(tmp_path, ".cache", "transformer_flax")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_root("") == pathlib.Path(tmp_path, ".cache", "transformer_flax")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 5)  # a user who is not in /etc/passwd
+    with pytest.raises(UserError, match="no home directory for the cache: set HOME"):
+        cache_root("")

@@ -199,7 +199,10 @@ def cache_root(cache_dir: str) -> pathlib.Path:
     """Returns the folder of caches: `cache_dir`, or the user's cache directory if `cache_dir` is empty."""
     if cache_dir:
         return pathlib.Path(cache_dir)
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "transformer_flax"
+    try:
+        return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "transformer_flax"
+    except RuntimeError as error:  # as in a container whose user has no entry in /etc/passwd
+        raise UserError("no home directory for the cache: set HOME, or --config.data.cache_dir=FOLDER") from error
 
 
 def cache_error(what: str, needed: str, folder: pathlib.Path, error: OSError) -> UserError:

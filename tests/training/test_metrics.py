@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import pathlib
 import subprocess
 import sys
 from unittest import mock
@@ -11,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from tests.conftest import ROOT
 from tests.training.small import small_config
 from transformer_flax.ablation.plan import assumed_flops
 from transformer_flax.ablation.variants import make_variants
@@ -20,8 +20,6 @@ from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.metrics import Meter, MetricsWriter
 from transformer_flax.training.peak_flops import data_sheet_flops, large_product, measured_flops
 from transformer_flax.training.trainer import Trainer
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def test_means_are_of_all_tokens_not_of_steps():
