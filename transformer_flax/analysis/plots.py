@@ -80,10 +80,11 @@ def plot_heads(
     grid = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True)
     for axes in grid.flat[len(heads) :]:
         axes.set_axis_off()
+    images = []
     for axes, head in zip(grid.flat, heads, strict=False):
-        image = _heatmap(axes, weights[head], rows, columns)
+        images.append(_heatmap(axes, weights[head], rows, columns))
         axes.set_title(f"head {head + 1}", fontsize=9)
-    bar = figure.colorbar(image, ax=grid, shrink=min(1, 2.5 / height), aspect=12, pad=0.01, ticks=(0, 0.5, 1))
+    bar = figure.colorbar(images[0], ax=grid, shrink=min(1, 2.5 / height), aspect=12, pad=0.01, ticks=(0, 0.5, 1))
     bar.set_label("weight", fontsize=9)
     bar.ax.tick_params(labelsize=8)
     attending, attended = WHO_ATTENDS[kind]

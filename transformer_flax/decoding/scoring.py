@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import sacrebleu
+from numpy.typing import ArrayLike
 
 from transformer_flax.data.normalisation import PLAIN, Normaliser, moses_tools
 from transformer_flax.errors import UserError
@@ -167,5 +168,5 @@ def score_labels(labels: Sequence[str], references: Sequence[str], classes: Sequ
     )
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def _ratio(part: ArrayLike, whole: ArrayLike) -> np.ndarray:
     return np.divide(part, whole, out=np.zeros(np.shape(whole)), where=np.asarray(whole) > 0)

@@ -3,11 +3,21 @@
 import contextlib
 import os
 import pathlib
+import sys
 import zlib
+from collections.abc import Callable
 
 import jax
 
 from transformer_flax.files import cache_root
+
+# How to decompress a program, and the error for one that is cut short, by the first byte: that of zlib's or zstd's
+# format. JAX uses zstd where Python has it.
+FORMATS: dict[bytes, tuple[Callable[..., bytes], type[Exception]]] = {b"\x78": (zlib.decompress, zlib.error)}
+if sys.version_info >= (3, 14):
+    from compression import zstd
+
+    FORMATS[b"\x28"] = zstd.decompress, zstd.ZstdError
 
 
 def keep_compiled(cache_dir: str) -> pathlib.Path:
@@ -31,8 +41,7 @@ def _remove_cut_short(folder: pathlib.Path) -> None:
     """Removes incomplete compiled programs, which a kill or a full disk has cut short.
 
     JAX never replaces an incomplete program: it would warn and compile again at each start. Only files that were
-    written since the last check are checked. JAX compresses with zstd where Python has zstd. Of the files compressed
-    with zstd, only empty ones are detected.
+    written since the last check are checked. Before Python 3.14, only empty files of zstd's format are detected.
     """
     looked = folder / ".looked"
     with contextlib.suppress(OSError):  # the folder is missing or read-only, or another process was faster
@@ -44,10 +53,11 @@ def _remove_cut_short(folder: pathlib.Path) -> None:
 
 
 def _is_cut_short(content: bytes) -> bool:
-    if content[:1] not in (b"", b"\x78"):  # the first byte of zlib's format
-        return False
+    if content[:1] not in FORMATS:
+        return not content
+    decompress, cut_short = FORMATS[content[:1]]
     try:
-        zlib.decompress(content)
-    except zlib.error:
+        decompress(content)
+    except cut_short:
         return True
     return False
