@@ -13,7 +13,7 @@ from transformer_flax.files import JsonLines, read_json_lines
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.multihost import is_first
 
-# tensorboardX imports PyTorch, if it is installed: 2 seconds and 600 MB that nothing here needs. None prevents that.
+# tensorboardX imports PyTorch if it is installed, which costs 2 seconds and 600 MB. A module that is None is not found.
 pytorch = sys.modules.setdefault("torch", None)  # pyrefly: ignore (its type leaves None out)
 try:
     from tensorboardX.event_file_writer import EventsWriter
