@@ -118,8 +118,8 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
             return parse(argv)
         except UserError as error:
             _fail(str(error))
-        except SystemExit:  # --help: absl exits with status 1
-            sys.exit(0)
+        except (SystemExit, BrokenPipeError):  # after --help, for which absl exits with status 1
+            _end(0)
 
     def guarded(argv: list[str]) -> None:
         files = argv[1:]

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from tests.commands.process import run
+from tests.commands.process import run, started
 from tests.conftest import ROOT, long
+from tests.forked import PATIENCE
 from transformer_flax.__main__ import COMMANDS
 from transformer_flax.arguments import load_config
 from transformer_flax.cli import require_writable
@@ -209,6 +210,15 @@ def test_every_command_has_a_help_with_its_flags(command):
     assert f"  --{flag}:" in told.stdout
     assert command == "translate" or "--nbest" not in told.stdout  # each has its own flags
     assert ("configs/vectors.py explains" in " ".join(told.stdout.split())) == (command == "vectors")
+
+
+def test_a_reader_that_has_had_enough_of_the_help_is_no_error():
+    reader, pipe = os.pipe()
+    os.close(reader)
+    with started("align", "--help", stdout=pipe, stderr=subprocess.PIPE) as process:
+        os.close(pipe)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, err) == (0, b"")
 
 
 @pytest.mark.parametrize(

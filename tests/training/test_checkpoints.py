@@ -43,6 +43,14 @@ def test_the_latest_and_the_best_are_kept_by_separate_rules(tmp_path):
     again.close()
 
 
+def test_the_folder_may_have_any_name_that_is_no_pattern(tmp_path):
+    directory = tmp_path / "ä 100%20={x},'1'\":#~@$!;&|<>(2)\n" / "checkpoints"
+    checkpoints = Checkpoints(directory, every=10, keep=2, seed=0)
+    save(checkpoints, 10)
+    assert float(checkpoints.restore(state_at(0), 10)[0].params["w"][0]) == 10
+    checkpoints.close()
+
+
 def test_what_an_interruption_saves_evicts_nothing_and_goes_with_the_next_regular_one(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", every=10, keep=2, seed=0)
     seen = []

@@ -135,6 +135,17 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     assert snapshot(tmp_path).keys() == {"thesis.tex"}
 
 
+@pytest.mark.parametrize("name", ["[drop=0.1]", "**", "a?", "a\\b"])
+def test_a_folder_whose_checkpoints_could_not_be_read_is_refused(tmp_path, name):
+    with pytest.raises(UserError, match="cannot hold checkpoints"):
+        RunDirectory(tmp_path / name / "run").claim(small_config(), DATA, TOKENIZER)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    with pytest.raises(UserError, match="cannot hold checkpoints"):
+        RunDirectory(tmp_path / "link").claim(small_config(), DATA, TOKENIZER)
+
+
 @pytest.mark.parametrize("content", [b'{"config": {', b"[]", b'{"model_type": "bert"}', b"\xff\xfe", b""])
 def test_a_damaged_config_and_one_of_another_program_are_named(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)

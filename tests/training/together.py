@@ -4,7 +4,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from tests.forked import PATIENCE, Forked
 
@@ -12,7 +12,7 @@ ENDING = 60  # seconds, within which all have ended after one has died
 
 
 @contextlib.contextmanager
-def together(*command, second: Sequence[str] = ()) -> Iterator[list[Forked]]:
+def together(*command, second: Sequence[str] = ()) -> Generator[list[Forked]]:
     """A program in each of two processes of one device, the second with some arguments of its own behind.
 
     Each is given --coordinator, --num_processes and --process_id; none outlives the context.

@@ -15,7 +15,7 @@ import os
 import pathlib
 import socket
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -40,6 +40,7 @@ from transformer_flax.training.multihost import is_first
 MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
 RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # the entries of config.json
 LOCK = ".lock"
+UNSAFE = "*?[\\"  # Orbax takes these for a pattern: it writes checkpoints below such a folder that cannot be read
 
 
 class RunDirectory:
@@ -62,6 +63,11 @@ class RunDirectory:
         `fingerprints` are those of the run's data, by name. Without a tokenizer, any tokenizer in the directory is
         accepted.
         """
+        where = str(self.checkpoints.resolve())
+        if unsafe := [character for character in UNSAFE if character in where]:
+            raise UserError(
+                f"a path with {' or '.join(unsafe)} in it cannot hold checkpoints: {where}; choose another --workdir"
+            )
         if self.params_file.exists():
             raise UserError(
                 f"{self.path} is an exported model, which cannot be resumed; to start from it, set another "
@@ -94,7 +100,7 @@ class RunDirectory:
             self._write(self.tokenizer_file, tokenizer.to_json())
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Generator[None]:
         """Context manager: no other process can train in the directory. A killed process leaves no lock behind."""
         if not is_first():  # the first process holds the lock for all processes
             yield
