@@ -4,13 +4,13 @@ import contextlib
 import pathlib
 import resource
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import pytest
 
 
 @contextlib.contextmanager
-def files_up_to(size: int) -> Iterator[None]:
+def files_up_to(size: int) -> Generator[None]:
     """No file can have more than `size` bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -21,7 +21,7 @@ def files_up_to(size: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def mounted(folder: pathlib.Path, size: str) -> Iterator[pathlib.Path]:
+def mounted(folder: pathlib.Path, size: str) -> Generator[pathlib.Path]:
     """A new folder that is a file system of this size, such as 8m."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]

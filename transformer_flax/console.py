@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import rich.console
 import rich.progress
@@ -48,7 +48,7 @@ class Progress:
         self._bars.stop()
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def aside(self) -> Generator[None]:
         """Context manager: hides these bars while a library shows its own, which would otherwise be torn into lines."""
         self._bars.stop()
         try:
@@ -85,7 +85,7 @@ class Progress:
         self._console.print(table)
 
     @contextlib.contextmanager
-    def bar(self, description: str, start: int = 0) -> Iterator[Callable[..., None]]:
+    def bar(self, description: str, start: int = 0) -> Generator[Callable[..., None]]:
         """Context manager: shows a bar, and yields the function `update(done, of)` that advances the bar.
 
         `update` also takes `note=`, a text that stays until the next note, and `left=`, the seconds left, which replace

@@ -13,7 +13,7 @@ import shutil
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from typing import IO, Any
 
 from transformer_flax.errors import UserError
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def named_errors(name: str) -> Iterator[None]:
+def named_errors(name: str) -> Generator[None]:
     """Context manager: an OSError, such as that of a full disk, names the file."""
     try:
         yield
@@ -63,7 +63,7 @@ def is_partial(file: pathlib.Path) -> bool:
 
 
 @contextlib.contextmanager
-def whole_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+def whole_folder(folder: pathlib.Path) -> Generator[pathlib.Path]:
     """Context manager: yields an empty folder to fill. It becomes `folder` at the end; after an error it is removed.
 
     If another process has made `folder` in the meantime, the other process's folder stays. Folders that killed

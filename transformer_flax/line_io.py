@@ -6,7 +6,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from absl import flags
@@ -30,7 +30,7 @@ class LineIO:
         self._long = flags.DEFINE_enum("long", "cut", ["cut", "refuse"], help_string)
 
     @contextlib.contextmanager
-    def opened(self, files: Sequence[str], *, beside: str | None = None) -> Iterator[None]:
+    def opened(self, files: Sequence[str], *, beside: str | None = None) -> Generator[None]:
         """Context manager: opens the files, or standard input if there are none, and the output, without changing it.
 
         `beside` names a file that has a line for each line of the input. With such a file, there is no prompt. Raises a
@@ -66,7 +66,7 @@ class LineIO:
     @contextlib.contextmanager
     def writing(
         self, model: Any, *, count: int | None = None
-    ) -> Iterator[tuple[Callable[[str], None], Callable[[int], None]]]:
+    ) -> Generator[tuple[Callable[[str], None], Callable[[int], None]]]:
         """Context manager: replaces what the output holds, and prints the count and the rate of the results at the end.
 
         Yields two functions: one writes a result, and one takes the number of lines done, for the progress bar.

@@ -5,7 +5,7 @@ import os
 import select
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 
 from tests import forked
 from tests.conftest import ROOT
@@ -15,7 +15,7 @@ ENVIRONMENT = os.environ | {"TERM": "dumb", "PYTHONUNBUFFERED": ""}  # lines hav
 
 
 @contextlib.contextmanager
-def started(command: str, *arguments, **pipes) -> Iterator[subprocess.Popen]:
+def started(command: str, *arguments, **pipes) -> Generator[subprocess.Popen]:
     """python -m transformer_flax.<command> as it runs, started as a shell does; it does not outlive the context."""
     line = [sys.executable, "-m", f"transformer_flax.{command}", *map(str, arguments)]
     with subprocess.Popen(line, cwd=ROOT, env=ENVIRONMENT, bufsize=0, **pipes) as process:

@@ -5,7 +5,7 @@ import logging
 import pathlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
@@ -72,7 +72,7 @@ def write_report(workdir: pathlib.Path, head: dict[str, Any], results: Sequence[
 
 
 @contextlib.contextmanager
-def _claim(workdir: pathlib.Path) -> Iterator[None]:
+def _claim(workdir: pathlib.Path) -> Generator[None]:
     """A context in which no other sweep uses a directory."""
     workdir.mkdir(parents=True, exist_ok=True)
     others = {file.name for file in workdir.iterdir() if not is_partial(file)} - {LOCK, JOBS_LOCK}

@@ -8,7 +8,7 @@ import json
 import logging
 import pathlib
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -260,7 +260,7 @@ def _require_usable(backend: tokenizers.Tokenizer) -> None:
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(what: str) -> Generator[None]:
     """Turns an error of the library (a bare Exception or a Rust panic) into a UserError. A context manager."""
     try:
         yield

@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -81,7 +81,7 @@ def load_parts(directory: pathlib.Path, step: int, like: Any, *, seed: int, part
 
 
 @contextlib.contextmanager
-def _reading(directory: pathlib.Path, step: int) -> Iterator[None]:
+def _reading(directory: pathlib.Path, step: int) -> Generator[None]:
     """Context manager: turns any failure to read a checkpoint into an UnreadableError."""
     try:
         with _settled_loops():
@@ -153,7 +153,7 @@ def _load_seal(folder: pathlib.Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _settled_loops() -> Iterator[None]:
+def _settled_loops() -> Generator[None]:
     """Context manager: new event loops finish their pending tasks before they close.
 
     Otherwise, a failed read of Orbax leaves tasks that later report a closed loop.

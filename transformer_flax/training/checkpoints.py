@@ -9,7 +9,7 @@ import functools
 import itertools
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import jax
@@ -175,7 +175,7 @@ class Checkpoints:
             self._watcher.shutdown()
 
     @contextlib.contextmanager
-    def _explaining(self) -> Iterator[None]:
+    def _explaining(self) -> Generator[None]:
         try:
             yield
         except Exception as error:  # the storage raises errors of many types

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import jax
@@ -96,7 +96,7 @@ _group: _Group | None = None
 @contextlib.contextmanager
 def joined(
     coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
-) -> Iterator[None]:
+) -> Generator[None]:
     """Context manager: joins this process to a group. Must be entered before anything else uses JAX's devices.
 
     When one process of the group dies, all processes end. `coordinator` is HOST:PORT, an address of the first process,

@@ -3,7 +3,7 @@
 import contextlib
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import jax
@@ -41,7 +41,7 @@ def open_trainer(
     programs: Programs,
     progress: Progress,
     interruption: Interruption,
-) -> Iterator[tuple["Trainer", TrainState]]:
+) -> Generator[tuple["Trainer", TrainState]]:
     """Context manager: resumes or begins a run, and yields its trainer and its state on the devices."""
     with (
         directory.lock(),
@@ -108,7 +108,7 @@ class Trainer:
         self.progress.say(f"{self._label}{text}")
 
     @contextlib.contextmanager
-    def _writing(self, *, must: bool = False) -> Iterator[None]:
+    def _writing(self, *, must: bool = False) -> Generator[None]:
         """Context manager for anything that writes.
 
         If config.on_write_failure is "stop", or with `must`, a failure ends the run. Otherwise it is only reported.

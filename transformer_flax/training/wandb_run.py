@@ -3,7 +3,7 @@
 import contextlib
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -68,7 +68,7 @@ class WandbRun:
                 self._run.finish(exit_code=int(failed))
 
     @contextlib.contextmanager
-    def _harmless(self) -> Iterator[None]:
+    def _harmless(self) -> Generator[None]:
         try:
             yield
         except Exception as error:
