@@ -140,7 +140,8 @@ def draw(runs, minutes, lengths, folder: pathlib.Path) -> None:
     over_time, over_length = time.subplots(), length.subplots()
     for number, (name, each) in enumerate(runs.items()):
         curves = [
-            ([minutes[name] * point[0] for point in run.curve], [point[3] for point in run.curve]) for run, _ in each
+            ([minutes[name] * point["step"] for point in run.curve], [point["bleu"] for point in run.curve])
+            for run, _ in each
         ]
         curves = [(x[:-1], y[:-1]) for x, y in curves]  # the last is of the whole split
         for axes, lines in (over_time, curves), (over_length, [(range(len(EDGES)), bleu) for bleu in lengths[name]]):

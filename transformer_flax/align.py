@@ -7,7 +7,7 @@ the alignment error rate to standard error. A line of more than --max_input_leng
 
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from absl import flags
 
@@ -41,6 +41,8 @@ def main() -> None:
             raise UserError(f"--{name} has no effect with --target: leave one of them out")
     if flags.FLAGS["first"].present and GOLD.value is None:
         raise UserError("--first has no effect without --gold")
+    if GOLD.value is not None and TARGET.value is None:
+        raise UserError("--gold needs --target=FILE, the sentences whose words it links")
     layers, heads = (_numbers(flag) for flag in (LAYERS, HEADS))
     if TARGET.value is not None:
         sources, targets = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))
@@ -57,6 +59,8 @@ def main() -> None:
     if GOLD.value is not None:
         gold = read_gold(GOLD.value, first=FIRST.value)
         require_as_many(pathlib.Path(SOURCE.value), sources, pathlib.Path(GOLD.value), gold)
+        for number, (links, *pair) in enumerate(zip(gold, sources, targets or [], strict=True), 1):
+            _require_in(number, links.possible, *(len(line.split()) for line in pair))
     run, settings = RESTORE()
     if "cross" not in (counts := run.count_heads()):
         raise UserError(f"{run.name} has no attention from target to source, by which words are aligned")
@@ -80,6 +84,17 @@ def main() -> None:
         write_page(shown, PAGE.value)
     if gold is not None:
         print(f"alignment error rate: {error_rate(alignments, gold):.4f}", file=sys.stderr)
+
+
+def _require_in(number: int, links: Iterable[tuple[int, int]], source_words: int, target_words: int) -> None:
+    """Checks that the gold links of a line are between words that the line has."""
+    for source, target in links:
+        if source >= source_words or target >= target_words:
+            raise UserError(
+                f"{GOLD.value}, line {number:,}: {source + FIRST.value}-{target + FIRST.value} is a link of a word "
+                f"that is not there, as the sentences have {source_words:,} and {target_words:,} words; --first says "
+                "whether words are counted from 0 or 1"
+            )
 
 
 def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from configs import classifier
 from tests.ablation.made import SESSION, result
 from transformer_flax.ablation import figures, report, variants
-from transformer_flax.ablation.comparison import ACCURACY, LOG_PERPLEXITY, compare
+from transformer_flax.ablation.comparison import ACCURACY, LOG_PERPLEXITY_OF_TEXTS, compare
 from transformer_flax.ablation.results import RESULTS, Journal, read
 from transformer_flax.ablation.trials import TrialFactory, measure
 from transformer_flax.model import registry
@@ -56,7 +56,7 @@ def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
     assert results == list(journal.results.values())
 
     comparison = compare(results, head["config"])
-    assert comparison.measures == (LOG_PERPLEXITY, ACCURACY)
+    assert comparison.measures == (LOG_PERPLEXITY_OF_TEXTS, ACCURACY)
     assert comparison.base.variant == "base model.pooling=mean"
     others = [entry for entry in comparison.entries if entry is not comparison.base]
     effects = {entry.variant.split("=")[1]: entry.effects[ACCURACY].ours.value for entry in others}

@@ -49,12 +49,17 @@ def test_one_seed_has_no_test_and_leaves_the_others_theirs():
     assert entry(found, "A-h1").effects == entry(compare(several), "A-h1").effects
 
 
-def test_the_score_is_bleu_unless_all_are_0():
+def test_the_score_is_bleu_unless_all_are_0_or_single_words_are_right_without_it():
     words = made.sweep(["base", "A-h1"], words=True)
     assert compare(words).score is EXACT_MATCH
     right = [result.scores["valid"]["exact_match"] for result in words if result.variant == "base"]
     assert entry(compare(words), "base").means[EXACT_MATCH].value == pytest.approx(100 * sum(right) / 3)
-    assert compare([*words, made.result("E", bleu=0.1)]).score is BLEU
+    assert compare([*words, made.result("E", bleu=20.0)]).score is EXACT_MATCH  # an output of four words in one run
+    sentences = made.sweep(["base", "A-h1"])
+    assert compare(sentences).score is BLEU
+    empty = made.result("E", bleu=0.0)
+    empty.scores["valid"]["exact_match"] = 0.0
+    assert compare([*sentences, empty]).score is BLEU
 
 
 def test_the_order_in_which_runs_finished_does_not_matter():

@@ -184,7 +184,7 @@ def test_number_words_are_scored_by_exact_matches(tmp_path):
     text = text_of(results)
     assert cells(text, "row")[0][4:7] == ["exact match, % of sentences", "paper's BLEU", "p (corrected)"]
     assert re.search(r"\*\*Exact match\*\*: \*\*\d of the 4\*\* changes that made the paper's BLEU", text)
-    assert "BLEU, which counts four words, is 0 in all runs" in text
+    assert "BLEU counts four words, which these hardly have" in text
     assert "nrefs" not in text
 
 
@@ -257,8 +257,12 @@ def test_the_text_that_bleu_is_of_is_named():
 
 
 def test_perplexities_of_other_pieces_are_not_for_comparison():
-    told = "Only their scores compare with base's."
+    told = "Only their scores compare with base's"
     assert told in text_of([made.result("base"), made.result("bpe-dropout")])
+    fewer = [made.result("base"), made.result("base data.num_pairs=9", row="base", changes={"data.num_pairs": 9})]
+    assert told in text_of(fewer)
+    given = made.BASE | {"config": made.CONFIG | {"data.tokenizer_file": "tokenizer.json"}}
+    assert told not in text_of(fewer, given)
     assert told not in text_of([made.result("base"), made.result("muon")])
 
 
@@ -401,6 +405,8 @@ def test_where_the_units_differ_the_paper_has_an_axis_of_its_own():
     stretched = {y: x * top.get_xlim()[0] / right.get_xlim()[0] for y, x in marks(right, "D").items()}
     assert stretched == pytest.approx(theirs)
     assert min(marks(right, "D").values()) == pytest.approx(min(marks(right, "o").values()))
+    equal = [made.result(row, bleu=0.0, exact_match=1.0) for row in ("base", "A-h1", "C-N2")]
+    assert figures.differences(compare(equal)).axes[1].child_axes
 
 
 @pytest.mark.usefixtures("style")

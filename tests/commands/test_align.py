@@ -53,6 +53,12 @@ def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
     assert "--first has no effect without --gold" in refused("align", *files, "--first=1")
     assert "--layers is last; it must be whole numbers" in refused("align", files[0], "--layers=last")
     assert "--heads is empty; it must be whole numbers" in refused("align", files[0], "--heads=")
+    assert "--gold needs --target=FILE" in refused("align", files[0], "--gold=gold")
+    for gold, why in ("1-1", "1-1 is a link of a word"), ("0?2", "as the sentences have 1 and 2 words"):
+        (tmp_path / "gold").write_text(f"{gold}\n\n\n")
+        message = refused("align", *files, f"--gold={tmp_path / 'gold'}")
+        assert "gold, line 1: " in message
+        assert why in message
     (tmp_path / "gold").write_text("0-0\n")
     message = refused("align", f"--workdir={finished}", *files, f"--gold={tmp_path / 'gold'}")
     assert "source has 3 lines and" in message

@@ -57,6 +57,7 @@ LOG_PERPLEXITY = Measure(
     paper_digits=3,
     of_paper=lambda row: math.log(row.perplexity),
 )
+LOG_PERPLEXITY_OF_TEXTS = dataclasses.replace(LOG_PERPLEXITY, unit="nats a text")  # of classifiers
 BLEU = Measure("BLEU", "points", 2, "BLEU", operator.itemgetter("bleu"))
 EXACT_MATCH = Measure("exact match", "% of sentences", 1, "exact match, %", lambda scores: 100 * scores["exact_match"])
 ACCURACY = Measure("accuracy", "% of texts", 1, "accuracy, %", lambda scores: 100 * scores["accuracy"])
@@ -124,7 +125,7 @@ class Comparison:
 
     @property
     def measures(self) -> tuple[Measure, Measure]:
-        return LOG_PERPLEXITY, self.score
+        return _perplexity_beside(self.score), self.score
 
     def short_name(self, field: str) -> str:
         """Returns a field's name without its section, unless the config has several fields of that name."""
@@ -139,7 +140,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
     last one counts. A finished run whose perplexity is not finite counts as failed.
 
     The default of `score`, the measure beside perplexity, is accuracy for classifiers. For translators it is BLEU, or
-    exact match if BLEU is 0 in all runs, as on single words.
+    exact match if BLEU is 0 in all runs or in a run with right outputs, as on single words.
     """
     last = {result.key: _fail_diverged(result) for result in results}
     if not last:
@@ -149,7 +150,8 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
     for result in kept:
         if result.finished:
             runs.setdefault(result.variant, []).append(result)
-    measures = LOG_PERPLEXITY, score or _choose_score([run for each in runs.values() for run in each])
+    score = score or _choose_score([run for each in runs.values() for run in each])
+    measures = _perplexity_beside(score), score
     unchanged = [v for v, of_variant in runs.items() if of_variant[0].row == "base" and not of_variant[0].changes]
     base = "base" if "base" in runs else next(iter(unchanged), None)
     other = [v for v in runs if v in table3.ROWS and not table3.is_papers_change(table3.ROWS[v], config)]
@@ -176,7 +178,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
     return Comparison(
         config=config,
         entries=entries,
-        score=measures[1],
+        score=score,
         base=next((entry for entry in entries if entry.variant == base), None),
         failed=[result for result in kept if not result.finished],
         other_changes=other,
@@ -206,7 +208,14 @@ def _order(result: Result) -> tuple:
 def _choose_score(finished: Sequence[Result]) -> Measure:
     if finished and "macro_f1" in finished[0].scores["valid"]:
         return ACCURACY
-    return BLEU if any(result.scores["valid"]["bleu"] for result in finished) else EXACT_MATCH
+    scores = [result.scores["valid"] for result in finished]
+    # A single wrong output of four words gives a run of right single words some BLEU.
+    single_words = any(each["exact_match"] and not each["bleu"] for each in scores)
+    return BLEU if any(each["bleu"] for each in scores) and not single_words else EXACT_MATCH
+
+
+def _perplexity_beside(score: Measure) -> Measure:
+    return LOG_PERPLEXITY_OF_TEXTS if score is ACCURACY else LOG_PERPLEXITY
 
 
 def _effects(

@@ -251,7 +251,7 @@ def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:
     """
     ours = max(abs(effect.ours.value) for effect in effects)
     paper = max(abs(effect.paper or 0.0) for effect in effects)
-    return 1 if measure.name == measure.paper_name or ours < measure.least or not paper else paper / ours
+    return 1 if measure.name == measure.paper_name or not paper else paper / max(ours, measure.least)
 
 
 def _limits(

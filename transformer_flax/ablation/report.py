@@ -31,7 +31,11 @@ from transformer_flax.files import write_whole
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 MOST_IN_TITLE = 3  # most fields that a title names
 # Fields that change the tokens of the text, or the tokens that a model has learned for it.
-TOKENS = ("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized")
+TOKENS = {
+    f"data.{name}" for name in ("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized")
+}
+# Fields that change the text that a tokenizer is learned from.
+LEARNED = {f"data.{name}" for name in ("num_pairs", "held_out", "tokenizer_sample", "seed", "source", "name", "path")}
 NONE = "—"  # an empty cell
 LEFT_COLUMNS = ("row", "variant", "field", "changes")  # columns aligned to the left
 Column = tuple[str, Callable[[Any], str]]  # the column's name; item -> text of the cell
@@ -242,10 +246,11 @@ def _methods(comparison: Comparison) -> str:
         "perplexity.",
     ]
     changed = {field for entry in comparison.entries for run in entry.runs for field in run.changes}
-    if changed & {f"data.{name}" for name in TOKENS}:
+    if changed & (TOKENS if comparison.config.get("data.tokenizer_file") else TOKENS | LEARNED):
         lines.append(
             "Perplexities of variants that change the pieces of the text are of other pieces, or, with BPE-dropout, of "
-            "one spelling among several that the model has learned. Only their scores compare with base's."
+            "one spelling among several that the model has learned. Only their scores compare with base's, "
+            "where these are of the same text."
         )
     if comparison.score is BLEU:
         signatures = sorted({run.signature for entry in comparison.entries for run in entry.runs})
@@ -255,7 +260,7 @@ def _methods(comparison: Comparison) -> str:
     elif comparison.score is ACCURACY:
         lines.append("Accuracy is the share of texts whose class is predicted correctly.")
     elif comparison.entries:
-        lines.append("Exact match is the share of correct sentences; BLEU, which counts four words, is 0 in all runs.")
+        lines.append("Exact match is the share of correct sentences; BLEU counts four words, which these hardly have.")
         if comparison.is_of_table3:
             lines.append("Beside the paper's BLEU it compares in signs and ranks, not in sizes.")
     lines += [

@@ -27,7 +27,7 @@ HEAD = ("config", "name", *SESSION)
 FINISHED, FAILED = "finished", "failed"
 # Results stay comparable if these fields differ: a seed belongs to a run, and the other fields change results no more
 # than chance does.
-MAY_DIFFER = (*CHANGES_NOTHING, "seed", "eval.every", "checkpoint.keep")
+MAY_DIFFER = (*CHANGES_NOTHING, "seed", "checkpoint.keep")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,9 +121,15 @@ def require_same_variants(
             )
 
 
+def incomparable(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Returns the differences of two flat configs that make their results incomparable, as `differences` does."""
+    with_patience = ours.get("eval.patience", 0)  # counts evaluations
+    return differences(theirs, ours, MAY_DIFFER if with_patience else (*MAY_DIFFER, "eval.every"))
+
+
 def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: pathlib.Path) -> None:
-    """Checks that two flat configs of a base are equal, except in the fields of MAY_DIFFER."""
-    if different := differences(theirs, ours, MAY_DIFFER):
+    """Checks that the results of two flat configs of a base can be compared."""
+    if different := incomparable(theirs, ours):
         lines = "".join(f"\n  {difference}" for difference in different)
         raise UserError(f"{file} is of a sweep of another base:{lines}\nchoose another --workdir")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from transformer_flax.ablation.results import FAILED, FINISHED, MAY_DIFFER, RESULTS, Result, read
+from transformer_flax.ablation.results import FAILED, FINISHED, RESULTS, Result, incomparable, read
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.data.normalisation import normalisers
 from transformer_flax.decoding.scoring import score
@@ -21,7 +21,7 @@ from transformer_flax.model.flops import count_parameters
 from transformer_flax.model.registry import kind_of
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.config_fields import AUTO, differences, flatten
+from transformer_flax.training.config_fields import AUTO, flatten
 from transformer_flax.training.run_directory import RunDirectory
 
 RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that no variant's folder may have
@@ -47,8 +47,8 @@ class TrialProgress:
             if "macro_f1" in last:
                 shown.append(f"accuracy {self._best('accuracy'):.1%}")
             else:  # BLEU of single words is 0
-                bleu = self._best("bleu")
-                shown.append(f"BLEU {bleu:.2f}" if bleu else f"exact {self._best('exact_match'):.1%}")
+                exact = f"exact {self._best('exact_match'):.1%}"
+                shown.append(f"BLEU {self._best('bleu'):.2f}" if last["bleu"] else exact)
             if "source_gain" in last:
                 shown.append(f"source gain {last['source_gain']:.2f}")
         return ", ".join(shown)
@@ -97,7 +97,7 @@ class Trial:
         if not (ended or workdir.config_file.exists()):
             return None
         ours = flatten(self.variant.config.to_dict()) | {"seed": self.seed}
-        if different := differences(flatten(workdir.load_config().to_dict()), ours, MAY_DIFFER):
+        if different := incomparable(flatten(workdir.load_config().to_dict()), ours):
             raise UserError(
                 f"{self.path} holds a run of another config ({'; '.join(different)}); move it away, or choose another "
                 "--workdir"

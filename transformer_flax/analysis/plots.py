@@ -229,6 +229,8 @@ def plot_curves(
 ) -> Figure:
     """Draws a metric of one or several runs. The legend has the runs' names, or their directories if names repeat.
 
+    The last point is the final evaluation, which may be of the mean of more checkpoints, or of more sentences.
+
     Args:
       workdirs: the runs' working directories, or a single one.
       metric: a name in metrics.jsonl, such as "valid/bleu" or "train/loss".
