@@ -4,7 +4,16 @@ import dataclasses
 
 import pytest
 
-from transformer_flax.ablation.results import FAILED, FINISHED, Journal, Result, read, require_same_variants
+from transformer_flax.ablation.results import (
+    FAILED,
+    FINISHED,
+    Journal,
+    Result,
+    read,
+    require_same_base,
+    require_same_data,
+    require_same_variants,
+)
 from transformer_flax.errors import UserError
 
 HEAD = {
@@ -102,6 +111,24 @@ def test_results_of_another_base_are_refused_with_the_fields_that_differ(file):
     assert "seed" not in str(refused.value)
     assert "path" not in str(refused.value)
     assert file.read_text() == before
+
+
+def test_fewer_evaluations_are_another_base_only_where_they_end_a_run(file):
+    theirs = {"eval.every": 100, "eval.patience": 0}
+    require_same_base(theirs, theirs | {"eval.every": 50}, file)
+    theirs["eval.patience"] = 3
+    with pytest.raises(UserError, match=r"config\.eval\.every: 100 there, 50 now"):
+        require_same_base(theirs, theirs | {"eval.every": 50}, file)
+
+
+def test_results_on_other_data_do_not_compare():
+    run = dataclasses.replace(RESULT, fingerprints={"train": "abc", "valid": "def"})
+    other = dataclasses.replace(run, seed=4, fingerprints={"train": "abc", "valid": "xyz"})
+    with pytest.raises(UserError, match=r"model.dropout=0.2 seed 3 has other data \(valid\) than .* seed 4"):
+        require_same_data(run, [run, other])
+    # Data that are unknown, not used by both, or other because the config says so.
+    for fingerprints, more in (({}, {}), ({"test": "xyz"}, {}), ({"valid": "xyz"}, {"data.num_pairs": 9})):
+        require_same_data(run, [dataclasses.replace(run, fingerprints=fingerprints, changes=run.changes | more)])
 
 
 def test_the_same_base_elsewhere_or_by_another_command_goes_on_with_the_head_that_is_there(file):

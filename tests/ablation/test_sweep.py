@@ -16,7 +16,7 @@ from tests.ablation.sweeping import InProcess, run, stop_all, sweeping, timeless
 from tests.commands.process import ENVIRONMENT
 from transformer_flax.ablation.local import Local, Slot
 from transformer_flax.ablation.plan import show_plan
-from transformer_flax.ablation.results import Result, make_head, read
+from transformer_flax.ablation.results import Journal, Result, make_head, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.trials import Trial, TrialFactory
 from transformer_flax.ablation.variants import make_variants
@@ -199,6 +199,20 @@ def test_a_sweep_from_a_trained_model_has_its_vocabulary(config, finished, tmp_p
     assert status == 0, said
     assert "--config.data.vocab_size=300" in said
     assert "--config.data.tokenizer=bpe" in said  # for variants without init_from, too
+
+
+def test_a_run_on_other_text_than_the_others_does_not_join_them(swept, config, tmp_path):
+    assert swept.small.fingerprints.keys() == {"train", "valid"}
+    shutil.copytree(swept.workdir, tmp_path / "sweep")
+    file = tmp_path / "sweep/results.jsonl"
+    file.unlink()
+    before = dataclasses.replace(swept.small, seed=1, fingerprints=swept.small.fingerprints | {"valid": "0123"})
+    Journal(file, swept.head).append(before)
+    factory = factory_of(config, tmp_path / "sweep")
+    trials = factory.trials(make_variants(factory.base, "base", axes=[f"{TOKENS}=512"]), range(1))
+    with pytest.raises(UserError, match=r"seed 0 has other data \(valid\) than .* seed 1, so their scores do not comp"):
+        sweep(trials, factory, make_head(factory.base, "python", ""), InProcess())
+    assert read(file)[1] == [before]
 
 
 def test_what_has_finished_is_not_to_be_made(swept, config, capsys):

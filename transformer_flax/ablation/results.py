@@ -27,6 +27,7 @@ HEAD = ("config", "name", *SESSION)
 FINISHED, FAILED = "finished", "failed"
 # Results stay comparable if these fields differ: a seed belongs to a run, and the other fields change results no more
 # than chance does.
+DATA = ("data.", "init_from", "embedding_init")  # fields that choose what `Result.fingerprints` are of
 MAY_DIFFER = (*CHANGES_NOTHING, "seed", "checkpoint.keep")
 
 
@@ -47,6 +48,8 @@ class Result:
     scores: dict[str, dict[str, float]]  # by split, at the end of training
     signature: str  # BLEU's signature; empty for classifiers
     curve: list[dict[str, float]]  # "step", "seconds" and the scores of each evaluation on the validation split
+    # Fingerprints of the run's data, by name. Failed runs have none, nor had runs of older versions.
+    fingerprints: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -125,6 +128,21 @@ def incomparable(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str
     """Returns the differences of two flat configs that make their results incomparable, as `differences` does."""
     with_patience = ours.get("eval.patience", 0)  # counts evaluations
     return differences(theirs, ours, MAY_DIFFER if with_patience else (*MAY_DIFFER, "eval.every"))
+
+
+def require_same_data(result: Result, others: Iterable[Result]) -> None:
+    """Checks that a run had the same data as others that do not differ from it in the config of the data."""
+
+    def chosen(run: Result) -> dict[str, Any]:
+        return {field: value for field, value in run.changes.items() if field.startswith(DATA)}
+
+    for other in others:
+        names = [name for name, value in result.fingerprints.items() if other.fingerprints.get(name, value) != value]
+        if names and chosen(other) == chosen(result):
+            raise UserError(
+                f"{result.variant} seed {result.seed} has other data ({', '.join(names)}) than {other.variant} seed "
+                f"{other.seed}, so their scores do not compare; restore the data, or choose another --workdir"
+            )
 
 
 def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator, assumed_flops
-from transformer_flax.ablation.results import RESULTS, Journal, Result, require_same_variants
+from transformer_flax.ablation.results import RESULTS, Journal, Result, require_same_data, require_same_variants
 from transformer_flax.ablation.slurm import Slurm
 from transformer_flax.ablation.trials import Job, Trial, TrialFactory, make_jobs
 from transformer_flax.console import Progress, counted, duration
@@ -143,9 +143,16 @@ class _Sweep:
         known = self._journal.results.get(trial.key)
         if known is not None and known.finished:
             return True
-        if result := trial.result():
+        if result := self._result(trial):
             self._journal.append(result)
         return result is not None
+
+    def _result(self, trial: Trial) -> Result | None:
+        """Returns a trial's result if the trial has ended. Its data must be those of the sweep's other runs."""
+        result = trial.result()
+        if result:
+            require_same_data(result, self._journal.results.values())
+        return result
 
     def _end(self, job: Job, problem: str) -> None:
         """Adds the results of a job that has ended."""
@@ -153,7 +160,7 @@ class _Sweep:
         for trial in job.trials:
             why = problem
             try:
-                result = trial.result()
+                result = self._result(trial)
             except UserError as error:
                 result, why = None, str(error)
             if result is None:

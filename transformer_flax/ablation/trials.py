@@ -102,7 +102,10 @@ class Trial:
                 f"{self.path} holds a run of another config ({'; '.join(different)}); move it away, or choose another "
                 "--workdir"
             )
-        return self._result(FINISHED, "", workdir.load_tokenizer().vocab_size, progress) if ended else None
+        if not ended:
+            return None
+        result = self._result(FINISHED, "", workdir.load_tokenizer().vocab_size, progress)
+        return dataclasses.replace(result, fingerprints=workdir.load_fingerprints())
 
     def failure(self, error: str) -> Result:
         """Returns the result of a trial that has failed."""
