@@ -512,6 +512,24 @@ def test_a_run_of_another_version_is_refused_with_the_field_that_it_lacks(made, 
     assert field in message
 
 
+def test_of_a_newer_version_only_fields_that_translations_may_not_need_are_unknown_and_told_of(made, tmp_path, caplog):
+    written = json.loads((made / "config.json").read_text())
+    del written["crc32"]
+    for section in "data", "decode", "model":
+        newer = tmp_path / section
+        shutil.copytree(made, newer)
+        config = written["config"] | {section: written["config"][section] | {"num_novelties": 1}}
+        (newer / "config.json").write_text(json.dumps(written | {"config": config}))
+    assert restore(tmp_path / "data").params_from == restore(made).params_from
+    assert [record.message for record in caplog.records] == [
+        "this version does not know config.data.num_novelties of the run's config, and ignores it"
+    ]
+    for section in "decode", "model":
+        message = refused(tmp_path / section)
+        assert f"config.{section}.num_novelties is " in message
+        assert message.endswith("; a run of a newer version needs that version")
+
+
 def test_an_ensemble_takes_the_members_of_another(made):
     first, second, third = (restore(made, steps=[step]) for step in (10, 20, 30))
     nested, flat = first.ensemble(second.ensemble(third)), first.ensemble(second, third)

@@ -11,6 +11,7 @@ from configs import base, vectors
 from tests.conftest import ROOT
 from tests.training.small import small_config
 from transformer_flax.errors import UserError
+from transformer_flax.model.registry import find_kind
 from transformer_flax.training.config_checks import check, check_text
 from transformer_flax.training.config_fields import RunConfig, complete, vector_run_config
 
@@ -38,6 +39,9 @@ def test_the_known_fields_and_types_are_those_of_the_configs():
 def test_a_config_of_ours_passes_its_checks(file):
     config = importlib.import_module(f"configs.{file.stem}").get_config()
     (check_text if "vectors" in config else check)(config)
+    if "model" in config:  # a field that is missing has its default, so the check passes without it
+        known = {field.name for field in dataclasses.fields(find_kind(config.model.kind).config)}
+        assert {*config.model} == known - {"vocab_size"} | {"kind"}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.training.small import small_config
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import init_params, make_config
 from transformer_flax.training.config_checks import check
+from transformer_flax.training.config_fields import OptimizerConfig
 from transformer_flax.training.optimizer import (
     adam,
     exponential,
@@ -83,7 +84,7 @@ def test_muon_makes_the_update_of_every_matrix_orthogonal_and_adam_trains_the_re
     params, grads = (jax.tree.map(lambda x: jnp.array(rng.normal(size=x.shape), x.dtype), shapes) for _ in range(2))
     optimizer = muon(lambda count: 0.5, b1=0.95, b2=0.98, eps=1e-9)
     state, update = optimizer.init(params), jax.jit(optimizer.update)
-    updates, after = update(grads, state, params)
+    updates, _ = update(grads, state, params)
     matrices = 0
     for path, change in jax.tree_util.tree_leaves_with_path(updates):
         if path[-1].key != "kernel":
@@ -97,10 +98,23 @@ def test_muon_makes_the_update_of_every_matrix_orthogonal_and_adam_trains_the_re
             matrices += 1
     assert matrices >= 4
 
-    _, stood_still = update(jax.tree.map(lambda g: g * jnp.nan, grads), after, params, finite=jnp.array(False))
-    jax.tree.map(np.testing.assert_array_equal, stood_still, after)
     zeros, _ = update(jax.tree.map(jnp.zeros_like, grads), state, params)
     assert not any(leaf.any() for leaf in jax.tree.leaves(zeros))  # config.train_only leaves parameters as they are
+
+
+NAMES = OptimizerConfig.__dataclass_fields__["name"].metadata["requirement"].removeprefix("one of ").split(", ")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_optimizer_stands_still_at_an_update_that_is_not_finite(name):
+    config = base.get_config()
+    config.optimizer.name = name
+    params, grads = ({"a": {"kernel": jnp.full((3, 4), value), "bias": jnp.full(4, value)}} for value in (1.0, 0.5))
+    optimizer = make_optimizer(config)
+    update = jax.jit(optimizer.update)
+    _, state = update(grads, optimizer.init(params), params, finite=jnp.array(True))
+    _, stood_still = update(jax.tree.map(lambda g: g * jnp.nan, grads), state, params, finite=jnp.array(False))
+    jax.tree.map(np.testing.assert_array_equal, stood_still, state)
 
 
 def test_schedule_free_keeps_the_peak_of_the_papers_rate():

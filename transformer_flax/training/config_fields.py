@@ -6,6 +6,7 @@ new field needs a default, and no field is ever removed from these classes or gi
 
 import dataclasses
 import itertools
+import logging
 import math
 import os
 from collections.abc import Container, Mapping
@@ -15,6 +16,8 @@ from ml_collections import ConfigDict
 
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.model.config import TYPES, TransformerConfig, checked, one_of, positive, rate, requirement, size
+
+logger = logging.getLogger(__name__)
 
 # Names, paths, and settings of the machine. None of them changes what is learned or measured, beyond random variation.
 CHANGES_NOTHING = (
@@ -179,8 +182,9 @@ def require_run(config: ConfigDict) -> None:
 def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
     """Checks the names, the types and the ranges of a config's fields, each field by itself.
 
-    The config of a run that is `saved` already may have unknown fields. Unknown fields of config.decode are still
-    refused, because the search would not be the same. `make_config` checks the fields of config.model.
+    The config of a run that is `saved` already may have unknown fields, of which a warning tells. Unknown fields of
+    config.decode are still refused, because the search would not be the same. `make_config` checks the fields of
+    config.model.
     """
     _require_fields(config, _fields_of(config), "config", saved=saved)
 
@@ -290,9 +294,11 @@ def _defaults(dataclass: Any, prefix: str = "") -> dict[str, Any]:
 def _require_fields(section: ConfigDict, dataclass: type, where: str, *, saved: bool) -> None:
     fields = {field.name: field for field in dataclasses.fields(dataclass)}
     for name in section:
-        if name not in fields and not (saved and where != "config.decode"):
-            if saved:
-                raise UserError(f"unknown field {where}.{name}; open this run with the version that wrote it")
+        if name in fields:
+            continue
+        if saved and where != "config.decode":
+            logger.warning("this version does not know %s.%s of the run's config, and ignores it", where, name)
+        else:
             hint = did_you_mean(name, fields) or "configs/ lists the fields there are"
             raise UserError(f"{where}.{name} is an unknown field; {hint}")
     for name, field in fields.items():
