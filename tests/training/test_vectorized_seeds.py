@@ -144,7 +144,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.long
 def test_no_checkpoint_is_deleted_before_all_seeds_have_its_successor(config, tmp_path, small_disk):
-    settings = {"checkpoint__every": 6, "checkpoint__keep": 1, "eval__every": 2, "model__d_ff": 640}
+    settings = {"checkpoint__every": 6, "checkpoint__keep": 1, "eval__every": 2, "model__d_ff": 768}
     settings |= {"parallel__num_devices": 1, "data__tokens_per_batch": 512, "decode__max_extra_length": 1}
     settings |= {"eval__sentences": 1, "eval__final_sentences": 1, "decode__beam_size": 1}
     with pytest.raises(UserError, match=r"a checkpoint (needs|could not be written).*seed1"):
