@@ -27,7 +27,7 @@ from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.evaluation import Evaluator, TranslationTask
+from transformer_flax.training.evaluation import Evaluator, TranslationTask, shift_of
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import translation_loss
@@ -209,16 +209,27 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
     assert {"valid/loss", "valid/perplexity", "valid/bleu", "valid/exact_match"} <= lines[1].keys()
 
 
-def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path):
+def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path, capsys):
     assert len(done["valid"].outputs) == PAIRS["valid"]  # at the end, all of them
     before = final_state(tmp_path / "run", 6)
     (tmp_path / "run/tokenizer.json").unlink()  # as after a kill just behind config.json; it is made again
+    capsys.readouterr()
     again = run("run", **DONE | {"checkpoint__keep": 1})
+    told = "metrics.jsonl and translations/ keep the earlier evaluation of this step:"
+    assert capsys.readouterr().out.count(told) == 1
     assert again["valid"].scalars == done["valid"].scalars
     assert saved_steps(tmp_path / "run/checkpoints") == [2, 4, 6]  # nothing is deleted
     jax.tree.map(np.testing.assert_array_equal, before, final_state(tmp_path / "run", 6))
     with pytest.raises(UserError, match=r"at step 6 already, past config\.steps=4"):
         run("run", steps=4, **DONE)
+
+
+def test_the_time_of_a_run_goes_on_from_a_checkpoint_after_which_nothing_was_logged(run, done, tmp_path):
+    file = tmp_path / "run/metrics.jsonl"
+    seconds = [line["seconds"] for line in read_json_lines(file) if "train/loss" in line][-1]
+    file.unlink()
+    run("run", **DONE | {"steps": 7})
+    assert read_json_lines(file)[0]["seconds"] > seconds
 
 
 def test_averages_are_of_the_last_regular_checkpoints_and_name_those_that_are_missing(run, done, tmp_path, capsys):
@@ -516,3 +527,8 @@ def test_the_source_gain_is_what_another_sentences_source_costs(finished):
     line = next(line for line in read_json_lines(finished / "metrics.jsonl") if "valid/source_gain" in line)
     assert line["valid/source_gain"] == pytest.approx(own - others, abs=1e-3)
     assert line["valid/source_gain"] > 0.2
+
+
+def test_the_other_sentences_of_the_source_gain_are_others_where_sources_repeat():
+    for sources, shift in ((b"abcd", 1), (b"aabb", 2), (b"aaabbbccc", 3), (b"abca", 2), (b"aa", 1), (b"a", 0)):
+        assert shift_of([*map(bytes, zip(sources, strict=True))]) == shift

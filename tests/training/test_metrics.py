@@ -87,6 +87,9 @@ def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):
     assert [(line["step"], line["train/loss"]) for line in lines] == [(10, 5.0), (20, 10.0), (30, 1.0)]
     assert lines[2]["seconds"] >= lines[1]["seconds"]
     assert read_json_lines(file) == [{name: line[name] for name in line if name != "crc32"} for line in lines]
+    later = MetricsWriter(file, 30, score="bleu", seconds=900.0)  # saved after the last line
+    assert 900 <= later.seconds < 990
+    later.close()
 
 
 def test_totals_are_of_the_moment_and_another_meter_goes_on_from_them():

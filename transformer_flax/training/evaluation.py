@@ -104,6 +104,18 @@ class Evaluation:
     outputs: list[str]  # translations, or labels
 
 
+def shift_of(sources: Sequence[bytes]) -> int:
+    """Returns the smallest shift of sentences at which the fewest meet an equal one; 0 for a single sentence.
+
+    A set with several references for each source may have equal sources side by side.
+    """
+
+    def equal(shift: int) -> int:
+        return sum(source == other for source, other in zip(sources, [*sources[-shift:], *sources], strict=False))
+
+    return min(range(1, len(sources)), key=equal, default=0)
+
+
 class Evaluator:
     """An evaluator of parameters on a split.
 
@@ -152,11 +164,10 @@ class Evaluator:
         self._gain_batches = None
         if task.reads_target:
             first = np.arange(min(GAIN_SENTENCES, len(corpus)))
+            others = np.roll(first, shift_of([corpus.source[i].tobytes() for i in range(len(first))]))
             target = corpus.target.take(first)
             # With one bucket, both orders have the same batch shape: that of the longest sentence.
-            self._gain_batches = [
-                batches(Corpus(corpus.source.take(order), target), 1) for order in (first, np.roll(first, 1))
-            ]
+            self._gain_batches = [batches(Corpus(corpus.source.take(order), target), 1) for order in (first, others)]
         too_long = int((lengths > limit).sum())
         if too_long:
             progress.say(f"{too_long:,} {name} pairs are measured up to their first {limit} tokens")

@@ -24,8 +24,8 @@ from transformer_flax.training.trainer import Trainer, open_trainer
 if TYPE_CHECKING:
     from transformer_flax.training.vectorized_seeds import SeedsTrainer
 
-# The steps of a session to profile: most shapes are compiled by then. A session of at most 20 steps has its last five
-# steps profiled.
+# The steps of a session to profile: most shapes are compiled by then. A shorter session has its last five steps
+# profiled.
 PROFILED = slice(20, 25)
 
 
@@ -79,7 +79,7 @@ def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.P
         contextlib.closing(prefetch(trainer.batch, steps)) as batches,
         contextlib.ExitStack() as trace,
     ):
-        profiled = (steps[PROFILED] or steps[-5:]) if profile else range(0)
+        profiled = steps[PROFILED if len(steps) >= PROFILED.stop else slice(-5, None)] if profile else range(0)
         started = time.perf_counter()
         for step in steps:
             if step in profiled[:1]:

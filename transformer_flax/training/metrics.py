@@ -90,8 +90,9 @@ class StepLines:
 class MetricsWriter:
     """A writer of scalars to `metrics.jsonl` and to TensorBoard events beside it.
 
-    Training starts from `step`. The run's time resumes from the last line that is kept; see `StepLines`. `score` is the
-    name of the validation score. `send` is called with each line, too.
+    Training starts from `step`, which the run had reached after `seconds`. The run's time resumes from there, or from
+    the last line that is kept (see `StepLines`) if that is later. `score` is the name of the validation score. `send`
+    is called with each line, too.
     """
 
     def __init__(
@@ -100,13 +101,14 @@ class MetricsWriter:
         step: int,
         *,
         score: str,
+        seconds: float = 0.0,
         send: Callable[[dict[str, Any]], None] = lambda line: None,
     ):
         self._send = send
         self._lines = StepLines(file, step)
         kept, self.dropped = self._lines.kept, self._lines.dropped
         self._written, self._score = [*kept], f"valid/{score}"
-        self._started = time.monotonic() - (kept[-1].get("seconds", 0.0) if kept else 0.0)
+        self._started = time.monotonic() - max([seconds, *(line.get("seconds", 0.0) for line in kept[-1:])])
         self._events = None
         if not is_first():
             return

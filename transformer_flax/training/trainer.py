@@ -87,7 +87,11 @@ class Trainer:
         self.train_step = programs.steps.train_step
         self.meter = Meter(totals)  # of the steps since the last log
         self._metrics = MetricsWriter(
-            directory.metrics_file, start, score=programs.task.score, send=lambda line: self._wandb.send(line)
+            directory.metrics_file,
+            start,
+            score=programs.task.score,
+            seconds=(totals or {}).get("seconds", 0.0),
+            send=lambda line: self._wandb.send(line),
         )
         self._skipped = StepLines(directory.skipped_file, start)
         if not start and self._metrics.dropped:  # killed before its first checkpoint, or its checkpoints are gone
@@ -241,7 +245,7 @@ class Trainer:
             # checkpoints/ may exist even if the working directory was moved: Orbax creates it again while it writes.
             if not self._directory.config_file.exists():
                 raise moved(self._directory.path)
-            self.checkpoints.save(state, self.meter.totals)
+            self.checkpoints.save(state, self.meter.totals | {"seconds": self._metrics.seconds})
 
     def wait(self, *, must: bool) -> None:
         """Waits until the last checkpoint is written, and only then deletes old checkpoints. For `must`, see `save`."""
@@ -335,6 +339,8 @@ class Trainer:
                     self._directory.save_outputs(self._programs.task.outputs, split, step, evaluation.outputs)
                 values = {**evaluation.scalars, "averaged": averaged}
                 self._metrics.write(step, split, values | {"final": 1} if final else values)
+        else:
+            self.say(f"metrics.jsonl and {self._programs.task.outputs}/ keep the earlier evaluation of this step:")
         first, *scalars = [f"{name} {value:.4g}" for name, value in evaluation.scalars.items()]
         self.progress.row(f"{self._label}step {step:>7,} {split}: {first}", scalars)
 
