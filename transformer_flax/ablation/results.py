@@ -25,9 +25,9 @@ RESULTS = "results.jsonl"
 SESSION = ("command", "versions", "hardware", "commit")  # what describes a session
 HEAD = ("config", "name", *SESSION)
 FINISHED, FAILED = "finished", "failed"
+DATA = ("data.", "init_from", "embedding_init")  # fields that choose what `Result.fingerprints` are of
 # Results stay comparable if these fields differ: a seed belongs to a run, and the other fields change results no more
 # than chance does.
-DATA = ("data.", "init_from", "embedding_init")  # fields that choose what `Result.fingerprints` are of
 MAY_DIFFER = (*CHANGES_NOTHING, "seed", "checkpoint.keep")
 
 
