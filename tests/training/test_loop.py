@@ -529,6 +529,20 @@ def test_the_source_gain_is_what_another_sentences_source_costs(finished):
     assert line["valid/source_gain"] > 0.2
 
 
+def test_the_source_gain_is_the_same_where_each_sentence_occurs_twice_in_a_row(text, tmp_path):
+    twice = shutil.copytree(text, tmp_path / "text")
+    for file in twice.glob("valid.*"):
+        file.write_text("".join(2 * line for line in file.read_text().splitlines(keepends=True)))
+    few = {"steps": 1, "eval__every": 0, "eval__final_sentences": 1}
+    gains = [
+        train(small_config(data__path=str(folder), **few), tmp_path / folder.name / "run")["valid"].scalars[
+            "source_gain"
+        ]
+        for folder in (twice, shutil.copytree(text, tmp_path / "once"))
+    ]
+    assert gains[0] == pytest.approx(gains[1], rel=1e-2)
+
+
 def test_the_other_sentences_of_the_source_gain_are_others_where_sources_repeat():
     for sources, shift in ((b"abcd", 1), (b"aabb", 2), (b"aaabbbccc", 3), (b"abca", 2), (b"aa", 1), (b"a", 0)):
         assert shift_of([*map(bytes, zip(sources, strict=True))]) == shift
