@@ -30,7 +30,7 @@ def keep_compiled(cache_dir: str) -> pathlib.Path:
         # A program for one CPU may use instructions that another CPU lacks. Machines may share a home directory.
         cpuinfo = pathlib.Path("/proc/cpuinfo")
         lines = cpuinfo.read_text().splitlines(keepends=True) if cpuinfo.exists() else []
-        features = next((line for line in lines if line.startswith("flags")), "")
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")  # as x86 and ARM say
         machine = f"{os.uname().machine}-{zlib.crc32(features.encode()):08x}"
         given = str(cache_root(cache_dir) / "compiled" / machine)
         jax.config.update("jax_compilation_cache_dir", given)
