@@ -13,6 +13,7 @@ from tests.model.formulas import flops_by_hand, parameters_by_hand
 from tests.relatives.rivals import RIVALS
 from transformer_flax.model import flops as counting
 from transformer_flax.model import layers
+from transformer_flax.model.config import REMAT
 from transformer_flax.model.flops import (
     activation_bytes,
     count_parameters,
@@ -186,9 +187,17 @@ def test_activations_are_what_differentiation_keeps():
     tokens = 2 * 16 * 16
     # At the least, what the inner product of the feed-forward gives and what the ReLU makes of it, and the logits.
     assert many > tokens * 2 * 4 * config.d_ff + tokens / 2 * 4 * config.vocab_size
-    assert activation_bytes(dataclasses.replace(config, remat="layers"), 16, 16, 16) < many / 2
     in_chunks = activation_bytes(config, 16, 16, 16, loss_chunks=4)
     assert many - in_chunks == 3 / 4 * tokens / 2 * 4 * config.vocab_size
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_what_is_recomputed_is_not_kept_and_products_with_weights_are_kept_if_so_told(scan_layers):
+    config = dataclasses.replace(TINY, num_layers=2, d_model=32, d_ff=128, scan_layers=scan_layers)
+    kept = {how: activation_bytes(dataclasses.replace(config, remat=how), 16, 16, 16) for how in REMAT}
+    assert kept["layers"] < kept["none"] / 2
+    inner = config.num_layers * 2 * 16 * 16 * 4 * config.d_ff  # of the feed-forward networks of both stacks
+    assert kept["layers"] + inner < kept["products"] < kept["none"]
 
 
 def test_activations_are_about_the_room_that_xla_takes():
