@@ -64,7 +64,7 @@ def test_r_drop_computes_every_token_twice_in_rates_and_plans():
     model = model_config(once.config, once.config.data.vocab_size)
     for variant, passes in ((once, 1), (twice, 2)):
         trainer = mock.Mock(config=variant.config, meter=Meter())
-        trainer.data.train.lengths.return_value, trainer._programs.model.config = lengths, model
+        trainer.data.train.lengths.return_value, trainer.programs.model.config = lengths, model
         Trainer.add_time(trainer, 1, 0.5)
         rates = trainer.meter.rates()
         assert rates["tokens_per_second"] == 14 / 0.5  # which the batch has once

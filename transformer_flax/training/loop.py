@@ -84,7 +84,7 @@ def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.P
         for step in steps:
             if step in profiled[:1]:
                 trace.enter_context(jax.profiler.trace(str(profile)))
-            compilations = trainer.compilations
+            compilations = trainer.programs.compilations
             state, metrics = trainer.train_step(state, next(batches))
             if on_cpu:
                 jax.block_until_ready(state)
@@ -101,7 +101,7 @@ def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.P
                 trainer.read(metrics, step)
                 unread = None
             ended = time.perf_counter()
-            if trainer.compilations == compilations:  # a step's time excludes compilation
+            if trainer.programs.compilations == compilations:  # a step's time excludes compilation
                 trainer.add_time(step, ended - started)
             started = ended  # an accelerator computes on while the host goes through the rest
             if step in profiled[-1:]:

@@ -79,7 +79,7 @@ class Trainer:
     ):
         self.config, self.data, self.start, self.checkpoints = config, data, start, checkpoints
         self.progress, self.interruption = progress, interruption
-        self._directory, self._programs, self._parallel = directory, programs, programs.parallel
+        self.programs, self._directory, self._parallel = programs, directory, programs.parallel
         self._label, self._runs_at_once = label, runs_at_once
         self._steps_per_second: float | None = None  # measured at the last log
         self._evaluation_seconds = 0.0  # the time of the last split that was evaluated
@@ -124,11 +124,6 @@ class Trainer:
                 raise
             self.say(f"WARNING: {error}; the run continues without it")
 
-    @property
-    def compilations(self) -> int:
-        """The number of programs compiled for steps so far."""
-        return sum(self._programs.compilations.values())
-
     def batch(self, step: int) -> Any:
         """Returns the batch of a step, on the devices. Steps count from 1."""
         return self._parallel.shard(self.data.train[step - 1])
@@ -171,7 +166,7 @@ class Trainer:
     def add_time(self, step: int, seconds: float) -> None:
         """Adds a step's time, tokens and FLOPs to the meter."""
         lengths = self.data.train.lengths(step - 1)
-        model = self._programs.model.config
+        model = self.programs.model.config
         tokens = sum(int(lengths[side].sum()) for side in kind_of(model).reads)
         flops = passes(self.config) * training_flops(model, *lengths.values())
         self.meter.add_time(seconds, tokens, flops)
@@ -186,7 +181,7 @@ class Trainer:
         steps, every = self.config.steps, self.config.eval.every
         checkpoints = steps // self.config.checkpoint.every - step // self.config.checkpoint.every
         on_the_way = max(0, (steps - 1) // every - step // every) if every else 0
-        evaluations = (on_the_way + len(self._programs.evaluators)) * self._runs_at_once
+        evaluations = (on_the_way + len(self.programs.evaluators)) * self._runs_at_once
         waiting = evaluations * self._evaluation_seconds + checkpoints * self.saving_seconds
         return (steps - step) / self._steps_per_second + waiting
 
@@ -195,7 +190,7 @@ class Trainer:
         metrics = self._parallel.unreplicate(jax.device_get(metrics))
         # The updates made before this step. If this step's update was skipped, `skipped` already counts it.
         updates = step - 1 - metrics.skipped + (metrics.skipped_in_a_row > 0)
-        learning_rate = float(self._programs.schedule(updates))
+        learning_rate = float(self.programs.schedule(updates))
         values = {
             "learning_rate": learning_rate,
             "grad_norm": float(metrics.grad_norm),
@@ -300,11 +295,11 @@ class Trainer:
                 self.interruption.end(f"while evaluating step {step:,}, which is saved")
 
         sentences = self.config.eval.final_sentences if last else self.config.eval.sentences
-        splits = [*self._programs.evaluators] if last else ["valid"]
+        splits = [*self.programs.evaluators] if last else ["valid"]
         evaluations = {}
         for split in splits:
             started = time.perf_counter()
-            evaluations[split] = self._programs.evaluators[split](params, check=check, max_sentences=sentences)
+            evaluations[split] = self.programs.evaluators[split](params, check=check, max_sentences=sentences)
             self._evaluation_seconds = time.perf_counter() - started
             self._write_evaluation(split, step, evaluations[split], len(choice.steps), final=last)
         self._show(splits[-1], evaluations[splits[-1]])
@@ -336,11 +331,11 @@ class Trainer:
         if not self._metrics.has(step, split, final=final):
             with self._writing():
                 if final or not self._metrics.has(step, split, final=True):
-                    self._directory.save_outputs(self._programs.task.outputs, split, step, evaluation.outputs)
+                    self._directory.save_outputs(self.programs.task.outputs, split, step, evaluation.outputs)
                 values = {**evaluation.scalars, "averaged": averaged}
                 self._metrics.write(step, split, values | {"final": 1} if final else values)
         else:
-            self.say(f"metrics.jsonl and {self._programs.task.outputs}/ keep the earlier evaluation of this step:")
+            self.say(f"metrics.jsonl and {self.programs.task.outputs}/ keep the earlier evaluation of this step:")
         first, *scalars = [f"{name} {value:.4g}" for name, value in evaluation.scalars.items()]
         self.progress.row(f"{self._label}step {step:>7,} {split}: {first}", scalars)
 
@@ -355,8 +350,8 @@ class Trainer:
 
     def report(self, evaluations: dict[str, Evaluation], step: int) -> None:
         """Prints the scores of the last evaluation, by split, and where the run's files are."""
-        task = self._programs.task
-        compilations = {**self._programs.compilations, task.outputs: task.compilations}
+        task = self.programs.task
+        compilations = {**self.programs.compilations, task.outputs: task.compilations}
         rows = [
             [name, *(f"{evaluation.scalars[name]:.4f}" for evaluation in evaluations.values())]
             for name in evaluations["valid"].scalars

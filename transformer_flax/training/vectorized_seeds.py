@@ -72,7 +72,7 @@ def train_seeds(
             given = configs[i], directories[i], data[i], programs, checkpoints[i], progress, interruption
             trainer = Trainer(*given, start=step, totals=totals, label=labels[i], runs_at_once=len(seeds))
             trainers.append(stack.enter_context(trainer))
-        return fit(SeedsTrainer(trainers, programs), state, directories[0].profile if profile else None)
+        return fit(SeedsTrainer(trainers), state, directories[0].profile if profile else None)
 
 
 class SeedsTrainer:
@@ -81,16 +81,12 @@ class SeedsTrainer:
     The batches of a step have the same shape for every seed, so each run can keep its own order of the data.
     """
 
-    def __init__(self, trainers: Sequence[Trainer], programs: Programs):
-        self._trainers, self._programs = trainers, programs
-        self._parallel = programs.parallel.behind_seeds()
-        self.train_step = programs.steps.seeds_step
-        self.start, self.config, self.progress = trainers[0].start, trainers[0].config, trainers[0].progress
-        self.interruption, self.data = trainers[0].interruption, trainers[0].data  # `fit` needs only the data's shapes
-
-    @property
-    def compilations(self) -> int:
-        return sum(self._programs.compilations.values())
+    def __init__(self, trainers: Sequence[Trainer]):
+        self._trainers, first = trainers, trainers[0]
+        self.start, self.config, self.progress = first.start, first.config, first.progress
+        self.interruption, self.data = first.interruption, first.data  # `fit` needs only the data's shapes
+        self.programs, self._parallel = first.programs, first.programs.parallel.behind_seeds()
+        self.train_step = first.programs.steps.seeds_step
 
     def batch(self, step: int) -> Any:
         return self._parallel.shard(stack_trees([trainer.data.train[step - 1] for trainer in self._trainers]))
