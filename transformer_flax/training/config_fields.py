@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Container, Mapping
-from typing import Any, cast
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -179,14 +179,34 @@ def require_run(config: ConfigDict) -> None:
         )
 
 
-def require_fields(config: ConfigDict, *, saved: bool = False) -> None:
+def require_fields(section: ConfigDict, dataclass: Any = None, where: str = "config", *, saved: bool = False) -> None:
     """Checks the names, the types and the ranges of a config's fields, each field by itself.
 
     The config of a run that is `saved` already may have unknown fields, of which a warning tells. Unknown fields of
     config.decode are still refused, because the search would not be the same. `make_config` checks the fields of
     config.model.
     """
-    _require_fields(config, _fields_of(config), "config", saved=saved)
+    fields = {field.name: field for field in dataclasses.fields(dataclass or _fields_of(section))}
+    for name in section:
+        if name in fields:
+            continue
+        if saved and where != "config.decode":
+            logger.warning("this version does not know %s.%s of the run's config, and ignores it", where, name)
+        else:
+            hint = did_you_mean(name, fields) or "configs/ lists the fields there are"
+            raise UserError(f"{where}.{name} is an unknown field; {hint}")
+    for name, field in fields.items():
+        value: Any = section.get(name, field.default)
+        if value is dataclasses.MISSING:
+            raise UserError(f"{where}.{name} is missing; configs/ says what it means")
+        if field.type in TYPES:
+            must = requirement(field, value)
+        else:
+            must = None if isinstance(value, ConfigDict) else "a section of fields, a ConfigDict"
+        if must:
+            raise UserError(f"{where}.{name} is {value!r}; it must be {must}")
+        if dataclasses.is_dataclass(field.type):
+            require_fields(value, field.type, f"{where}.{name}", saved=saved)
 
 
 def require_only(config: ConfigDict, values: Mapping[str, Any], where: str) -> None:
@@ -289,29 +309,3 @@ def _defaults(dataclass: Any, prefix: str = "") -> dict[str, Any]:
         elif field.default is not dataclasses.MISSING:
             found[f"{prefix}{field.name}"] = field.default
     return found
-
-
-def _require_fields(section: ConfigDict, dataclass: type, where: str, *, saved: bool) -> None:
-    fields = {field.name: field for field in dataclasses.fields(dataclass)}
-    for name in section:
-        if name in fields:
-            continue
-        if saved and where != "config.decode":
-            logger.warning("this version does not know %s.%s of the run's config, and ignores it", where, name)
-        else:
-            hint = did_you_mean(name, fields) or "configs/ lists the fields there are"
-            raise UserError(f"{where}.{name} is an unknown field; {hint}")
-    for name, field in fields.items():
-        if name not in section:
-            if field.default is dataclasses.MISSING:
-                raise UserError(f"{where}.{name} is missing; configs/ says what it means")
-            continue
-        value = section[name]
-        if field.type in TYPES:
-            must = requirement(field, value)
-        else:
-            must = None if isinstance(value, ConfigDict) else "a section of fields, a ConfigDict"
-        if must:
-            raise UserError(f"{where}.{name} is {value!r}; it must be {must}")
-        if dataclasses.is_dataclass(field.type):
-            _require_fields(value, cast(type, field.type), f"{where}.{name}", saved=saved)
