@@ -94,7 +94,7 @@ def _prepared_builder(config):
     """Returns the TFDS builder of the data set that `config.data` names. The prepared data set is on this machine."""
     tfds = _import_tfds()
     builder = _find(tfds, config)
-    if not _is_prepared(builder):
+    if not (builder.data_path / "dataset_info.json").exists():
         _prepare(tfds, builder)
         builder = _find(tfds, config)
     if REMOTE in builder.data_dir:
@@ -165,15 +165,9 @@ def _near(tfds, name: str) -> list[str]:
     return difflib.get_close_matches(name, [*names, *known - {name}]) or sets
 
 
-def _is_prepared(builder) -> bool:
-    if (builder.data_path / "dataset_info.json").exists():
-        return True
+def _prepare(tfds, builder) -> None:
     if builder.data_path.exists():
         raise UserError(f"{builder.data_path} is half prepared: it has no dataset_info.json; remove it and try again")
-    return False
-
-
-def _prepare(tfds, builder) -> None:
     from requests import RequestException
     from tensorflow_datasets.core.download import download_manager, downloader
 
