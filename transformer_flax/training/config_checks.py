@@ -21,7 +21,7 @@ from transformer_flax.training.config_fields import (
     require_only,
     require_run,
 )
-from transformer_flax.training.fine_tuning import are_trained, initial_tokenizer, load_embeddings, require_alike
+from transformer_flax.training.fine_tuning import are_trained, initial_setup, load_embeddings, require_alike
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import SCHEDULE_FREE, keeps_average
 from transformer_flax.training.wandb_run import require_wandb
@@ -142,7 +142,7 @@ def given_tokenizer(config: ConfigDict) -> Tokenizer | None:
     such as the number of parameters, follows from vocab_size.
     """
     if config.get("init_from"):
-        return initial_tokenizer(config)
+        return initial_setup(config)[1]
     if not config.data.tokenizer_file:
         return None
     tokenizer = Tokenizer.load(pathlib.Path(config.data.tokenizer_file))

@@ -36,19 +36,14 @@ def complete_run(config: ConfigDict) -> ConfigDict:
     require_run(config)
     config = complete(config)
     if config.init_from:
-        theirs, tokenizer, _ = _load_setup(config)
+        theirs, tokenizer, _ = initial_setup(config)
         config.data.update(tokenizer=theirs.data.tokenizer, vocab_size=tokenizer.vocab_size)
     return config
 
 
-def initial_tokenizer(config: ConfigDict) -> Tokenizer:
-    """Returns the tokenizer of the model that `config.init_from` names."""
-    return _load_setup(config)[1]
-
-
 def require_alike(config: ConfigDict, model: ModelConfig) -> None:
     """Checks that a run's model matches the model it starts from, and that both normalise text in the same way."""
-    their_config, _, theirs = _load_setup(config)
+    their_config, _, theirs = initial_setup(config)
     if type(theirs) is not type(model):
         raise UserError(
             f"config.model.kind is {config.model.kind!r}, but the model of config.init_from is of another kind"
@@ -76,7 +71,8 @@ def _deciding(model: ModelConfig) -> dict[str, Any]:
     return fields
 
 
-def _load_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
+def initial_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
+    """Reads the config, the tokenizer and the model's config of the model that `config.init_from` names."""
     directory, _ = parse_name(config.init_from)
     return load_setup(RunDirectory(directory))
 
