@@ -51,10 +51,6 @@ class Vectors:
         return cls(tokenizer, scaled.astype(np.float32), np.stack([counts, whole]))
 
     @functools.cached_property
-    def _pieces(self) -> list[str]:
-        return self.tokenizer.vocabulary()
-
-    @functools.cached_property
     def _piece_texts(self) -> list[str]:
         return piece_texts(self.tokenizer)
 
@@ -72,7 +68,7 @@ class Vectors:
           UserError: the word is empty, or none of its pieces occurs in the text.
         """
         [pieces] = self.tokenizer.encode([word.strip()])
-        own = [piece for piece in pieces if self._piece_texts[piece].strip() and self._pieces[piece] != UNKNOWN]
+        own = [piece for piece in pieces if self._piece_texts[piece].strip() not in ("", UNKNOWN)]
         known = [piece for piece in own if self.counts[0, piece]]
         if not known:
             raise UserError(f"there is no vector of {word!r}: the training text had no piece of it")
@@ -83,8 +79,8 @@ class Vectors:
         pieces, whole = self.counts
         chosen = np.flatnonzero((whole >= least) & (whole > MOSTLY * pieces))
         chosen = chosen[np.argsort(-whole[chosen], kind="stable")]
-        chosen = [piece for piece in chosen if self._pieces[piece] != UNKNOWN]
-        return [(self._piece_texts[piece].strip(), int(piece)) for piece in chosen]
+        words = [(self._piece_texts[piece].strip(), int(piece)) for piece in chosen]
+        return [(word, piece) for word, piece in words if word != UNKNOWN]
 
     def nearest(self, word: str, count: int = 10, *, least: int = 5) -> list[tuple[str, float]]:
         """Returns the neighbours of a word, which are the words with the greatest cosine, and their cosines.
