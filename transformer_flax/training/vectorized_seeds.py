@@ -136,8 +136,7 @@ class SeedsTrainer:
         return all(trainer.is_evaluated(step) for trainer in self._trainers)
 
     def out_of_patience(self, step: int) -> bool:
-        del step
-        return False
+        return self._trainers[0].out_of_patience(step)  # never, as `check_seeds` allows no patience
 
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> list[dict[str, Evaluation]]:
         def evaluate(trainer: Trainer, own: TrainState) -> dict[str, Evaluation]:
@@ -153,11 +152,7 @@ class SeedsTrainer:
 
 def stack_trees(trees: Sequence[Any]) -> Any:
     """Stacks trees of the same shapes: arrays [...] -> [seeds, ...]. Arrays on the host stay on the host."""
-
-    def stacked(*leaves):
-        return (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
-
-    return jax.tree.map(stacked, *trees)
+    return jax.tree.map(lambda *leaves: (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves), *trees)
 
 
 def check_seeds(config: ConfigDict) -> None:
