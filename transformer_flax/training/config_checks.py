@@ -13,14 +13,7 @@ from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import find_kind, make_config, param_shapes
-from transformer_flax.training.config_fields import (
-    AUTO,
-    flatten,
-    needs_bfloat16,
-    require_fields,
-    require_only,
-    require_run,
-)
+from transformer_flax.training.config_fields import AUTO, flatten, needs_bfloat16, require_fields, require_only
 from transformer_flax.training.fine_tuning import are_trained, initial_setup, load_embeddings, require_alike
 from transformer_flax.training.multihost import share
 from transformer_flax.training.optimizer import SCHEDULE_FREE, keeps_average
@@ -28,8 +21,7 @@ from transformer_flax.training.wandb_run import require_wandb
 
 
 def check(config: ConfigDict) -> None:
-    """Checks everything that can be checked without reading the text."""
-    require_run(config)
+    """Checks everything that can be checked without reading the text. The config is one of `complete_run`."""
     check_text(config)
     require = functools.partial(_require, config)
     source, target = config.data.source_language, config.data.target_language

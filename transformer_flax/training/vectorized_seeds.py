@@ -17,7 +17,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
-from transformer_flax.training.config_fields import complete, require_fields, require_only, require_run
+from transformer_flax.training.config_fields import require_fields, require_only
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit
@@ -40,8 +40,7 @@ def train_seeds(
       UserError: as `train` does. An error in one run ends all runs.
       Interrupted: a signal asked the runs to end; no finished work is lost.
     """
-    require_run(config)
-    check_seeds(complete(config))
+    check_seeds(config)
     if RunDirectory(workdir).config_file.exists():
         raise UserError(f"{workdir} holds a run of one seed; choose another --workdir for several")
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
