@@ -281,19 +281,15 @@ class Run(TrainedModel):
             raise UserError("an ensemble has no attention of its own: use one of its members")
         sources = _texts("attentions", sources)
         translator = self.translator(**settings | {"refuse_long": True})
-        decode = {**self.config.decode, **settings}
-        longest = decode["max_input_length"]
         read, write = self.normalise
-        inputs, _ = translator.encode([*map(read, sources)], longest)
+        inputs, _ = translator.encode([*map(read, sources)], translator.max_input_length)
         if targets is None:
             found = translator.search(sources)
             outputs = [[*(token for token in best.tokens if token != END_ID), END_ID] for best, *_ in found]
         else:
             targets = _texts("attentions", targets)
             require_as_many("the source text", sources, "the target text", targets)
-            outputs, _ = translator.encode(
-                [*map(write, targets)], longest + decode["max_extra_length"], what="target line"
-            )
+            outputs, _ = translator.encode([*map(write, targets)], translator.longest_output, what="target line")
         pairs = list(zip(inputs, outputs, strict=True))
         return attend(self.model.config, self.params, self.tokenizer, pairs)
 

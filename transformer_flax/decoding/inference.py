@@ -51,7 +51,7 @@ class Inference:
         self._mesh = local_mesh(num_devices)
         self.num_devices = self._mesh.size
         self.params, self.tokenizer = on_devices(params, num_devices), tokenizer
-        self._max_input_length, self._window, self._refuse_long = max_input_length, window, refuse_long
+        self.max_input_length, self._window, self._refuse_long = max_input_length, window, refuse_long
         self._most_rows = min(batch_size, -(-window // self.num_devices))  # on each device
         self._traced: list[tuple[list[None], int]] = []  # (a program's compilations, number of them before)
 
@@ -79,7 +79,7 @@ class Inference:
         try:
             while window := list(itertools.islice(remaining, self._window)):
                 before, read = read, read + len(window)
-                encoded, shortened = self.encode(window, self._max_input_length, lines_before=before)
+                encoded, shortened = self.encode(window, self.max_input_length, lines_before=before)
                 cut += len(shortened)
                 yield before, encoded
         finally:
@@ -105,7 +105,7 @@ class Inference:
 
     def _warn_of_cut(self, cut: int, lines: int, to: str = "") -> None:
         if cut:
-            logger.warning("%d of %d lines were cut to %s", cut, lines, to or f"{self._max_input_length} tokens")
+            logger.warning("%d of %d lines were cut to %s", cut, lines, to or f"{self.max_input_length} tokens")
 
     def _batches(
         self,
@@ -133,7 +133,7 @@ class Inference:
             width = NARROWEST
             while width < lengths[pending[0]]:
                 width *= 2
-            width = min(width, longest or self._max_input_length)
+            width = min(width, longest or self.max_input_length)
             rows = self.num_devices * max(1, self._most_rows * roomy // max(width, roomy))
             yield pending[:rows], rows, width
             done += len(pending[:rows])

@@ -88,7 +88,7 @@ class Translator(Inference):
             raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam holds from 1 to beam_size hypotheses")
         super().__init__(params, tokenizer, max_input_length, batch_size, window, refuse_long, num_devices)
         self.normalise = normalise
-        self._longest_output = max_input_length + max_extra_length
+        self.longest_output = max_input_length + max_extra_length
         self._max_extra_length, penalty = max_extra_length, LengthPenalty(length_penalty, alpha)
         self._seed = sampling.seed if sampling else 0
         sampling = sampling and dataclasses.replace(sampling, seed=0)  # samples of all seeds share their programs
@@ -149,7 +149,7 @@ class Translator(Inference):
         cut = 0
         for start in range(0, len(sources), self._window):
             window = slice(start, start + self._window)
-            limits = self._max_input_length, self._longest_output
+            limits = self.max_input_length, self.longest_output
             (inputs, cut_inputs), (outputs, cut_outputs) = (
                 self.encode([*map(normalise, lines[window])], limit, lines_before=start, what=f"{side} line")
                 for side, normalise, lines, limit in zip(
@@ -160,13 +160,13 @@ class Translator(Inference):
                 outputs[i].pop()
             cut += len({*cut_inputs, *cut_outputs})
             yield from self._score_window(list(zip(inputs, outputs, strict=True)), start, progress)
-        longest = f"{self._max_input_length} tokens of input and {self._longest_output - 1} of output"
+        longest = f"{self.max_input_length} tokens of input and {self.longest_output - 1} of output"
         self._warn_of_cut(cut, len(sources), longest)
 
     def _score_window(self, pairs, lines_before: int, progress) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in pairs]
         # The logits [rows, width, V] need much memory, so wide batches have fewer rows than in `search`.
-        limits = {"longest": self._longest_output, "roomy": NARROWEST}
+        limits = {"longest": self.longest_output, "roomy": NARROWEST}
         lengths = [max(map(len, pair)) for pair in pairs]
         for chosen, rows, width in self._batches(lengths, progress, done=lines_before, **limits):
             source, target = (fill([pairs[i][side] for i in chosen], rows, width) for side in (0, 1))
@@ -176,10 +176,10 @@ class Translator(Inference):
 
     def _search_window(self, sources, prefixes, lines_before: int, progress) -> list[list[Translation]]:
         for i, prefix in enumerate(prefixes):
-            if len(prefix) >= self._longest_output:
+            if len(prefix) >= self.longest_output:
                 raise UserError(
                     f"the prefix of line {lines_before + i + 1:,} has {len(prefix):,} tokens; outputs have at most "
-                    f"{self._longest_output:,}, the end symbol included"
+                    f"{self.longest_output:,}, the end symbol included"
                 )
         found = [[Translation("", 0.0, 0.0, ())] for _ in sources]
         # The width must hold the prefix too. Width 0 skips empty lines, which hold only the end symbol.
