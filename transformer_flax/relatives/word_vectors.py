@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import log_sigmoid
 
-from transformer_flax.data.corpus import BLOCK_PAIRS, Sentences, count, ranges
+from transformer_flax.data.corpus import Sentences, blocks, count, ranges
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import CheckedConfig, checked, one_of, positive, rate, size
@@ -131,9 +131,8 @@ class Text:
         """Yields the batches of one epoch: all sentences once, shuffled."""
         rng = np.random.default_rng((self._seed, k))
         order = rng.permutation(self._count)
-        for start in range(0, len(order), BLOCK_PAIRS):
-            words, sentences = self._take(order[start : start + BLOCK_PAIRS])
-            yield from self._rows(rng, words, sentences, start, len(order))
+        for block in blocks(self._count):
+            yield from self._rows(rng, *self._take(order[block]), block)
 
     def _take(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the words of these sentences, and the number of each word's sentence."""
@@ -152,8 +151,8 @@ class Text:
         merged = np.lexsort((np.concatenate(places), rank[sentences]))
         return words[merged], sentences[merged]
 
-    def _rows(self, rng, words: np.ndarray, sentences: np.ndarray, start: int, total: int) -> Iterator[Rows]:
-        """Yields the batches of the block of sentences that begins at `start` of `total`. The last batch is padded."""
+    def _rows(self, rng, words: np.ndarray, sentences: np.ndarray, block: slice) -> Iterator[Rows]:
+        """Yields the batches of a block of an epoch's sentences. The last batch is padded."""
         kept = rng.random(len(words)) < self._kept[words]
         words, sentences = words[kept], sentences[kept]
         shape = (-1, self._config.rows_per_batch, ROW)
@@ -162,12 +161,11 @@ class Text:
         sentences = np.pad(sentences.astype(np.int32), (0, missing), constant_values=-1).reshape(-1, ROW)
         rows = rng.permutation(len(words))  # without this, all rows of one language would come before the other
         words, sentences = words[rows].reshape(shape), sentences[rows].reshape(shape)
-        block = min(total - start, BLOCK_PAIRS)
         for i in range(len(words)):
             reach = rng.integers(1, self._config.window, words[i].shape, np.int32, endpoint=True)
             drawn = rng.random((len(words[i]), self._config.shared_negatives))
             noise = np.minimum(np.searchsorted(self._noise, drawn, side="right"), len(self._noise) - 1)
-            done = (start + block * i / len(words)) / total
+            done = (block.start + (block.stop - block.start) * i / len(words)) / self._count
             yield Rows(words[i], sentences[i], reach, noise.astype(np.int32), done)
 
 
