@@ -138,8 +138,8 @@ class MetricsWriter:
     def _evaluations(self, split: str) -> list[dict[str, Any]]:
         return [line for line in self._written if f"{split}/loss" in line]
 
-    def write(self, step: int, prefix: str, values: dict[str, float]) -> None:
-        """Writes {prefix/name: value} at a step, with the seconds so far."""
+    def write(self, step: int, prefix: str, values: dict[str, Any]) -> None:
+        """Writes {prefix/name: value} at a step, as floats, with the seconds so far."""
         named = {f"{prefix}/{name}": float(value) for name, value in values.items()}
         line = {"step": step, "seconds": round(self.seconds, 2), **named}
         self._send(line)

@@ -191,11 +191,7 @@ class Trainer:
         # The updates made before this step. If this step's update was skipped, `skipped` already counts it.
         updates = step - 1 - metrics.skipped + (metrics.skipped_in_a_row > 0)
         learning_rate = float(self.programs.schedule(updates))
-        values = {
-            "learning_rate": learning_rate,
-            "grad_norm": float(metrics.grad_norm),
-            "skipped": int(metrics.skipped),
-        }
+        values = {"learning_rate": learning_rate, "grad_norm": metrics.grad_norm, "skipped": metrics.skipped}
         means, rates = self.meter.means(), self.meter.rates()
         if rates:
             devices = 1 if jax.default_backend() == "cpu" else self._parallel.num_devices  # CPU devices share all cores
