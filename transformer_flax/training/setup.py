@@ -127,24 +127,19 @@ def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) 
 
 def prepare_seeds(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], progress: Progress) -> list[Data]:
     """Does what `prepare_data` does for runs that differ only in their seed. They share all but their batches."""
-    (config, *_), (workdir, *_) = configs, workdirs
     index, size = share()
-    if from_first(config.to_json) != config.to_json():
+    if from_first(configs[0].to_json) != configs[0].to_json():
         raise UserError(f"process {index} of {size} has another config than process 0; give all the same flags")
-
-    def prepare() -> list[Data]:
-        if not (is_first() or workdir.config_file.exists()):
-            raise UserError(
-                f"process {index} of {size}, on {socket.gethostname()}, does not see {workdir.config_file}, which "
-                "process 0 has written; --workdir must lie in a file system that all processes share"
-            )
-        return _prepare(configs, workdirs, progress)
-
-    return first_ahead(prepare)
+    return first_ahead(lambda: _prepare(configs, workdirs, progress))
 
 
 def _prepare(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], progress: Progress) -> list[Data]:
-    config = configs[0]
+    config, file, (index, size) = configs[0], workdirs[0].config_file, share()
+    if not (is_first() or file.exists()):
+        raise UserError(
+            f"process {index} of {size}, on {socket.gethostname()}, does not see {file}, which process 0 has written; "
+            "--workdir must lie in a file system that all processes share"
+        )
     pairs = _load_splits(config, progress)
     given = given_tokenizer(config)
     embeddings = load_embeddings(config, given)
