@@ -176,14 +176,13 @@ class TrialFactory:
 
     def trials(self, variants: Sequence[Variant], seeds: Sequence[int]) -> list[Trial]:
         """Makes all trials, seed by seed. An interrupted sweep has then trained all variants about equally often."""
-        folders, taken = {}, {}
+        taken: dict[str, Variant] = {}
         for variant in variants:
-            folder = folder_name(variant.name)
-            if (other := taken.get(folder.lower())) is not None:
-                raise UserError(f"two variants would lie in one folder, {other!r} and {variant.name!r}; rename one")
-            folders[variant.name], taken[folder.lower()] = folder, variant.name
+            one = taken.setdefault(folder_name(variant.name).lower(), variant)
+            if one is not variant:
+                raise UserError(f"two variants would lie in one folder, {one.name!r} and {variant.name!r}; rename one")
         return [
-            Trial(variant, seed, self.workdir / folders[variant.name] / f"seed{seed}")
+            Trial(variant, seed, self.workdir / folder_name(variant.name) / f"seed{seed}")
             for seed in seeds
             for variant in variants
         ]
