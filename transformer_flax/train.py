@@ -18,10 +18,7 @@ NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "number of processes
 PROCESS_ID = flags.DEFINE_integer("process_id", None, "number of this process, from 0; default: as the cluster says", 0)
 PROFILE = flags.DEFINE_bool("profile", False, "profile five steps, for TensorBoard or Perfetto")
 SEEDS = flags.DEFINE(
-    SeedsParser(),
-    "seeds",
-    None,
-    "seeds to train with in one program; run k is written to <workdir>/seed<k>",
+    SeedsParser(), "seeds", None, "seeds to train with in one program; run k is written to <workdir>/seed<k>"
 )
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "directory of the run; an existing run is resumed; default runs/<config.name>"

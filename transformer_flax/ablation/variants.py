@@ -40,11 +40,7 @@ class Variant:
 
 
 def make_variants(
-    base: ConfigDict,
-    rows: str = "all",
-    *,
-    axes: Sequence[str] = (),
-    file: pathlib.Path | None = None,
+    base: ConfigDict, rows: str = "all", *, axes: Sequence[str] = (), file: pathlib.Path | None = None
 ) -> list[Variant]:
     """Makes and checks all variants of a sweep, in the order of the table, then of the file.
 

@@ -134,10 +134,7 @@ def count_heads(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def attend(
-    config: ModelConfig,
-    params: Any,
-    tokenizer: Tokenizer,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    config: ModelConfig, params: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> Iterator[Attention]:
     """Yields the attention of each pair of (source, target) token ids, both of which end with the end symbol."""
     rows = min(ROWS, len(pairs))

@@ -75,10 +75,7 @@ def _begun(ours: list[str], theirs: list[str]) -> float:
 
 
 def plot_by_length(
-    curves: Mapping[str, Sequence[Sequence[Bucket]]],
-    *,
-    trained: int | None = None,
-    file: File = None,
+    curves: Mapping[str, Sequence[Sequence[Bucket]]], *, trained: int | None = None, file: File = None
 ) -> Figure:
     """Draws both measures over length: for each name, the mean over its runs, with their range as a band.
 

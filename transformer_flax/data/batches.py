@@ -264,13 +264,7 @@ class PackedBatches(Batches):
 
 
 def training_batches(
-    corpus: Corpus,
-    indices: np.ndarray,
-    config,
-    *,
-    seed: int,
-    share: tuple[int, int],
-    dropout: BpeDropout | None = None,
+    corpus: Corpus, indices: np.ndarray, config, *, seed: int, share: tuple[int, int], dropout: BpeDropout | None = None
 ) -> Batches:
     """Returns the training batches of these pairs of a corpus, as `config.data` describes them.
 

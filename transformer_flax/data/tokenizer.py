@@ -108,10 +108,7 @@ class Tokenizer:
             backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, byte_level])
         backend.decoder = tokenizers.decoders.ByteLevel()
         trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=SPECIAL_TOKENS,
-            initial_alphabet=ALPHABET,
-            show_progress=False,
+            vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, initial_alphabet=ALPHABET, show_progress=False
         )
         backend.train_from_iterator((f" {text}" for text in texts), trainer)
         if kind == "wordpiece":  # the library's own trainer of word-pieces numbers them in no fixed order

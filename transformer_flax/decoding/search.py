@@ -307,13 +307,7 @@ def beam_search(
         # stays true, so its N best do not change while other sentences continue.
         hopeless = jnp.max(log_probs, axis=1) / largest <= finished.scores[:, -1]
         return beam._replace(
-            last=token,
-            parents=parents,
-            tokens=tokens,
-            log_probs=log_probs,
-            result=finished,
-            done=hopeless,
-            cache=cache,
+            last=token, parents=parents, tokens=tokens, log_probs=log_probs, result=finished, done=hopeless, cache=cache
         )
 
     def unused(places: int):
