@@ -64,7 +64,10 @@ def resume_or_begin(
                 f"command, or choose another --workdir. The cause: {newest.__cause__}"
             )
         step, restored = 0, [(programs.init(checkpoints.seed), None) for checkpoints in runs]
-    _put_aside_later(runs, step, progress, labels)
+    for label, checkpoints in zip(labels, runs, strict=True):
+        for later in [later for later in checkpoints.steps() if later > step]:  # written just before all were killed
+            aside = checkpoints.put_aside(later, "ahead")
+            progress.say(f"{label}its checkpoint of step {later:,}, which others lack, is put aside as {aside.name}")
     state = programs.parallel.place(combine([state for state, _ in restored]))
     return state, [totals for _, totals in restored], step
 
@@ -87,13 +90,3 @@ def common_steps(runs: Mapping[pathlib.Path, list[int]], first: int) -> list[int
             "have one, or train each alone ('--seeds=2,' names the seed 2)"
         )
     return common
-
-
-def _put_aside_later(runs: Sequence[Checkpoints], step: int, progress: Progress, labels: Sequence[str]) -> None:
-    for label, checkpoints in zip(labels, runs, strict=True):
-        for later in checkpoints.steps():
-            if later > step:  # written just before the runs were killed
-                aside = checkpoints.put_aside(later, "ahead")
-                progress.say(
-                    f"{label}its checkpoint of step {later:,}, which others lack, is put aside as {aside.name}"
-                )
