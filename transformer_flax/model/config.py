@@ -91,6 +91,10 @@ class ModelConfig(CheckedConfig):
         """The number of learned positions, which limits the length of every sequence. None: no limit."""
         return getattr(self, "max_length", None) if getattr(self, "positions", "") == "learned" else None
 
+    def changed(self, **fields: Any) -> "ModelConfig":
+        """Returns a copy with other values of these fields, without those that this kind of model lacks."""
+        return dataclasses.replace(self, **{name: value for name, value in fields.items() if name in vars(self)})
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ModelConfig):

@@ -1,7 +1,6 @@
 """Costs of a model, counted from the model that is built: parameters, floating-point operations, activations."""
 
 import collections
-import dataclasses
 import functools
 import itertools
 import math
@@ -105,13 +104,9 @@ def _products(model: Any, source_length: int, target_length: int) -> list[Produc
 
     Traces a program without blocks of local attention, with enough positions, and without kernels that hide products.
     """
-    config, lengths = model.config, {"source": source_length, "target": target_length}
-    changes: dict[str, Any] = {
-        "neighbourhood": 0,
-        "max_length": 2 * max(lengths.values()),
-        "attention_implementation": "plain",
-    }
-    config = dataclasses.replace(config, **{name: value for name, value in changes.items() if name in vars(config)})
+    lengths = {"source": source_length, "target": target_length}
+    enough = 2 * max(lengths.values())
+    config = model.config.changed(neighbourhood=0, max_length=enough, attention_implementation="plain")
     sides = [jax.ShapeDtypeStruct((1, lengths[side]), jnp.int32) for side in kind_of(config).reads]
     program = jax.make_jaxpr(make_model(config).init)(jax.random.key(0), *sides)  # runs the forward pass too
     modules = count_parameters(config)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.model.config import EncoderConfig, ModelConfig, TransformerConfig
+from transformer_flax.model.config import ModelConfig, TransformerConfig
 from transformer_flax.model.residuals import init_admin
 from transformer_flax.model.transformer import Transformer
 
@@ -132,8 +132,7 @@ def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[
     Returns the maps that this kind of model has, layer by layer: "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T],
     "cross" [N, B, H, T, S] and "pooling" [1, B, H, 1, S].
     """
-    if isinstance(config, EncoderConfig):
-        config = dataclasses.replace(config, scan_layers=False)  # scanned layers sow nothing
+    config = config.changed(scan_layers=False)  # scanned layers sow nothing
     _, sown = make_model(config).apply({"params": params}, *sides, mutable=["intermediates"])
     weights: dict[str, Any] = flatten_dict(sown.get("intermediates", {}), sep="/")
     maps = {}
