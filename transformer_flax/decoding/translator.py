@@ -1,6 +1,7 @@
 """Translates text, with models, a tokenizer and a search."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -146,16 +147,11 @@ class Translator(Inference):
           UserError: the numbers of targets and sources differ, or a line is too long and `refuse_long` is set.
         """
         require_as_many("the source text", sources, "the target text", targets)
-        cut = 0
+        (source, target), cut = self.normalise, 0
         for start in range(0, len(sources), self._window):
-            window = slice(start, start + self._window)
-            limits = self.max_input_length, self.longest_output
-            (inputs, cut_inputs), (outputs, cut_outputs) = (
-                self.encode([*map(normalise, lines[window])], limit, lines_before=start, what=f"{side} line")
-                for side, normalise, lines, limit in zip(
-                    ("source", "target"), self.normalise, (sources, targets), limits, strict=True
-                )
-            )
+            window, encode = slice(start, start + self._window), functools.partial(self.encode, lines_before=start)
+            inputs, cut_inputs = encode([*map(source, sources[window])], self.max_input_length, what="source line")
+            outputs, cut_outputs = encode([*map(target, targets[window])], self.longest_output, what="target line")
             for i in cut_outputs:
                 outputs[i].pop()
             cut += len({*cut_inputs, *cut_outputs})
