@@ -50,8 +50,6 @@ def moses_tools(language: str) -> tuple[Any, Any]:
 
 def normalisers(config) -> tuple[Normaliser, Normaliser]:
     """Returns the source and target normalisers that `config.data` describes. Labels are not normalised."""
-    source, target = (
-        Normaliser(language, config.lowercase, config.tokenized)
-        for language in (config.source_language, config.target_language)
-    )
-    return source, PLAIN if config.source == "tsv" else target
+    source = Normaliser(config.source_language, config.lowercase, config.tokenized)
+    target = PLAIN if config.source == "tsv" else Normaliser(config.target_language, config.lowercase, config.tokenized)
+    return source, target

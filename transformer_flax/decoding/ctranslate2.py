@@ -72,11 +72,9 @@ def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], fold
     else:
         positions = sinusoids(NUM_POSITIONS, c.d_model, concatenated=c.positions == "sinusoidal_concatenated")
     shared = params.get("embedding")
-    source, target, output = (
-        np.asarray((shared or params[f"{name}_embedding"])["embedding"]) for name in ("source", "target", "output")
-    )
-    spec.encoder.embeddings[0].weight, spec.decoder.embeddings.weight = source, target
-    spec.decoder.projection.weight = output
+    parts = {"source": spec.encoder.embeddings[0], "target": spec.decoder.embeddings, "output": spec.decoder.projection}
+    for name, part in parts.items():
+        part.weight = np.asarray((shared or params[f"{name}_embedding"])["embedding"])
     for side in ("encoder", "decoder"):
         stack = getattr(spec, side)
         stack.position_encodings.encodings = positions
