@@ -150,14 +150,8 @@ def _show_translations(
 
 def _show_labels(report: "ClassReport", title: str, progress: Progress) -> dict[str, Any]:
     """Prints a table; returns the values for JSON."""
-    each = {
-        name: {"precision": p, "recall": r, "f1": f, "texts": n}
-        for name, p, r, f, n in zip(
-            report.classes,
-            *(values.tolist() for values in (report.precision, report.recall, report.f1, report.support)),
-            strict=True,
-        )
-    }
+    columns = {"precision": report.precision, "recall": report.recall, "f1": report.f1, "texts": report.support}
+    each = {name: {what: of[n].item() for what, of in columns.items()} for n, name in enumerate(report.classes)}
     progress.table(
         title,
         ["class", "precision", "recall", "F1", "texts"],
