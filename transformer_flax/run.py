@@ -284,8 +284,7 @@ class Run(TrainedModel):
         read, write = self.normalise
         inputs, _ = translator.encode([*map(read, sources)], translator.max_input_length)
         if targets is None:
-            found = translator.search(sources)
-            outputs = [[*(token for token in best.tokens if token != END_ID), END_ID] for best, *_ in found]
+            outputs = [[*best.tokens] or [END_ID] for best, *_ in translator.search(sources)]  # an empty line has none
         else:
             targets = _texts("attentions", targets)
             require_as_many("the source text", sources, "the target text", targets)

@@ -76,9 +76,8 @@ class Attention:
     def labels(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the labels of the rows (tokens that attend) and of the columns (tokens attended to)."""
         source, written = self.source.pieces, self.target.pieces
-        return {"encoder": (source, source), "decoder": (self.read, self.read), "cross": (written, source)}[
-            self._known(kind)
-        ]
+        labels = {"encoder": (source, source), "decoder": (self.read, self.read), "cross": (written, source)}
+        return labels[self._known(kind)]
 
     def layers(self, kind: str) -> np.ndarray:
         """Returns the weights of a kind of attention, [N, H, rows, columns].
