@@ -218,6 +218,10 @@ def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path, 
     told = "metrics.jsonl and translations/ keep the earlier evaluation of this step:"
     assert capsys.readouterr().out.count(told) == 1
     assert again["valid"].scalars == done["valid"].scalars
+    config = RunDirectory(tmp_path / "run").load_config()
+    assert config.checkpoint.keep == 1
+    run("run", **DONE | {"checkpoint__keep": 1, "decode__beam_size": 1, "eval__final_sentences": 2})
+    assert RunDirectory(tmp_path / "run").load_config() == config  # with which the evaluation that is kept was made
     assert saved_steps(tmp_path / "run/checkpoints") == [2, 4, 6]  # nothing is deleted
     jax.tree.map(np.testing.assert_array_equal, before, final_state(tmp_path / "run", 6))
     with pytest.raises(UserError, match=r"at step 6 already, past config\.steps=4"):

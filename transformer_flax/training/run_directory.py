@@ -27,6 +27,7 @@ from transformer_flax.files import (
     CHECKSUM,
     is_partial,
     read_json,
+    read_json_lines,
     try_lock,
     verify_checksum,
     with_checksum,
@@ -85,19 +86,29 @@ class RunDirectory:
 
         config.json claims the directory, so it is written first. A process that is killed before leaves nothing. A
         process that is killed after leaves a run without a tokenizer, and the tokenizer is then made again.
+
+        A run that has ended and is evaluated keeps the fields with which it was evaluated.
         """
         self.check(config, fingerprints, tokenizer)
-        known = self._load_run()["data_fingerprints"] if self.config_file.exists() else {}
+        known = self._load_run() if self.config_file.exists() else {"data_fingerprints": {}}
         self.path.mkdir(parents=True, exist_ok=True)
+        kept = {section: known["config"][section] for section in ("eval", "decode") if self._is_evaluated(config)}
         run = {
-            "config": config.to_dict(),
-            "data_fingerprints": known | fingerprints,
+            "config": config.to_dict() | kept,
+            "data_fingerprints": known["data_fingerprints"] | fingerprints,
             "tokenizer_crc32": self._tokenizer_checksum(tokenizer),
             **({"classes": list(classes.names)} if classes else {}),
         }
         self._write(self.config_file, json.dumps(with_checksum(run), indent=2) + "\n")
         if not self.tokenizer_file.exists():  # another version may have formatted the same tokenizer differently
             self._write(self.tokenizer_file, tokenizer.to_json())
+
+    def _is_evaluated(self, config: ConfigDict) -> bool:
+        """Returns whether the run has ended and has an evaluation of each split, which training would not replace."""
+        lines = read_json_lines(self.metrics_file) if self.metrics_file.exists() else []
+        names = {name for line in lines if line.get("step") == config.steps for name in line}
+        splits = ["valid", "test"] if config.eval.test else ["valid"]
+        return config.steps in saved_steps(self.checkpoints) and names.issuperset(f"{split}/final" for split in splits)
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
