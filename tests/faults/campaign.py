@@ -109,12 +109,14 @@ class Campaign:
             stopped = re.findall(r"stopped by SIGTERM (?:after|while evaluating) step ([\d,]*\d)", said)
             if process.exitcode == 0:
                 self.counts["had ended before"] += 1
+                self._finish(workdir)  # evaluated again, which must change nothing
                 break
             status = -self._signal if self._signal == signal.SIGKILL else 128 + self._signal
             assert process.exitcode in (status, -self._signal), f"{name}: status {process.exitcode}\n{said}"
             self.counts["kills"] += 1
             self.counts["while a checkpoint was written"] += saving
-        self._note_resumption(name, self._finish(workdir), stopped)
+        else:
+            self._note_resumption(name, self._finish(workdir), stopped)
         ended = result(workdir)
         other = [
             f"{name} {item!r}: {ended[name].get(item)!r}, not {expected.get(item)!r}"

@@ -265,8 +265,8 @@ def _methods(comparison: Comparison) -> str:
             lines.append("Beside the paper's BLEU it compares in signs and ranks, not in sizes.")
     lines += [
         "Intervals of means are Student's t; if few seeds differ much, they exceed what a score can be. Intervals of "
-        "differences, and p, are Welch's. Seeds are not paired: with the same seed, most rows that change the model "
-        "begin with other parameters.",
+        "differences, and p, are Welch's, for independent runs: runs of one seed share the order of their data and, in "
+        "many rows, most of their first parameters, so these intervals are rather too wide.",
         f"The corrected p is Holm's for all variants of a measure: without any effect, at most one sweep in twenty has "
         f"one below {SIGNIFICANT:.2g} in that measure.",
     ]
