@@ -31,7 +31,8 @@ def get_config() -> ConfigDict:
     config.max_skipped = 10
     # If a checkpoint, metrics or translations cannot be written: "stop" ends the run, "go on" continues the run.
     config.on_write_failure = "stop"
-    # True asks XLA for slower kernels, which repeat a run bit for bit on a GPU (not tried). A CPU always repeats runs.
+    # True asks XLA for slower kernels, which repeat a run bit for bit on a GPU (not tried), if the process has not used
+    # the GPU yet. A CPU always repeats runs.
     config.deterministic = False
 
     config.model = ConfigDict()
@@ -64,13 +65,13 @@ def get_config() -> ConfigDict:
     # need pre_norm = False. branch_init applies to each of them.
     config.model.start = "xavier"
     # The next fields change how the model is computed, not the model:
-    config.model.scan_layers = False  # compile one layer for all N layers of a stack, in a fraction of the time
+    config.model.scan_layers = False  # compile one layer for all N in training, in a fraction of the time
     # "plain"; or "cudnn": one kernel on a GPU. It needs bfloat16, d_k = d_v, a multiple of 8 up to 256, and batches of
     # even widths. It cannot have dropout on weights, additive scores, relative positions or several seeds in one
     # program. A neighbourhood must be at least 4 and have an even half.
     config.model.attention_implementation = "plain"
     # What is stored for the gradient: "none": every activation; "products": products with weights; "layers": each
-    # layer's input. Everything else is recomputed.
+    # layer's input. Everything else is recomputed. On a CPU, this saves much memory with scan_layers only.
     config.model.remat = "none"
     # Type of the computation: "float32", "bfloat16" or "auto". "auto" is bfloat16 on a GPU or TPU that has it, float32
     # elsewhere; config.json records the choice. Parameters, softmax and loss are float32. On a CPU, trained
@@ -101,14 +102,15 @@ def get_config() -> ConfigDict:
     # "bpe"; "wordpiece": the longest piece first; both are byte-level and lossless. Or "words", not for translators.
     config.data.tokenizer = "bpe"
     config.data.tokenizer_file = ""  # use this tokenizer.json of Hugging Face's tokenizers; empty: train a tokenizer
-    # Maximum number of pieces, shared by both languages. With a tokenizer_file, exactly the file's number of pieces.
+    # Maximum number of pieces, shared by both languages. With a tokenizer_file, exactly the file's number of pieces;
+    # the fields tokenizer and tokenizer_sample then have no effect.
     config.data.vocab_size = 37_000
     # Maximum number of pairs that the tokenizer is trained on. Text without blanks takes memory: 300 bytes a character.
     config.data.tokenizer_sample = 2_000_000
     # Probability that BPE leaves out a merge in the training text, anew each epoch (Provilkov et al., 2020: 0.1).
     config.data.bpe_dropout = 0.0
     config.data.max_length = 256  # tokens, end symbol included; training leaves out longer pairs
-    config.data.max_length_ratio = 0.0  # maximum ratio of longer to shorter side for training; 0: any ratio
+    config.data.max_length_ratio = 0.0  # maximum ratio of longer to shorter side, in such tokens; 0: any ratio
     config.data.drop_duplicates = False  # leave out pairs that occur earlier in the split, as tokens
     config.data.tokens_per_batch = 25_000  # maximum tokens on each side of a batch, padding included
     config.data.batching = "bucketed"  # pairs of similar length in a batch; or "packed": pairs share rows of max_length
@@ -126,7 +128,8 @@ def get_config() -> ConfigDict:
     config.optimizer.name = "adam"
     config.optimizer.factor = 1.0  # multiplies the paper's learning rate (section 5.3)
     config.optimizer.warmup_steps = 4000
-    config.optimizer.b1 = 0.9  # momentum (Muon: 0.95); Schedule-Free: gradients are at (1 - b1) parameters + b1 average
+    # Momentum; for Muon, set 0.95. Schedule-Free takes gradients at (1 - b1) parameters + b1 average.
+    config.optimizer.b1 = 0.9
     config.optimizer.b2 = 0.98
     config.optimizer.eps = 1e-9
     config.optimizer.cooldown = 0.0  # share of the steps, at the end, in which the rate falls linearly to 0
@@ -148,7 +151,8 @@ def get_config() -> ConfigDict:
     config.decode.max_extra_length = 50  # an output may have this many tokens more than the input
     # Tokens, end symbol included. Longer inputs are cut and counted, and so are longer pairs whose loss is measured.
     config.decode.max_input_length = 256
-    config.decode.batch_size = 64  # sentences at a time, on each device; fewer if they are longer than 64 tokens
+    # Sentences at a time, on each device; fewer if they are longer than 64 tokens, or 16 where outputs are given.
+    config.decode.batch_size = 64
     config.decode.window = 2048  # lines that are sorted by length, so that similar lengths are translated together
 
     config.eval = ConfigDict()
@@ -162,7 +166,8 @@ def get_config() -> ConfigDict:
 
     config.checkpoint = ConfigDict()
     config.checkpoint.every = 1_500  # steps: 10 minutes of the paper's base model
-    # Latest checkpoints to keep at that interval. The latest two after them, and that of the best validation BLEU, too.
+    # Latest checkpoints to keep at that interval. The latest two after them stay too, and the one with the best
+    # validation score, if evaluations do not average several.
     config.checkpoint.keep = 5
 
     config.log = ConfigDict()

@@ -17,7 +17,9 @@ def get_config() -> ConfigDict:
     config.name = "classifier"
     config.steps = 2_000
     config.model.kind = "classifier"
-    config.model.pooling = "mean"  # of the encoder's outputs; or "max", "first" token, or "attention": a learned query
+    # A text's vector, which has dropout: the "mean" or "max" of the encoder's outputs, the "first" one, or "attention":
+    # by a learned query.
+    config.model.pooling = "mean"
     config.model.num_classes = 2  # the number of labels in train
     config.model.embedding_deviation = 0.2  # standard deviation of initial embeddings x sqrt(d_model); 1 in translators
     del config.model.tie_embeddings  # there is one embedding matrix

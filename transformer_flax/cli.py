@@ -33,10 +33,10 @@ flags.disclaim_key_flags()  # so that --help of each command lists the flags def
 SETTINGS = {  # fields of config.decode that flags override
     "beam_size": (flags.DEFINE_integer, "hypotheses in the beam; 1: greedy search"),
     "length_penalty": (flags.DEFINE_string, "gnmt: ((5 + |Y|) / 6)^alpha; length: |Y|^alpha; none"),
-    "alpha": (flags.DEFINE_float, "exponent of the length penalty; a larger one gives longer outputs"),
+    "alpha": (flags.DEFINE_float, "exponent of the length penalty; a larger one gives a beam search longer outputs"),
     "min_length": (flags.DEFINE_integer, "minimum output length in tokens, end symbol included; a lower maximum wins"),
     "max_extra_length": (flags.DEFINE_integer, "maximum output length in tokens, beyond the input's"),
-    "max_input_length": (flags.DEFINE_integer, "longer inputs, in tokens, are cut with a warning"),
+    "max_input_length": (flags.DEFINE_integer, "tokens of the longest input that is taken whole"),
     "batch_size": (flags.DEFINE_integer, "sentences in a batch, on each device"),
     "window": (flags.DEFINE_integer, "lines that are read and sorted by length before the first output"),
 }

@@ -270,7 +270,7 @@ class Run(TrainedModel):
     def attentions(
         self, sources: Sequence[str], targets: Sequence[str] | None = None, **settings
     ) -> Iterator[Attention]:
-        """Yields the attention weights of each line, in order; see `attention`.
+        """Yields the attention weights of each line, in order; see `attention`. No line is cut.
 
         Raises:
           UserError: a line is too long, there are not as many targets as sources, a setting is unknown, the model has
@@ -373,7 +373,7 @@ def restore(
       average: the number of checkpoints to average: the newest checkpoint, and the last ones before it at the
         checkpoint interval. "ema": the run's moving average. None: what the run's final evaluation uses.
       steps: the step or steps of the checkpoints to use instead; several checkpoints are averaged. If the run keeps a
-        moving average, its moving averages are used, unless `average` is a number.
+        moving average, its moving averages are used, unless `average` is 1.
 
     Raises:
       UserError: the run or a checkpoint does not exist or cannot be read.

@@ -1,5 +1,6 @@
 """The right parameters are taken, averaged or not; they are read whole or refused."""
 
+import functools
 import shutil
 
 import jax.numpy as jnp
@@ -42,6 +43,19 @@ def test_an_average_takes_the_steps_at_the_interval_before_the_newest_and_none_f
 def test_the_average_that_a_run_keeps_is_taken_where_nothing_else_is_asked_for(tmp_path, settings):
     (tmp_path / "run/checkpoints/10").mkdir(parents=True)
     assert choose(tmp_path / "run/checkpoints", small_config(**settings)) == Choice([10], EMA)
+
+
+def test_steps_that_are_named_are_averaged_and_no_other_number_of_them(tmp_path):
+    for step in (10, 20, 30):
+        (tmp_path / f"run/checkpoints/{step}").mkdir(parents=True)
+    chosen = functools.partial(choose, tmp_path / "run/checkpoints", small_config(ema_decay=0.9), steps=[10, 30])
+    assert [chosen(average=average) for average in (None, EMA, 1)] == [
+        Choice([10, 30], EMA),
+        Choice([10, 30], EMA),
+        Choice([10, 30]),
+    ]
+    with pytest.raises(UserError, match="average is 3 and the steps of checkpoints are named"):
+        chosen(average=3)
 
 
 def test_a_reader_is_warned_of_the_steps_that_an_average_lacks(tmp_path, caplog):

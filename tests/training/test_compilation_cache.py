@@ -60,3 +60,5 @@ def test_a_profile_is_recorded_where_it_is_told(tmp_path, monkeypatch, capsys, s
     loop.train(config, tmp_path / "run", profile=True)
     assert f"profile of steps {profiled}: {tmp_path / 'run/profile'}" in capsys.readouterr().out
     assert list((tmp_path / "run/profile").rglob("*.trace.json.gz"))
+    loop.train(config, tmp_path / "run", profile=True)
+    assert "nothing was profiled, as the run ended before" in capsys.readouterr().out

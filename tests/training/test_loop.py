@@ -209,6 +209,11 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path):
     assert {"valid/loss", "valid/perplexity", "valid/bleu", "valid/exact_match"} <= lines[1].keys()
 
 
+def test_evaluations_of_means_say_of_no_checkpoint_that_it_is_the_best(run, tmp_path):
+    run("run", **DONE | {"eval__every": 2, "eval__average": 2, "checkpoint__keep": 2})
+    assert saved_steps(tmp_path / "run/checkpoints") == [4, 6]  # not 2, though only it was evaluated alone
+
+
 def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path, capsys):
     assert len(done["valid"].outputs) == PAIRS["valid"]  # at the end, all of them
     before = final_state(tmp_path / "run", 6)

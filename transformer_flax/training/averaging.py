@@ -58,13 +58,18 @@ def choose(
     `average` is EMA, or if it is None and the run keeps one.
 
     Raises:
-      UserError: there is no checkpoint, a named step has none, `average` is no number and not EMA, or no moving average
-        was kept.
+      UserError: there is no checkpoint, a named step has none, `average` is no number and not EMA, or is above 1 beside
+        `steps`, or no moving average was kept.
     """
     saved = saved_steps(directory)
     if not saved:
         raise UserError(
             f"{directory.parent} holds no checkpoint yet; a run writes one every {config.checkpoint.every:,} steps"
+        )
+    if steps is not None and average not in (None, EMA, 1):
+        raise UserError(
+            f"average is {average!r} and the steps of checkpoints are named, which are averaged: leave average out, or "
+            f"set it to 1 for their parameters, or to {EMA!r} for their moving averages"
         )
     if average is None:
         average = EMA if keeps_average(config) else config.eval.final_average

@@ -125,6 +125,8 @@ def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.P
             if log or save or step in profiled[-1:]:  # the device has waited for the host
                 started = time.perf_counter()
 
+    if profile and not (profiled and step >= profiled[0]):
+        progress.say("nothing was profiled, as the run ended before")
     if step > trainer.start:
         trainer.require_saved(state, step)
     evaluations: Any = trainer.evaluate(state, step, last=True)  # of one run, or a list of those of several

@@ -22,6 +22,7 @@ from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loss import passes
 from transformer_flax.training.metrics import Meter, MetricsWriter, StepLines
 from transformer_flax.training.multihost import agreed_stop, stop_asked
+from transformer_flax.training.optimizer import keeps_average
 from transformer_flax.training.peak_flops import data_sheet_flops, measured_flops
 from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
@@ -249,8 +250,9 @@ class Trainer:
             self.checkpoints.wait()
 
     def prune(self, newest: int) -> None:
-        """Deletes old checkpoints, up to the step `newest`."""
-        self.checkpoints.prune(newest, self._metrics.scores())
+        """Deletes old checkpoints, up to the step `newest`. The best stays, unless scores are of means of several."""
+        of_one = self.config.eval.average == 1 or keeps_average(self.config)
+        self.checkpoints.prune(newest, self._metrics.scores() if of_one else {})
 
     def require_saved(self, state: TrainState, step: int) -> None:
         """Waits until the checkpoint of a step is written. Writes it if config.on_write_failure ignored a failure."""
