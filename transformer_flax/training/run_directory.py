@@ -92,9 +92,9 @@ class RunDirectory:
         self.check(config, fingerprints, tokenizer)
         known = self._load_run() if self.config_file.exists() else {"data_fingerprints": {}}
         self.path.mkdir(parents=True, exist_ok=True)
-        kept = {section: known["config"][section] for section in ("eval", "decode") if self._is_evaluated(config)}
+        kept = ("eval", "decode") if self._is_evaluated(config) else ()
         run = {
-            "config": config.to_dict() | kept,
+            "config": config.to_dict() | {section: known["config"][section] for section in kept},
             "data_fingerprints": known["data_fingerprints"] | fingerprints,
             "tokenizer_crc32": self._tokenizer_checksum(tokenizer),
             **({"classes": list(classes.names)} if classes else {}),
