@@ -229,6 +229,17 @@ def test_a_split_is_that_of_the_files(finished, run):
         run.split("dev")
 
 
+def test_a_split_that_the_run_has_not_read_is_refused_if_another_one_has_changed(finished, run, tmp_path):
+    shutil.copytree(finished.parent / "text", tmp_path / "text")
+    for language in ("de", "en"):
+        (tmp_path / "text" / f"valid.{language}").write_text("eins\n")
+    fingerprints = {name: value for name, value in run.fingerprints.items() if name != "test"}
+    config = run.config.copy_and_resolve_references()
+    config.data.path = str(tmp_path / "text")
+    with pytest.raises(UserError, match="the valid split of .* has changed"):
+        dataclasses.replace(run, config=config, fingerprints=fingerprints).split("test")
+
+
 def test_an_ensemble_is_the_mean_of_probabilities(finished, run):
     first, second = (restore(finished, steps=[step]) for step in (BEFORE, LAST))
     both = first.ensemble(second)

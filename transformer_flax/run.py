@@ -235,6 +235,8 @@ class Run(TrainedModel):
           UserError: there is no such split, or its text has changed since training.
         """
         pairs = load_pairs(self.config.data, name)
+        if name not in self.fingerprints and "valid" in self.fingerprints:  # as of a test split with eval.test=False
+            self.split("valid")  # tells whether this is the run's data
         if self.fingerprints.get(name, pairs.fingerprint) != pairs.fingerprint:
             raise UserError(f"the {name} split of {self.config.name} has changed since the run was made")
         if pairs.raw is not None:
@@ -319,6 +321,8 @@ class Run(TrainedModel):
 
     def ensemble(self, *others: "Run") -> "Run":
         """Returns this run and others as one model. Its token or class probabilities are the mean over the runs.
+
+        This run's `config.decode` applies.
 
         Raises:
           UserError: one is not a run, or they have different tokenizers, classes, languages or normalisation of the

@@ -55,6 +55,9 @@ def train() -> None:
     chosen = VectorConfig(**config.vectors)
     config = complete(config)
     check_text(config)
+    labelled = config.data.source == "tsv"
+    if labelled and chosen.sides != "source":
+        raise UserError(f"config.vectors.sides is {chosen.sides!r}; it must be 'source' for tsv, whose targets are labels")
     require_free(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryDirectory(dir=output.parent).cleanup()  # an unwritable folder raises an error before the training
@@ -62,7 +65,7 @@ def train() -> None:
     with Progress() as progress:
         with progress.aside():  # TFDS shows its own bars
             pairs = load_pairs(config.data, "train")
-        tokenizer = given_tokenizer(config) or train_tokenizer(pairs, config, progress)
+        tokenizer = given_tokenizer(config) or train_tokenizer(pairs, config, progress, sources_only=labelled)
         with progress.bar("tokenising") as update:
             corpus = load_corpus(pairs, tokenizer, config.data.cache_dir, progress=update)
         sides = {"source": corpus.source, "target": corpus.target}

@@ -64,6 +64,19 @@ def test_one_side_may_be_left_out(folder):
     assert sorted(words) == sorted(word.upper() for topic in TOPICS for word in topic)
 
 
+def test_labels_are_no_words(folder):
+    lines = "".join(f"LABEL\t{line}\n" for line in planted_text())
+    (folder / "labelled").mkdir()
+    (folder / "labelled" / "train.tsv").write_text(lines)
+    text = ["--config.data.source=tsv", f"--config.data.path={folder}/labelled", "--config.data.vocab_size=300"]
+    sides = "config.vectors.sides is 'both'; it must be 'source' for tsv, whose targets are labels"
+    assert sides in refused("vectors", "train", *text, f"--output={folder}/refused")
+    train(folder, *text, "--config.vectors.sides=source", "--config.vectors.epochs=1", f"--output={folder}/sources")
+    vectors = Vectors.load(folder / "sources")
+    assert sorted(word for word, _ in vectors.words()) == sorted(word for topic in TOPICS for word in topic)
+    assert "LABEL" not in vectors.tokenizer.to_json()
+
+
 def test_a_place_that_cannot_be_written_is_told_of_before_the_training(folder):
     text = [f"--config.data.{change}" for change in (f"path={folder}", f"cache_dir={folder}/cache", "vocab_size=340")]
     assert "train.en" in refused("vectors", "train", *text, *SMALL, f"--output={folder}/train.en/made")
@@ -86,6 +99,7 @@ def test_the_config_is_found_from_anywhere(tmp_path):
             ["plot", "--vectors=x", "--output=x.bmp"],
             "--output=x.bmp: the file of a picture must end in .png, .svg, .pdf",
         ),
+        (["train", "--output=x", "--config.data.target_language=en"], "target_language are both 'en'"),
         (["plot", "--count=3"], "--count has no effect with plot: leave it out"),
         (["nearest", "--output=x", "dog"], "--output has no effect with nearest"),
         (["plot", "--output=x.png", "--least=3", "dog"], "--least has no effect with words"),

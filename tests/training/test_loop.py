@@ -219,13 +219,12 @@ def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path, 
     before = final_state(tmp_path / "run", 6)
     (tmp_path / "run/tokenizer.json").unlink()  # as after a kill just behind config.json; it is made again
     capsys.readouterr()
-    again = run("run", **DONE | {"checkpoint__keep": 1})
+    config = RunDirectory(tmp_path / "run").load_config()
+    again = run("run", **DONE)
     told = "metrics.jsonl and translations/ keep the earlier evaluation of this step:"
     assert capsys.readouterr().out.count(told) == 1
     assert again["valid"].scalars == done["valid"].scalars
-    config = RunDirectory(tmp_path / "run").load_config()
-    assert config.checkpoint.keep == 1
-    run("run", **DONE | {"checkpoint__keep": 1, "decode__beam_size": 1, "eval__final_sentences": 2})
+    run("run", **DONE | {"checkpoint__every": 3, "decode__beam_size": 1, "eval__final_sentences": 2})
     assert RunDirectory(tmp_path / "run").load_config() == config  # with which the evaluation that is kept was made
     assert saved_steps(tmp_path / "run/checkpoints") == [2, 4, 6]  # nothing is deleted
     jax.tree.map(np.testing.assert_array_equal, before, final_state(tmp_path / "run", 6))
@@ -416,6 +415,7 @@ def test_a_run_whose_checkpoints_are_gone_begins_anew_with_a_warning(done, tmp_p
         pass
     said = capsys.readouterr().out
     assert "WARNING: the run begins anew; its metrics up to step 6 are dropped" in said
+    assert not [*(tmp_path / "run/translations").iterdir()]
 
 
 def test_a_run_whose_directory_is_gone_saves_nothing_more(done, tmp_path):
@@ -425,7 +425,13 @@ def test_a_run_whose_directory_is_gone_saves_nothing_more(done, tmp_path):
         workdir.checkpoints.mkdir(parents=True)  # as Orbax does where it is writing at that moment
         with pytest.raises(UserError, match=r"/run has been moved or deleted, .*; put it back"):
             trainer.save(state.replace(step=jax.numpy.int32(7)), must=False)
-    assert not list(workdir.checkpoints.iterdir())
+        assert not list(workdir.checkpoints.iterdir())
+        workdir.path.rename(tmp_path / "half")
+        shutil.copytree(tmp_path / "moved", workdir.path)  # as of another run, begun where this one was
+        trainer.checkpoints.save(state.replace(step=jax.numpy.int32(8)), {})
+        with pytest.raises(UserError, match=r"/run has been moved or deleted"):
+            trainer.save(state.replace(step=jax.numpy.int32(9)), must=False)
+    assert saved_steps(workdir.checkpoints) == [2, 4, 6, 8]  # none is deleted
 
 
 def test_where_an_average_can_read_no_checkpoint_nothing_is_put_aside(done, tmp_path):

@@ -96,8 +96,11 @@ class Trial:
         ended = splits <= progress.scores.keys()
         if not (ended or workdir.config_file.exists()):
             return None
-        ours = flatten(self.variant.config.to_dict()) | {"seed": self.seed}
-        if different := incomparable(flatten(workdir.load_config().to_dict()), ours):
+        theirs, ours = flatten(workdir.load_config().to_dict()), flatten(self.variant.config.to_dict())
+        different = incomparable(theirs, ours)
+        if theirs["seed"] != self.seed:  # as of a folder that was copied
+            different.append(f"config.seed: {theirs['seed']} there, {self.seed} now")
+        if different:
             raise UserError(
                 f"{self.path} holds a run of another config ({'; '.join(different)}); move it away, or choose another "
                 "--workdir"

@@ -57,6 +57,7 @@ class RunDirectory:
         self.checkpoints = self.path / "checkpoints"
         self.profile = self.path / "profile"
         self.params_file = self.path / "model.safetensors"
+        self._locked: os.stat_result | None = None  # the directory when `lock` locked it
 
     def check(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None = None) -> None:
         """Checks that the directory is free for this run or holds this run already. Changes nothing.
@@ -92,7 +93,7 @@ class RunDirectory:
         self.check(config, fingerprints, tokenizer)
         known = self._load_run() if self.config_file.exists() else {"data_fingerprints": {}}
         self.path.mkdir(parents=True, exist_ok=True)
-        kept = ("eval", "decode") if self._is_evaluated(config) else ()
+        kept = ("eval", "decode", "checkpoint") if self._is_evaluated(config) else ()
         run = {
             "config": config.to_dict() | {section: known["config"][section] for section in kept},
             "data_fingerprints": known["data_fingerprints"] | fingerprints,
@@ -113,10 +114,11 @@ class RunDirectory:
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
         """Context manager: no other process can train in the directory. A killed process leaves no lock behind."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._locked = self.path.stat()
         if not is_first():  # the first process holds the lock for all processes
             yield
             return
-        self.path.mkdir(parents=True, exist_ok=True)
         lock = self.path / LOCK
         if lock.is_symlink():  # otherwise the file behind the link would be emptied
             lock.unlink()
@@ -131,6 +133,12 @@ class RunDirectory:
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
             yield
+
+    def is_in_place(self) -> bool:
+        """Returns whether the directory that `lock` locked is still here: it may have been moved, another run begun."""
+        if self._locked is None or not self.config_file.exists():
+            return False
+        return os.path.samestat(self._locked, self.path.stat())
 
     def load_config(self) -> ConfigDict:
         """Returns the run's config. Fields that are newer than the run have their defaults."""
@@ -182,6 +190,13 @@ class RunDirectory:
         file = self._outputs_file(what, split, step)
         self._write(file, "".join(f"{line}\n" for line in outputs))
         return file
+
+    def drop_outputs(self, what: str, step: int) -> None:
+        """Deletes the translations or labels after a step from which the run resumes."""
+        for file in (self.path / what).glob("*.txt") if is_first() else ():
+            written, _, _ = file.name.partition(".")
+            if written.isdecimal() and int(written) > step:
+                file.unlink()
 
     def load_translations(self, split: str) -> list[str]:
         """Reads the translations of a split after the last step at which `save_outputs` wrote them."""

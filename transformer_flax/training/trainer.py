@@ -95,6 +95,7 @@ class Trainer:
             send=lambda line: self._wandb.send(line),
         )
         self._skipped = StepLines(directory.skipped_file, start)
+        directory.drop_outputs(programs.task.outputs, start)
         if not start and self._metrics.dropped:  # killed before its first checkpoint, or its checkpoints are gone
             last = max(line["step"] for line in self._metrics.dropped)
             self.say(f"WARNING: the run begins anew; its metrics up to step {last:,} are dropped")
@@ -235,7 +236,7 @@ class Trainer:
         """Starts writing a checkpoint of a state, as returned by `Parallel.unreplicate`. For `must`, see `save`."""
         with self._writing(must=must):
             # checkpoints/ may exist even if the working directory was moved: Orbax creates it again while it writes.
-            if not self._directory.config_file.exists():
+            if not self._directory.is_in_place():
                 raise moved(self._directory.path)
             self.checkpoints.save(state, self.meter.totals | {"seconds": self._metrics.seconds})
 
@@ -251,6 +252,8 @@ class Trainer:
 
     def prune(self, newest: int) -> None:
         """Deletes old checkpoints, up to the step `newest`. The best stays, unless scores are of means of several."""
+        if not self._directory.is_in_place():  # these may be the checkpoints of another run
+            return
         of_one = self.config.eval.average == 1 or keeps_average(self.config)
         self.checkpoints.prune(newest, self._metrics.scores() if of_one else {})
 
