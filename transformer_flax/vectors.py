@@ -57,7 +57,7 @@ def train() -> None:
     check_text(config)
     labelled = config.data.source == "tsv"
     if labelled and chosen.sides != "source":
-        raise UserError(f"config.vectors.sides is {chosen.sides!r}; it must be 'source' for tsv, whose targets are labels")
+        raise UserError(f"config.vectors.sides is {chosen.sides!r}; it must be 'source' for texts with labels")
     require_free(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryDirectory(dir=output.parent).cleanup()  # an unwritable folder raises an error before the training

@@ -69,7 +69,7 @@ def test_labels_are_no_words(folder):
     (folder / "labelled").mkdir()
     (folder / "labelled" / "train.tsv").write_text(lines)
     text = ["--config.data.source=tsv", f"--config.data.path={folder}/labelled", "--config.data.vocab_size=300"]
-    sides = "config.vectors.sides is 'both'; it must be 'source' for tsv, whose targets are labels"
+    sides = "config.vectors.sides is 'both'; it must be 'source' for texts with labels"
     assert sides in refused("vectors", "train", *text, f"--output={folder}/refused")
     train(folder, *text, "--config.vectors.sides=source", "--config.vectors.epochs=1", f"--output={folder}/sources")
     vectors = Vectors.load(folder / "sources")
