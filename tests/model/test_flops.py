@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas
 
 from tests.conftest import TINY, VARIANTS
 from tests.model.formulas import flops_by_hand, parameters_by_hand
@@ -210,7 +211,19 @@ def test_activations_are_about_the_room_that_xla_takes():
 
 
 def test_a_product_that_is_not_counted_is_refused():
-    groups = jax.numpy.array([2, 1])
-    program = jax.make_jaxpr(lambda x, w: jax.lax.ragged_dot(x, w, groups))(np.ones((3, 4)), np.ones((2, 4, 5)))
-    with pytest.raises(NotImplementedError, match="the operations of ragged_dot_general are not counted"):
-        product_flops(program.jaxpr)
+    def experts(x, w):
+        return jax.lax.ragged_dot(x, w, jax.numpy.array([2, 1]))
+
+    def until_large(x, w):
+        return jax.lax.while_loop(lambda x: x.sum() < 9, lambda x: x @ w[0], x)
+
+    def kernel(x, w):
+        def multiply(x, w, y):
+            y[...] = x[...] @ w[0]
+
+        return pallas.pallas_call(multiply, jax.ShapeDtypeStruct((3, 4), np.float32), grid=(2,), interpret=True)(x, w)
+
+    for program, name in {experts: "ragged_dot_general", until_large: "while", kernel: "pallas_call"}.items():
+        traced = jax.make_jaxpr(program)(np.ones((3, 4), np.float32), np.ones((2, 4, 4), np.float32))
+        with pytest.raises(NotImplementedError, match=f"the operations of {name} are not counted"):
+            product_flops(traced.jaxpr)

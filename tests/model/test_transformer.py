@@ -412,17 +412,17 @@ def test_admin_weighs_a_residual_by_the_variances_of_all_sub_layers_before():
 
     attention, cross, feed_forward = "after_self_attention", "after_cross_attention", "after_feed_forward"
     params = {f"encoder_{n}": layer(attention, feed_forward) for n in range(2)}
-    params |= {"decoder_0": layer(attention, cross, feed_forward), "embedding": 1.0}
+    params |= {"reader_0": layer(attention, cross, feed_forward), "embedding": 1.0}
     # Of x and of Sublayer(x). After LayerNorm the variance of x is 1, and only the first x is not normalised.
     sown = {
         "encoder_0": {attention: {"variances": ([1.5, 0.75],)}, feed_forward: {"variances": ([1.0, 1.75],)}},
         "encoder_1": {attention: {"variances": ([1.0, 2.25],)}, feed_forward: {"variances": ([1.0, 9.0],)}},
-        "decoder_0": {name: {"variances": ([1.0, 3.0],)} for name in (attention, cross, feed_forward)},
+        "reader_0": {name: {"variances": ([1.0, 3.0],)} for name in (attention, cross, feed_forward)},
     }
     found = with_omegas(params, sown)
     omegas = {
         (name, residual): found[name][residual]["omega"].tolist()
-        for name in ("encoder_0", "encoder_1", "decoder_0")
+        for name in ("encoder_0", "encoder_1", "reader_0")
         for residual in found[name]
         if residual != "w"
     }
@@ -431,11 +431,11 @@ def test_admin_weighs_a_residual_by_the_variances_of_all_sub_layers_before():
         ("encoder_0", feed_forward): [1.5] * 4,  # 1.5 + 0.75 = 1.5^2
         ("encoder_1", attention): [2.0] * 4,  # 2.25 + 1.75 = 2^2
         ("encoder_1", feed_forward): [2.5] * 4,  # 4 + 2.25 = 2.5^2
-        ("decoder_0", attention): [1.0] * 4,
-        ("decoder_0", cross): [2.0] * 4,
-        ("decoder_0", feed_forward): [pytest.approx(7**0.5)] * 4,
+        ("reader_0", attention): [1.0] * 4,
+        ("reader_0", cross): [2.0] * 4,
+        ("reader_0", feed_forward): [pytest.approx(7**0.5)] * 4,
     }
-    assert found["decoder_0"][cross]["norm"] == cross  # all else stays
+    assert found["reader_0"][cross]["norm"] == cross  # all else stays
     assert (found["encoder_1"]["w"], found["embedding"]) == (7.0, 1.0)
     assert params["encoder_1"][attention]["omega"].tolist() == [1.0] * 4
 

@@ -165,6 +165,12 @@ def test_one_language_on_both_sides_is_refused(source):
     check(config)
 
 
+@pytest.mark.parametrize("source", ["numbers", "reverse", "tfds"])
+def test_only_files_have_texts_held_out_for_validation(source):
+    with pytest.raises(UserError, match=rf"data\.held_out is 0\.1; it must be 0\.0 with source {source}"):
+        check(small_config(data__source=source, data__held_out=0.1))
+
+
 def test_pmap_keeps_all_parameters_on_each_device_and_is_for_one_process(monkeypatch):
     with pytest.raises(UserError, match=r"config\.parallel\.shard_params is True; it must be False with pmap"):
         check(small_config(parallel__mode="pmap", parallel__shard_params=True))

@@ -110,6 +110,8 @@ def check_text(config: ConfigDict) -> None:
     require_fields(config)
     require = functools.partial(_require, config)
     require("data.source", config.data.source in SOURCES, f"one of {', '.join(SOURCES)}")
+    if config.data.source not in ("folder", "tsv"):
+        require_only(config, {"data.held_out": 0.0}, f"with source {config.data.source}, whose splits are given")
     source, target = config.data.source_language, config.data.target_language
     if config.data.source not in ONE_LANGUAGE and source == target:
         raise UserError(
