@@ -51,8 +51,9 @@ def get_config() -> ConfigDict:
     config.model.max_length = 512  # number of learned positions; other positions have no limit
     config.model.clip_distance = 16  # of relative positions: larger distances are clipped to this one
     config.model.neighbourhood = 0  # r: self-attention sees r // 2 positions on either side (section 4); 0: all
+    # Compatibility function of q and k (section 3.2.1): "scaled_dot"; "dot", unscaled; or "additive".
+    config.model.compatibility = "scaled_dot"
     # The next fields allow what is not in the paper's text, but in its released code, or in earlier or later work:
-    config.model.compatibility = "scaled_dot"  # score of q and k; or "dot", unscaled, or "additive" (section 3.2.1)
     config.model.attention_dropout = 0.0  # on attention weights
     config.model.ffn_dropout = 0.0  # inside the feed-forward
     config.model.pre_norm = False  # LayerNorm before each sub-layer instead of after

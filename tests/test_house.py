@@ -46,7 +46,7 @@ def defines(file, name):
 
 
 def test_the_answers_of_the_quiz_are_still_right():
-    answers = re.findall(r"^   `([\w/]+\.py)`, `(\w+)`\.", (ROOT / "docs/quiz.md").read_text(), re.MULTILINE)
+    answers = re.findall(r"^ {3,4}`([\w/]+\.py)`, `(\w+)`\.", (ROOT / "docs/quiz.md").read_text(), re.MULTILINE)
     assert len(answers) == 20
     for file, name in answers:
         assert defines(file, name), name

@@ -13,14 +13,14 @@ from tests.model.formulas import flops_by_hand, parameters_by_hand
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCES, compiled
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import EncoderConfig
+from transformer_flax.model.config import LayerConfig
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops
 from transformer_flax.model.registry import attention_maps, init_params, make_config
 from transformer_flax.model.residuals import choose_start
 from transformer_flax.relatives.classifier import POOLING, Classifier, ClassifierConfig
 from transformer_flax.special_tokens import PAD_ID
 
-ENCODER = {field.name: getattr(TINY, field.name) for field in dataclasses.fields(EncoderConfig)}
+ENCODER = {field.name: getattr(TINY, field.name) for field in dataclasses.fields(LayerConfig)}
 ENCODER["num_layers"] = 1
 CLASSES = 4
 
@@ -105,7 +105,7 @@ EVERYTHING = {"num_layers": 3, "positions": "learned", "pre_norm": True, "attent
 def test_counts_are_those_of_the_formulas(config):
     c, lengths = config, np.array([1, 7, 30])
     encoder = dataclasses.replace(
-        TINY, **{field.name: getattr(c, field.name) for field in dataclasses.fields(EncoderConfig)}
+        TINY, **{field.name: getattr(c, field.name) for field in dataclasses.fields(LayerConfig)}
     )
     expected = {n: k for n, k in parameters_by_hand(encoder).items() if "decoder" not in n}
     attention = parameters_by_hand(encoder)["decoder/cross_attention"] // c.num_layers

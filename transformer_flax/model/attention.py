@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.config import EncoderConfig
+from transformer_flax.model.config import LayerConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.linear import Dense, xavier
 from transformer_flax.model.local_attention import attend_locally, local_mask
@@ -45,7 +45,7 @@ def ancestor_mask(ancestors: jax.Array, position: jax.Array, r: int = 0) -> jax.
 
     ancestors int [B, K, L] -> [B, 1, K, K * L], the keys ordered by (j, l). [b, k, l] of `ancestors` is the hypothesis
     j that wrote the token of hypothesis k at position l. The key must belong to a token of hypothesis k, at `position`,
-    the last one written, or before. In local self-attention of width r (section 4), it must also be at most r // 2
+    the last one written, or before. In local self-attention (section 4), it must also be at most r // 2
     positions before. With r = 0, attention is unrestricted.
     """
     batch, hypotheses, length = ancestors.shape
@@ -129,7 +129,7 @@ class MultiHeadAttention(nn.Module):
     If the collection "intermediates" is mutable, `__call__` stores the attention weights there.
     """
 
-    config: EncoderConfig
+    config: LayerConfig
     to_itself: bool = False  # self-attention; only self-attention can be local, or have relative or rotary positions
 
     def setup(self):
@@ -169,9 +169,9 @@ class MultiHeadAttention(nn.Module):
         return self.output(self._attend(query, key, value, mask))
 
     def _attend(self, query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array) -> jax.Array:
-        """Computes Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (equation 1) of each head, for training.
+        """Computes Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (equation 1) of each head, for whole sentences.
 
-        query [B, Q, H, d_k], key [B, M, H, d_k], value [B, M, H, d_v] -> [B, Q, H, d_v].
+        query [B, Q, H, d_k], key [B, M, H, d_k], value [B, M, H, d_v], mask [B | 1, 1, Q | 1, M] -> [B, Q, H, d_v].
         """
         if self.config.attention_implementation == "cudnn" and not self.keeps_weights:  # the kernel writes no weights
             return attend_fused(query, key, value, mask, scaled=self.config.compatibility == "scaled_dot")

@@ -1,4 +1,4 @@
-"""Sizes and choices of models, in the paper's symbols. Each row of table 3 is one `TransformerConfig`.
+"""Sizes and choices of models, in the paper's symbols. All model changes of table 3 are fields here.
 
 A field states which values it allows, so a new field is one line. A field that is added later needs a default, because
 saved runs lack the field. The default must be the behaviour before the field existed.
@@ -97,7 +97,7 @@ class ModelConfig(CheckedConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EncoderConfig(ModelConfig):
+class LayerConfig(ModelConfig):
     """The fields of the layers in figure 1 (section 3.1). `configs/base.py` explains each field."""
 
     d_ff: int = size()
@@ -136,8 +136,7 @@ class EncoderConfig(ModelConfig):
             self.require("dtype", lambda v: v == "bfloat16", "bfloat16 for cuDNN's attention")
             self.require("attention_dropout", lambda v: v == 0, "0 for cuDNN's attention, which keeps no weights")
             self.require("compatibility", lambda v: v != "additive", "scaled_dot or dot for cuDNN's attention")
-            known = (*SINUSOIDS, "learned", "rotary")  # what the kernel's queries, keys and values can express
-            self.require("positions", lambda v: v in known, f"one of {', '.join(known)} for cuDNN's attention")
+            self.require("positions", lambda v: v != "relative", "other than relative for cuDNN's attention")
             self.require("d_k", lambda v: v % 8 == 0 and v <= 256, "a multiple of 8 up to 256 for cuDNN's attention")
             blocks = "0, or at least 4 with an even half, for cuDNN's attention, which takes no blocks of odd width"
             self.require("neighbourhood", lambda v: v == 0 or (v >= 4 and v // 2 % 2 == 0), blocks)
@@ -145,7 +144,7 @@ class EncoderConfig(ModelConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TransformerConfig(EncoderConfig):
+class TransformerConfig(LayerConfig):
     """The fields of the whole Transformer (section 3)."""
 
     tie_embeddings: bool

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention
-from transformer_flax.model.config import EncoderConfig, ModelConfig
+from transformer_flax.model.config import LayerConfig, ModelConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.linear import Dense, product, wide_einsum, xavier
 from transformer_flax.model.residuals import choose_start, layer_norm
@@ -59,7 +59,7 @@ def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation 2 (section 3.3): [..., d_model] -> [..., d_model]."""
 
-    config: EncoderConfig
+    config: LayerConfig
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -72,8 +72,8 @@ class FeedForward(nn.Module):
 class EncoderLayer(nn.Module):
     """A layer of the encoder (section 3.1; figure 1, left): self-attention, then feed-forward."""
 
-    config: EncoderConfig
-    residual: Callable[[EncoderConfig], nn.Module]  # `AddAndNorm`, or another of `residuals`
+    config: LayerConfig
+    residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm` or another; applies the sub-layer too
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
@@ -93,8 +93,8 @@ class DecoderLayer(nn.Module):
     It consists of masked self-attention, attention to the memory (the encoder output), and feed-forward.
     """
 
-    config: EncoderConfig
-    residual: Callable[[EncoderConfig], nn.Module]  # `AddAndNorm`, or another of `residuals`
+    config: LayerConfig
+    residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm` or another; applies the sub-layer too
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
@@ -129,7 +129,7 @@ class Stack(nn.Module):
     encoder_norm are direct children of the model.
     """
 
-    config: EncoderConfig
+    config: LayerConfig
     layer: ClassVar[type[nn.Module]]
     prefix: ClassVar[str]
 

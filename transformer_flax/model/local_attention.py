@@ -26,7 +26,7 @@ def attend_locally(
     """Computes `attend(query, key, value, mask)` under `local_mask`, at a cost that grows with L r instead of L^2.
 
     query [B, L, H, d_k], key [B, L, H, d_k], value [B, L, H, d_v], mask [B | 1, 1, L | 1, L] -> [B, L, H, d_v]. The
-    mask applies in addition to `local_mask`. The window has width r and reaches r // 2 positions to either side.
+    mask applies in addition to `local_mask`. The window reaches r // 2 positions to either side.
 
     The queries are split into blocks of r // 2. A block of queries sees only its own block of keys and the two beside
     it. So each block is computed like a separate sentence, with three blocks of keys: `attend` computes query

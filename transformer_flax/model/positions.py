@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import DISTANCES, EncoderConfig
+from transformer_flax.model.config import DISTANCES, LayerConfig
 
 
 def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.ndarray:
@@ -90,7 +90,7 @@ class Distances(nn.Module):
     distances up to 0.
     """
 
-    config: EncoderConfig
+    config: LayerConfig
 
     @nn.compact
     def __call__(self, distances: jax.Array) -> jax.Array:

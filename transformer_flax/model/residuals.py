@@ -13,7 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.config import EncoderConfig, TransformerConfig
+from transformer_flax.model.config import LayerConfig, TransformerConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.special_tokens import NUM_SPECIAL
 
@@ -25,7 +25,7 @@ SENTENCES, LENGTH = 64, 16  # of the random sentences on which Admin measures va
 Sublayer = Callable[[jax.Array], jax.Array]  # [..., d_model] -> [..., d_model]
 
 
-def layer_norm(config: EncoderConfig, name: str) -> nn.LayerNorm:
+def layer_norm(config: LayerConfig, name: str) -> nn.LayerNorm:
     # The fast variance, E[x^2] - E[x]^2, loses digits to cancellation if the mean is large and the variance small.
     return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, dtype=config.dtype, use_fast_variance=False, name=name)
 
@@ -33,7 +33,7 @@ def layer_norm(config: EncoderConfig, name: str) -> nn.LayerNorm:
 class AddAndNorm(nn.Module):
     """LayerNorm(x + Dropout(Sublayer(x))), the paper's residual connection (sections 3.1 and 5.4)."""
 
-    config: EncoderConfig
+    config: LayerConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, sublayer: Sublayer) -> jax.Array:
@@ -44,7 +44,7 @@ class AddAndNorm(nn.Module):
 class PreNorm(nn.Module):
     """x + Dropout(Sublayer(LayerNorm(x))), as in the authors' later code."""
 
-    config: EncoderConfig
+    config: LayerConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, sublayer: Sublayer) -> jax.Array:
@@ -55,7 +55,7 @@ class PreNorm(nn.Module):
 class DeepNorm(nn.Module):
     """LayerNorm(alpha x + Dropout(Sublayer(x))), with a constant alpha (Wang et al., 2022)."""
 
-    config: EncoderConfig
+    config: LayerConfig
     alpha: float
 
     @nn.compact
@@ -67,7 +67,7 @@ class DeepNorm(nn.Module):
 class TFixup(nn.Module):
     """x + Dropout(Sublayer(x)), without LayerNorm (Huang et al., 2020)."""
 
-    config: EncoderConfig
+    config: LayerConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, sublayer: Sublayer) -> jax.Array:
@@ -77,7 +77,7 @@ class TFixup(nn.Module):
 class Admin(nn.Module):
     """LayerNorm(omega x + Dropout(Sublayer(x))), with a parameter omega [d_model] (Liu et al., 2020)."""
 
-    config: EncoderConfig
+    config: LayerConfig
 
     @nn.compact
     def __call__(self, x: jax.Array, sublayer: Sublayer) -> jax.Array:
@@ -90,7 +90,7 @@ class Admin(nn.Module):
         return norm(omega * x + dropout(y))
 
 
-def choose_start(config: EncoderConfig, *, decoder: bool) -> tuple[EncoderConfig, Callable[[EncoderConfig], nn.Module]]:
+def choose_start(config: LayerConfig, *, decoder: bool) -> tuple[LayerConfig, Callable[[LayerConfig], nn.Module]]:
     """Returns the config of a stack's layers, and the residual connection around their sub-layers.
 
     DeepNorm (Wang et al., 2022, figure 2) and T-Fixup (Huang et al., 2020, section 3.3) multiply the initial W^V, W^O,

@@ -1,4 +1,4 @@
-"""Attention scores of queries and keys, before the softmax (section 3.2.1).
+"""Attention scores of queries and keys, before the softmax: the compatibility function (section 3.2.1).
 
 Letters of shapes: B batch, Q queries, M keys, H heads, K hypotheses of a search.
 """

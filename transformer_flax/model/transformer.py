@@ -34,7 +34,7 @@ class Encoder(Stack):
 class Decoder(Stack):
     """The decoder (section 3.1; figure 1, right).
 
-    y [B, T, d_model], the mask of y, the memory [B, S, d_model], the mask of the memory -> [B, T, d_model].
+    y [B, T, d_model], its mask [B | 1, 1, T, T], memory [B, S, d_model], its mask [B, 1, T | 1, S] -> [B, T, d_model].
     """
 
     layer, prefix = DecoderLayer, "decoder"
@@ -111,7 +111,10 @@ class Transformer(nn.Module):
     def decode(
         self, target: jax.Array, memory: jax.Array, memory_mask: jax.Array, segments: jax.Array | None = None
     ) -> jax.Array:
-        """Decodes, teacher-forced: target [B, T], memory [B, S, d_model] -> the decoder's output [B, T, d_model]."""
+        """Decodes, teacher-forced.
+
+        target [B, T], memory [B, S, d_model], memory_mask [B, 1, T | 1, S] -> the decoder's output [B, T, d_model].
+        """
         length = target.shape[1]
         mask = causal_mask(length)  # hides padding too, which comes after all tokens that have a loss
         if segments is not None:

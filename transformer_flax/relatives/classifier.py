@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention, padding_mask
-from transformer_flax.model.config import STARTS, EncoderConfig, one_of, positive, size
+from transformer_flax.model.config import STARTS, LayerConfig, one_of, positive, size
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import embed, embedding
 from transformer_flax.model.positions import Positions
@@ -21,7 +21,7 @@ POOLING = ("mean", "max", "first", "attention")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ClassifierConfig(EncoderConfig):
+class ClassifierConfig(LayerConfig):
     """The fields of a classifier. `configs/classifier.py` explains those that the Transformer does not have."""
 
     pooling: str = one_of(POOLING)

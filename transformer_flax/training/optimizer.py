@@ -59,8 +59,7 @@ def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
 def skip_if_not_finite(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer of optax, so that `update(..., finite=False)` leaves its state unchanged."""
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        finite = extra.get("finite", True)
+    def update(updates: Any, state: Any, params: Any = None, *, finite: Any = True, **_: Any) -> tuple[Any, Any]:
         updates, after = optimizer.update(updates, state, params)
         return updates, jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, state)
 
@@ -79,11 +78,10 @@ def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
         mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
         return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mu, nu)
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        grads, finite = updates, extra.get("finite", True)
+    def update(updates: Any, state: Any, params: Any = None, *, finite: Any = True, **_: Any) -> tuple[Any, Any]:
         count = state.count + finite
-        mu = jax.tree.map(lambda g, m: jnp.where(finite, b1 * m + (1 - b1) * g, m), grads, state.mu)
-        nu = jax.tree.map(lambda g, v: jnp.where(finite, b2 * v + (1 - b2) * g**2, v), grads, state.nu)
+        mu = jax.tree.map(lambda g, m: jnp.where(finite, b1 * m + (1 - b1) * g, m), updates, state.mu)
+        nu = jax.tree.map(lambda g, v: jnp.where(finite, b2 * v + (1 - b2) * g**2, v), updates, state.nu)
         mu, nu = jax.lax.optimization_barrier((mu, nu))
         rate = jnp.where(finite, learning_rate(state.count), 0)
         mean, variance = 1 - b1**count, 1 - b2**count  # bias correction: moments of a constant 1, started at zero
