@@ -1,6 +1,7 @@
 """The report: what it says in Markdown, that the page says the same and needs nothing else, what its figures show."""
 
 import base64
+import dataclasses
 import html.parser
 import itertools
 import math
@@ -254,6 +255,9 @@ def test_the_text_that_bleu_is_of_is_named():
     assert "BLEU is sacreBLEU's, of detokenised, cased text: " in text_of(small())
     config = made.CONFIG | {"data.lowercase": True, "data.tokenized": True}
     assert "BLEU is sacreBLEU's, of tokenised, lower-cased text" in text_of(small(), made.BASE | {"config": config})
+    first, *others = small()
+    mixed = [dataclasses.replace(first, signature="nrefs:1|case:lc"), *others]
+    assert "BLEU is sacreBLEU's, of different texts, so it does not compare: " in text_of(mixed)
 
 
 def test_perplexities_of_other_pieces_are_not_for_comparison():
@@ -540,6 +544,12 @@ def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of
     assert signs.lines[0].get_xydata().tolist() == [[1_000, 1], [3_000, 3]]
     assert ranks.get_ylim() == (-1, 1)
     assert figures.agreement_over_training(compare(made.sweep(["base", "A-h1"], curve=[]))) is None
+
+
+def test_agreement_over_training_leaves_out_steps_at_which_a_row_was_not_evaluated():
+    base, row = made.sweep(["base", "A-h1"], seeds=range(1))
+    seldom = dataclasses.replace(row, curve=row.curve[4::5])
+    assert [*over_training(compare([base, seldom]))] == [1_500, 3_000]
 
 
 def test_variants_beyond_table_3_do_not_change_the_agreement_over_training():

@@ -82,6 +82,8 @@ def test_only_seeds_that_resume_from_the_same_step_are_trained_together(tmp_path
         for step in steps:
             (RunDirectory(runs[seed].path).checkpoints / str(step)).mkdir(parents=True)
     assert [job.seeds for job in make_jobs(runs, together=True)] == ["0,3", "1,2"]
+    failed = {("base", 0), ("base", 1)}  # of which one may have ended the other
+    assert [job.seeds for job in make_jobs(runs, together=True, apart=failed)] == ["0", "1", "2", "3"]
 
 
 def test_fields_that_follow_another_one_are_found():

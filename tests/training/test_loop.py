@@ -500,6 +500,9 @@ def test_a_run_without_a_better_validation_loss_ends_when_patience_does(run, tmp
         run("run", **settings)
         assert timeless(read_json_lines(file)) == timeless(lines)
         assert saved_steps(tmp_path / "run/checkpoints")[-1] == 9
+    config = (tmp_path / "run/config.json").read_text()
+    run("run", **settings | {"decode__beam_size": 1})
+    assert (tmp_path / "run/config.json").read_text() == config  # with which the evaluation that is kept was made
 
 
 def test_a_final_evaluation_is_not_compared_with_others_when_the_run_is_trained_on(run, tmp_path):

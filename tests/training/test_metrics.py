@@ -46,12 +46,14 @@ def test_the_lines_of_evaluations_say_what_was_evaluated_also_when_a_run_goes_on
     writer.write(10, "train", {"loss": 1.0})
     writer.write(10, "valid", values)
     writer.write(20, "valid", values | {"loss": 1.5, "averaged": 2})
-    writer.write(30, "valid", values | {"loss": 1.0, "final": 1})
+    writer.write(30, "valid", values | {"loss": 0.1, "final": 1})
     writer.close()
     writer = opened(30)
     writer.write(40, "valid", values | {"loss": 0.5, "bleu": 31.0})
     assert writer.scores() == {10: 30.0, 40: 31.0}  # of parameters that a checkpoint holds
-    assert writer.validation_losses() == [2.0, 1.5, 0.5]
+    assert not writer.out_of_patience(1)  # 0.5 is better than 2.0 and 1.5; the final evaluation does not count
+    writer.write(50, "valid", values | {"loss": 0.6})
+    assert [writer.out_of_patience(patience) for patience in (0, 1, 2)] == [False, True, False]
     assert [step for step in (10, 20, 30, 40) if writer.has(step, "valid")] == [10, 20, 40]
     assert [step for step in (10, 20, 30, 40) if writer.has(step, "valid", final=True)] == [30]
     assert not writer.has(10, "test")

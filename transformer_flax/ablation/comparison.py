@@ -291,10 +291,12 @@ def over_training(comparison: Comparison) -> dict[int, Comparison]:
 
 
 def _at(run: Result, step: int, base_steps: int) -> Result | None:
-    """Returns a run's result as it was when base was at a step; None before the run's first evaluation."""
+    """Returns a run's result as it was when base was at a step; None if the run was not evaluated then."""
     own_steps = run.changes.get("steps", base_steps)
     past = [point for point in run.curve if point["step"] * base_steps <= step * own_steps]
-    return dataclasses.replace(run, scores={"valid": past[-1]}) if past else None
+    if not past or (past[-1] is not run.curve[-1] and past[-1]["step"] * base_steps < step * own_steps):
+        return None
+    return dataclasses.replace(run, scores={"valid": past[-1]})
 
 
 def curve_of(run: Result, measure: Measure) -> dict[float, float]:

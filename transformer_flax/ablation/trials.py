@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
@@ -157,12 +157,18 @@ class Job:
         return self.trials[0].path.with_name(name)
 
 
-def make_jobs(trials: Sequence[Trial], *, together: bool) -> list[Job]:
-    """Makes a job for each trial, or for all seeds of a variant together that resume from the same step."""
+def make_jobs(
+    trials: Sequence[Trial], *, together: bool, apart: Collection[tuple[str, int]] = frozenset()
+) -> list[Job]:
+    """Makes a job for each trial, or for all seeds of a variant together that resume from the same step.
+
+    Trials whose keys are in `apart` have jobs of their own.
+    """
     groups: dict[Any, list[Trial]] = {}
     for trial in trials:
-        saved = max(saved_steps(RunDirectory(trial.path).checkpoints), default=0) if together else trial.seed
-        groups.setdefault((trial.variant.name, saved), []).append(trial)
+        is_alone = not together or trial.key in apart
+        saved = trial.seed if is_alone else max(saved_steps(RunDirectory(trial.path).checkpoints), default=0)
+        groups.setdefault((trial.variant.name, is_alone, saved), []).append(trial)
     return [Job(tuple(group)) for group in groups.values()]
 
 

@@ -58,6 +58,15 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
     moments = jax.eval_shape(make_optimizer(config).init, param_shapes(model))
     tokens = len(kind_of(model).reads) * rows * length
     width = data.max_length if data.batching == "packed" else length  # of a row, to which attention is quadratic
+    activations = activation_bytes(
+        model,
+        passes(config) * full_rows(width) // config.accumulation_steps,
+        width,
+        width,
+        loss_chunks=config.loss_chunks,
+    )
+    # A micro-batch's own gradient, beside the sum, comes when its activations are gone.
+    own_gradient = max(0, total - activations) if config.accumulation_steps > 1 else 0
     step_seconds = step_flops / (num_devices * peak * utilisation)
     return Cost(
         parameters=parameters,
@@ -66,16 +75,10 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
         step_flops=step_flops,
         memory={
             "parameters": total,
-            "gradient": total,
+            "gradient": total + own_gradient,
             "optimizer": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(moments) if leaf.ndim),
             "moving average": total if keeps_average(config) else 0,
-            "activations": activation_bytes(
-                model,
-                passes(config) * full_rows(width) // config.accumulation_steps,
-                width,
-                width,
-                loss_chunks=config.loss_chunks,
-            ),
+            "activations": activations,
         },
         steps=config.steps,
         training_flops=config.steps * step_flops,

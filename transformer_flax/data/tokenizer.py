@@ -199,7 +199,7 @@ class Tokenizer:
             found = ", ".join(f"{part} {kind}" for part, kind in kinds.items())
             raise UserError(
                 f"config.data.bpe_dropout is for a byte-level BPE, and this tokenizer has {found}; set it to 0, or "
-                "config.data.tokenizer to bpe"
+                "leave out config.data.tokenizer_file or config.init_from"
             )
         return [tuple(pair) for pair in parts["model"]["merges"]]
 

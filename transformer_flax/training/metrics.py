@@ -5,7 +5,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from transformer_flax.errors import UserError
@@ -68,6 +68,12 @@ class Meter:
         return {f"{name}_per_second": self._timed[name] / seconds for name in ("steps", "tokens", "flops")}
 
 
+def is_out_of_patience(lines: Iterable[dict[str, Any]], patience: int) -> bool:
+    """Returns whether the last `patience` evaluations during training brought no better validation loss; 0: never."""
+    losses = [line["valid/loss"] for line in lines if "valid/loss" in line and "valid/final" not in line]
+    return 0 < patience < len(losses) and not any(loss < min(losses[:-patience]) for loss in losses[-patience:])
+
+
 class StepLines:
     """A file of JSON lines, each with its step. Only the first process writes. Lines after `step` are removed."""
 
@@ -126,9 +132,9 @@ class MetricsWriter:
         """Returns whether the evaluation of a split at this step is written; `final`: the final evaluation."""
         return any(line["step"] == step and (f"{split}/final" in line) == final for line in self._evaluations(split))
 
-    def validation_losses(self) -> list[float]:
-        """Returns the validation losses of the evaluations during training, in order."""
-        return [line["valid/loss"] for line in self._evaluations("valid") if "valid/final" not in line]
+    def out_of_patience(self, patience: int) -> bool:
+        """Returns `is_out_of_patience` of the lines."""
+        return is_out_of_patience(self._written, patience)
 
     def scores(self) -> dict[int, float]:
         """Returns the validation scores, by step, of the evaluations during training that averaged no checkpoints."""

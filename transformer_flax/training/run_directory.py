@@ -35,6 +35,7 @@ from transformer_flax.files import (
 )
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.config_fields import CHANGES_NOTHING, added_fields, complete, differences, flatten
+from transformer_flax.training.metrics import is_out_of_patience
 from transformer_flax.training.multihost import is_first
 
 # A resumed run may have other values of these fields. They do not affect what past steps have learned.
@@ -107,9 +108,11 @@ class RunDirectory:
     def _is_evaluated(self, config: ConfigDict) -> bool:
         """Returns whether the run has ended and has an evaluation of each split, which training would not replace."""
         lines = read_json_lines(self.metrics_file) if self.metrics_file.exists() else []
-        names = {name for line in lines if line.get("step") == config.steps for name in line}
+        step = max(saved_steps(self.checkpoints), default=0)
+        names = {name for line in lines if line.get("step") == step for name in line}
         splits = ["valid", "test"] if config.eval.test else ["valid"]
-        return config.steps in saved_steps(self.checkpoints) and names.issuperset(f"{split}/final" for split in splits)
+        has_ended = step == config.steps or is_out_of_patience(lines, config.eval.patience)
+        return has_ended and names.issuperset(f"{split}/final" for split in splits)
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:

@@ -154,10 +154,10 @@ def _prepare(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], pr
         workdir.check(own, fingerprints, given)
         added |= workdir.added_fields()
         cools = own.optimizer.cooldown and workdir.config_file.exists()
-        if cools and own.steps > (before := workdir.load_config().steps):
+        if cools and own.steps != (before := workdir.load_config().steps):
             progress.say(
-                f"WARNING: config.steps was {before:,}, and the cooldown is now at the end of {own.steps:,} steps: a "
-                "learning rate that has begun to fall rises again"
+                f"WARNING: config.steps was {before:,}, and the cooldown is now at the end of {own.steps:,} steps: the "
+                "learning rate may jump, up if it has begun to fall, or down if it should have"
             )
     if added:
         fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())

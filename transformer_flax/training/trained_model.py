@@ -96,7 +96,10 @@ def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]
         require_fields(config, saved=True)
         model = make_config(tokenizer.vocab_size, config.model)
     except UserError as error:
-        raise UserError(f"{place.config_file}: {error}; a run of a newer version needs that version") from error
+        raise UserError(
+            f"{place.config_file}: {error}; a run of a newer version needs that version, and a kind of your own "
+            "must be registered first"
+        ) from error
     return config, tokenizer, model
 
 

@@ -273,8 +273,8 @@ class Trainer:
 
         If so, prints a message.
         """
-        losses, patience = self._metrics.validation_losses(), self.config.eval.patience
-        if not 0 < patience < len(losses) or any(loss < min(losses[:-patience]) for loss in losses[-patience:]):
+        patience = self.config.eval.patience
+        if not self._metrics.out_of_patience(patience):
             return False
         self.say(f"no better validation loss in {counted(patience, 'evaluation')}: the run ends at step {step:,}")
         return True
