@@ -28,8 +28,8 @@ def random_bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Returns 32 random bits for each element: uint32 [shape].
 
     The bits are a hash of the element's index and the key. Each word of the key takes one round of `lowbias32`
-    (Wellons, 2018). XLA fuses these few operations into the operations that use the bits. The 20
-    rounds of JAX's threefry, a cryptographic generator, would take about 5 % of a training step.
+    (Wellons, 2018). XLA fuses these few operations into the operations that use the bits. The 20 rounds of JAX's
+    threefry, a cryptographic generator, would take about 5 % of a training step.
     """
     bits = jax.lax.iota(jnp.uint32, math.prod(shape)).reshape(shape)
     for word in jax.random.key_data(key):
