@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import itertools
+import os
 import pathlib
 import re
 import runpy
@@ -93,7 +94,7 @@ class _ConfigFile(flags.ArgumentParser):
         return config
 
 
-def load_config(argument: str) -> ConfigDict:
+def load_config(argument: str | os.PathLike[str]) -> ConfigDict:
     """Loads the config that FILE or FILE:ARGUMENT names. FILE is relative to the current directory or else to `ROOT`.
 
     Raises:
@@ -102,7 +103,7 @@ def load_config(argument: str) -> ConfigDict:
     """
     if str(ROOT) not in sys.path:
         sys.path.insert(1, str(ROOT))  # a config anywhere can import from configs/
-    name, _, given = argument.partition(":")
+    name, _, given = os.fspath(argument).partition(":")
     file = next((str(path) for path in (pathlib.Path(name), ROOT / name) if path.is_file()), None)
     if file is None:
         present = sorted(path.name for path in (ROOT / "configs").glob("[a-z]*.py"))

@@ -235,10 +235,10 @@ class Run(TrainedModel):
           UserError: there is no such split, or its text has changed since training.
         """
         pairs = load_pairs(self.config.data, name)
-        if name not in self.fingerprints and "valid" in self.fingerprints:  # as of a test split with eval.test=False
-            self.split("valid")  # tells whether this is the run's data
-        if self.fingerprints.get(name, pairs.fingerprint) != pairs.fingerprint:
-            raise UserError(f"the {name} split of {self.config.name} has changed since the run was made")
+        known = name if name in self.fingerprints else "valid"  # a run with eval.test=False has not read its test split
+        found = pairs if known == name else load_pairs(self.config.data, known)
+        if self.fingerprints.get(known, found.fingerprint) != found.fingerprint:
+            raise UserError(f"the {known} split of {self.config.name} has changed since the run was made")
         if pairs.raw is not None:
             pairs = pairs.raw
         examples = pairs.read(range(len(pairs)))

@@ -256,8 +256,13 @@ def test_the_text_that_bleu_is_of_is_named():
     config = made.CONFIG | {"data.lowercase": True, "data.tokenized": True}
     assert "BLEU is sacreBLEU's, of tokenised, lower-cased text" in text_of(small(), made.BASE | {"config": config})
     first, *others = small()
-    mixed = [dataclasses.replace(first, signature="nrefs:1|case:lc"), *others]
-    assert "BLEU is sacreBLEU's, of different texts, so it does not compare: " in text_of(mixed)
+    for signature, text in {
+        first.signature.replace("2.", "1."): "detokenised, cased text",
+        first.signature.replace("mixed", "lc"): "different texts, so the scores do not compare",
+    }.items():
+        assert signature != first.signature
+        mixed = [dataclasses.replace(first, signature=signature), *others]
+        assert f"BLEU is sacreBLEU's, of {text}: " in text_of(mixed)
 
 
 def test_perplexities_of_other_pieces_are_not_for_comparison():

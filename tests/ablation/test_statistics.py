@@ -17,6 +17,11 @@ def test_the_mean_of_1_2_3_has_the_interval_of_the_books():
     assert estimate.interval == pytest.approx((2 - 4.302653 / math.sqrt(3), 2 + 4.302653 / math.sqrt(3)))
 
 
+def test_counts_may_be_integers_of_numpy():
+    assert statistics.mean(np.array([36, 37])).value == 36.5
+    assert statistics.difference(np.array([36, 37]), np.array([36, 36])).value == 0.5
+
+
 @pytest.mark.parametrize("values", [THREE, TWO, list(range(17))])
 def test_the_interval_of_a_mean_ends_where_scipys_test_is_just_significant(values):
     for end in statistics.mean(values).interval:

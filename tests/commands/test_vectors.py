@@ -99,7 +99,7 @@ def test_the_config_is_found_from_anywhere(tmp_path):
             ["plot", "--vectors=x", "--output=x.bmp"],
             "--output=x.bmp: the file of a picture must end in .png, .svg, .pdf",
         ),
-        (["train", "--output=x", "--config.data.target_language=en"], "target_language are both 'en'"),
+        (["train", "--output=x", "--config.data.target_language=en"], "it must be 'source' for texts of one language"),
         (["plot", "--count=3"], "--count has no effect with plot: leave it out"),
         (["nearest", "--output=x", "dog"], "--output has no effect with nearest"),
         (["plot", "--output=x.png", "--least=3", "dog"], "--least has no effect with words"),

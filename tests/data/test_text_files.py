@@ -92,6 +92,16 @@ def test_pairs_are_written_as_the_folder_that_they_are_read_from(tmp_path):
     for split, wanted in pairs.items():
         read = load_pairs(config, split)
         assert read.read(range(len(read))) == wanted
+    for splits, why in (
+        ({"dev": [("a", "b")]}, "there is no split 'dev'; the splits are train, valid and test"),
+        ({"train": {"one": "eins"}}, "train has 'one', which is not a pair"),
+        ({"train": [("a", "b", "c")]}, "which is not a pair"),
+    ):
+        with pytest.raises(UserError, match=why):
+            write_pairs(tmp_path / "refused", splits)
+    with pytest.raises(UserError, match="both languages are 'en'"):
+        write_pairs(tmp_path / "refused", {"train": [("a", "b")]}, "en", "en")
+    assert not (tmp_path / "refused/train.en").exists()
     for sentence, why in (("a\nb", "has a line break"), ("\ud800", "not UTF-8")):
         with pytest.raises(UserError, match=why):
             write_pairs(tmp_path, {"train": [("a", sentence)]})

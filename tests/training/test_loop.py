@@ -414,7 +414,7 @@ def test_a_run_whose_checkpoints_are_gone_begins_anew_with_a_warning(done, tmp_p
     with opened(RunDirectory(tmp_path / "run"), 0):
         pass
     said = capsys.readouterr().out
-    assert "WARNING: the run begins anew; its metrics up to step 6 are dropped" in said
+    assert "WARNING: the run begins anew; its metrics and outputs up to step 6 are deleted" in said
     assert not [*(tmp_path / "run/translations").iterdir()]
 
 

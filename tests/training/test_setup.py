@@ -166,9 +166,12 @@ def test_one_language_on_both_sides_is_refused(source):
 
 
 @pytest.mark.parametrize("source", ["numbers", "reverse", "tfds"])
-def test_only_files_have_texts_held_out_for_validation(source):
+def test_only_files_have_texts_held_out_for_validation(source, tmp_path):
+    config, run = small_config(data__source=source, data__held_out=0.1), RunDirectory(tmp_path)
     with pytest.raises(UserError, match=rf"data\.held_out is 0\.1; it must be 0\.0 with source {source}"):
-        check(small_config(data__source=source, data__held_out=0.1))
+        checked_config(config, run)
+    run.config_file.write_text(json.dumps({"config": config.to_dict(), "data_fingerprints": {}}))
+    checked_config(config, run)  # a run that an older version began
 
 
 def test_pmap_keeps_all_parameters_on_each_device_and_is_for_one_process(monkeypatch):
@@ -267,7 +270,10 @@ def test_more_steps_than_the_cooldown_was_meant_for_are_told(folder, tmp_path, c
         config = checked_config(small_config(**own, steps=steps, optimizer__cooldown=cooldown))
         with Progress() as progress:
             prepare_data(config, RunDirectory(tmp_path / f"run{cooldown}"), progress)
-        told = "WARNING: config.steps was 4, and the cooldown is now at the end of 6 steps" in capsys.readouterr().out
+        told = (
+            "WARNING: config.steps was 4 and is now 6. The cooldown ends at the new last step, so the learning"
+            in capsys.readouterr().out
+        )
         assert told == rises
 
 

@@ -256,7 +256,8 @@ def _methods(comparison: Comparison) -> str:
         signatures = sorted({run.signature for entry in comparison.entries for run in entry.runs})
         tokens = "tokenised" if comparison.config.get("data.tokenized") else "detokenised"
         case = "lower-cased" if comparison.config.get("data.lowercase") else "cased"
-        text = f"of {tokens}, {case} text" if len(signatures) == 1 else "of different texts, so it does not compare"
+        is_same = len({signature.partition("|version:")[0] for signature in signatures}) == 1
+        text = f"of {tokens}, {case} text" if is_same else "of different texts, so the scores do not compare"
         lines.append(f"BLEU is sacreBLEU's, {text}: {', '.join(map(as_text, signatures))}.")
     elif comparison.score is ACCURACY:
         lines.append("Accuracy is the share of texts whose class is predicted correctly.")

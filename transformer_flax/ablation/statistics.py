@@ -29,7 +29,7 @@ def mean(values: Sequence[float]) -> Estimate:
     One seed has no interval. Several seeds with the same value, such as seeds that get everything right, have none
     either: a spread of 0 would claim more certainty than a few seeds give.
     """
-    value = exact_mean(values)  # so that means of equal values are equal for any number of values
+    value = exact_mean(map(float, values))  # so that means of equal values are equal for any number of values
     if not np.ptp(values):
         return Estimate(value, None)
     low, high = scipy.stats.t.interval(CONFIDENCE, len(values) - 1, value, scipy.stats.sem(values))
@@ -44,7 +44,7 @@ def difference(ours: Sequence[float], base: Sequence[float]) -> Estimate:
     With three seeds, pairing would halve the degrees of freedom. What the seeds share can make this test miss an
     effect, but not invent one.
     """
-    value = exact_mean(ours) - exact_mean(base)
+    value = exact_mean(map(float, ours)) - exact_mean(map(float, base))
     if min(len(ours), len(base)) < 2 or not (np.ptp(ours) or np.ptp(base)):
         return Estimate(value, None)
     with warnings.catch_warnings():  # one side may have no spread

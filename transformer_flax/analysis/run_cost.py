@@ -65,7 +65,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
         width,
         loss_chunks=config.loss_chunks,
     )
-    # A micro-batch's own gradient, beside the sum, comes when its activations are gone.
+    # Memory holds a micro-batch's gradient beside the sum. It reuses the memory of the activations.
     own_gradient = max(0, total - activations) if config.accumulation_steps > 1 else 0
     step_seconds = step_flops / (num_devices * peak * utilisation)
     return Cost(

@@ -47,11 +47,17 @@ def write_pairs(
       source_language, target_language: the suffixes of the files.
 
     Raises:
-      UserError: a sentence has a line break or is not UTF-8.
+      UserError: there is no such split, an item is not a pair, or a sentence has a line break or is not UTF-8.
     """
+    if unknown := sorted(splits.keys() - {"train", "valid", "test"}):
+        raise UserError(f"there is no split {unknown[0]!r}; the splits are train, valid and test")
+    if source_language == target_language:
+        raise UserError(f"both languages are {source_language!r}, so one file would replace the other")
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
     for split, given in splits.items():
         pairs = list(given)
+        if wrong := [pair for pair in pairs if isinstance(pair, str) or len(pair) != 2]:
+            raise UserError(f"{split} has {wrong[0]!r}, which is not a pair (source, target)")
         for side, language in enumerate((source_language, target_language)):
             file, sentences = pathlib.Path(folder) / f"{split}.{language}", [pair[side] for pair in pairs]
             for sentence in sentences:

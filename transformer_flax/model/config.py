@@ -136,7 +136,7 @@ class LayerConfig(ModelConfig):
             self.require("dtype", lambda v: v == "bfloat16", "bfloat16 for cuDNN's attention")
             self.require("attention_dropout", lambda v: v == 0, "0 for cuDNN's attention, which keeps no weights")
             self.require("compatibility", lambda v: v != "additive", "scaled_dot or dot for cuDNN's attention")
-            self.require("positions", lambda v: v != "relative", "other than relative for cuDNN's attention")
+            self.require("positions", lambda v: v != "relative", "anything but relative for cuDNN's attention")
             self.require("d_k", lambda v: v % 8 == 0 and v <= 256, "a multiple of 8 up to 256 for cuDNN's attention")
             blocks = "0, or at least 4 with an even half, for cuDNN's attention, which takes no blocks of odd width"
             self.require("neighbourhood", lambda v: v == 0 or (v >= 4 and v // 2 % 2 == 0), blocks)

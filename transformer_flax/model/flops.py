@@ -131,7 +131,7 @@ def product_flops(program: Any, stack: str = "") -> list[Product]:
     """Lists the matrix products and convolutions in a jaxpr.
 
     Raises:
-      NotImplementedError: products are in a kernel, in `ragged_dot`, or in a `while` loop, whose length is unknown.
+      NotImplementedError: products are in a Pallas kernel, in `ragged_dot`, or in a `while` loop of unknown length.
     """
     found = []
     for equation in program.eqns:

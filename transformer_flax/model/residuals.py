@@ -137,7 +137,7 @@ def with_omegas(params: Any, sown: Any) -> Any:
       sown: the variances of x and of Sublayer(x) in a pass with these parameters, by layer and residual connection.
     """
     params = {**params}
-    for stack in [name.removesuffix("_0") for name in params if name.endswith("_0")]:
+    for stack in [name.removesuffix("_0") for name in sown if name.endswith("_0")]:
         square = 1.0
         for layer in itertools.takewhile(params.__contains__, (f"{stack}_{n}" for n in itertools.count())):
             residuals = {name: params[layer][name] for name in RESIDUALS if name in params[layer]}

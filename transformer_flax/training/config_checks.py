@@ -24,6 +24,12 @@ def check(config: ConfigDict) -> None:
     """Checks everything that can be checked without reading the text. The config is one of `complete_run`."""
     check_text(config)
     require = functools.partial(_require, config)
+    source, target = config.data.source_language, config.data.target_language
+    if config.data.source not in ONE_LANGUAGE and source == target:
+        raise UserError(
+            f"config.data.source_language and config.data.target_language are both {source!r}; set one of them to "
+            "another language"
+        )
     model = model_config(config, config.data.vocab_size)
     LengthPenalty(config.decode.length_penalty, config.decode.alpha)
     require(
@@ -110,14 +116,6 @@ def check_text(config: ConfigDict) -> None:
     require_fields(config)
     require = functools.partial(_require, config)
     require("data.source", config.data.source in SOURCES, f"one of {', '.join(SOURCES)}")
-    if config.data.source not in ("folder", "tsv"):
-        require_only(config, {"data.held_out": 0.0}, f"with source {config.data.source}, whose splits are given")
-    source, target = config.data.source_language, config.data.target_language
-    if config.data.source not in ONE_LANGUAGE and source == target:
-        raise UserError(
-            f"config.data.source_language and config.data.target_language are both {source!r}; set one of them to "
-            "another language"
-        )
     require("data.tokenizer", config.data.tokenizer in TOKENIZERS, f"one of {', '.join(TOKENIZERS)}")
     if given_tokenizer(config) is None:
         least = smallest_vocabulary(config.data.tokenizer)

@@ -133,7 +133,7 @@ class MetricsWriter:
         return any(line["step"] == step and (f"{split}/final" in line) == final for line in self._evaluations(split))
 
     def out_of_patience(self, patience: int) -> bool:
-        """Returns `is_out_of_patience` of the lines."""
+        """Applies `is_out_of_patience` to the evaluations written so far."""
         return is_out_of_patience(self._written, patience)
 
     def scores(self) -> dict[int, float]:

@@ -5,7 +5,7 @@ translations/<step>.txt (of a classifier: labels/<step>.txt)   profile/   wandb.
 An exported model: config.json   tokenizer.json   model.safetensors
 
 Working directories from strangers are safe to open: nothing is executed or unpickled, and the content of each file is
-checked. Training deletes only old checkpoints, and the lines of steps that it repeats.
+checked. Training deletes only old checkpoints, and the lines and outputs of steps that it repeats.
 """
 
 import contextlib
@@ -35,8 +35,7 @@ from transformer_flax.files import (
 )
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.config_fields import CHANGES_NOTHING, added_fields, complete, differences, flatten
-from transformer_flax.training.metrics import is_out_of_patience
-from transformer_flax.training.multihost import is_first
+from transformer_flax.training.multihost import from_first, is_first
 
 # A resumed run may have other values of these fields. They do not affect what past steps have learned.
 MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
@@ -107,6 +106,8 @@ class RunDirectory:
 
     def _is_evaluated(self, config: ConfigDict) -> bool:
         """Returns whether the run has ended and has an evaluation of each split, which training would not replace."""
+        from transformer_flax.training.metrics import is_out_of_patience  # only for training: it hides PyTorch
+
         lines = read_json_lines(self.metrics_file) if self.metrics_file.exists() else []
         step = max(saved_steps(self.checkpoints), default=0)
         names = {name for line in lines if line.get("step") == step for name in line}
@@ -117,11 +118,11 @@ class RunDirectory:
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
         """Context manager: no other process can train in the directory. A killed process leaves no lock behind."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._locked = self.path.stat()
         if not is_first():  # the first process holds the lock for all processes
             yield
             return
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._locked = self.path.stat()
         lock = self.path / LOCK
         if lock.is_symlink():  # otherwise the file behind the link would be emptied
             lock.unlink()
@@ -138,10 +139,17 @@ class RunDirectory:
             yield
 
     def is_in_place(self) -> bool:
-        """Returns whether the directory that `lock` locked is still here: it may have been moved, another run begun."""
-        if self._locked is None or not self.config_file.exists():
-            return False
-        return os.path.samestat(self._locked, self.path.stat())
+        """Returns whether the directory that `lock` locked is still at this path, as the first process sees it.
+
+        It may have been moved, and another run may have begun there.
+        """
+
+        def is_same() -> bool:
+            if self._locked is None or not self.config_file.exists():
+                return False
+            return os.path.samestat(self._locked, self.path.stat())
+
+        return from_first(is_same)
 
     def load_config(self) -> ConfigDict:
         """Returns the run's config. Fields that are newer than the run have their defaults."""
@@ -195,7 +203,7 @@ class RunDirectory:
         return file
 
     def drop_outputs(self, what: str, step: int) -> None:
-        """Deletes the translations or labels after a step from which the run resumes."""
+        """Deletes the translations or labels of steps after `step`, which the run will repeat."""
         for file in (self.path / what).glob("*.txt") if is_first() else ():
             written, _, _ = file.name.partition(".")
             if written.isdecimal() and int(written) > step:

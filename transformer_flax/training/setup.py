@@ -26,7 +26,7 @@ from transformer_flax.model.registry import find_kind, param_shapes
 from transformer_flax.relatives.vector_files import Vectors
 from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
-from transformer_flax.training.config_fields import AUTO, flatten, needs_bfloat16
+from transformer_flax.training.config_fields import AUTO, flatten, needs_bfloat16, require_only
 from transformer_flax.training.fine_tuning import are_trained, complete_run, load_embeddings
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.run_directory import RunDirectory
@@ -59,6 +59,9 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
     keep_memory()  # first, because threads that read a tokenizer keep their arenas, and lend them to JAX's
     config = complete_run(config)
     check(config)
+    is_new = not any(workdir.config_file.exists() for workdir in workdirs)
+    if is_new and config.data.source not in ("folder", "tsv"):  # older versions trained such runs
+        require_only(config, {"data.held_out": 0.0}, f"with source {config.data.source}, whose splits are given")
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
     divide_cpu(config.parallel.cpu_devices)
@@ -156,8 +159,8 @@ def _prepare(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], pr
         cools = own.optimizer.cooldown and workdir.config_file.exists()
         if cools and own.steps != (before := workdir.load_config().steps):
             progress.say(
-                f"WARNING: config.steps was {before:,}, and the cooldown is now at the end of {own.steps:,} steps: the "
-                "learning rate may jump, up if it has begun to fall, or down if it should have"
+                f"WARNING: config.steps was {before:,} and is now {own.steps:,}. The cooldown ends at the new last "
+                "step, so the learning rate may jump"
             )
     if added:
         fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())

@@ -98,7 +98,7 @@ class Trainer:
         directory.drop_outputs(programs.task.outputs, start)
         if not start and self._metrics.dropped:  # killed before its first checkpoint, or its checkpoints are gone
             last = max(line["step"] for line in self._metrics.dropped)
-            self.say(f"WARNING: the run begins anew; its metrics up to step {last:,} are dropped")
+            self.say(f"WARNING: the run begins anew; its metrics and outputs up to step {last:,} are deleted")
         self._wandb = WandbRun(config, directory, self.say)  # last, so that no later failure here leaves it open
 
     def __enter__(self) -> "Trainer":
