@@ -264,17 +264,17 @@ def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
     assert evaluations["test"].outputs[2] == ""
 
 
-def test_more_steps_than_the_cooldown_was_meant_for_are_told(folder, tmp_path, capsys):
+def test_other_steps_than_the_cooldown_was_meant_for_are_told(folder, tmp_path, capsys):
     own = {"data__path": str(folder), "data__max_length": 20, "data__cache_dir": str(tmp_path / "cache")}
-    for steps, cooldown, rises in ((4, 0.5, False), (4, 0.5, False), (6, 0.5, True), (4, 0.0, False), (6, 0.0, False)):
+    more, fewer = "was 4 and is now 6. The cooldown ends at", "was 6 and is now 5. The cooldown ends at"
+    cooled = [(4, 0.5, ""), (4, 0.5, ""), (6, 0.5, more), (5, 0.5, fewer)]
+    for steps, cooldown, told in [*cooled, (4, 0.0, ""), (6, 0.0, "")]:
         config = checked_config(small_config(**own, steps=steps, optimizer__cooldown=cooldown))
         with Progress() as progress:
             prepare_data(config, RunDirectory(tmp_path / f"run{cooldown}"), progress)
-        told = (
-            "WARNING: config.steps was 4 and is now 6. The cooldown ends at the new last step, so the learning"
-            in capsys.readouterr().out
-        )
-        assert told == rises
+        said = capsys.readouterr().out
+        assert ("WARNING: config.steps" in said) == bool(told)
+        assert told in said
 
 
 @pytest.mark.parametrize(
