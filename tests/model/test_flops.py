@@ -22,7 +22,7 @@ from transformer_flax.model.flops import (
     product_flops,
     training_flops,
 )
-from transformer_flax.model.layers import FeedForward, embed
+from transformer_flax.model.layers import FeedForward
 from transformer_flax.model.registry import KINDS, init_params
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
@@ -73,10 +73,10 @@ class OtherAxes(Transformer):
 
     @nn.compact
     def __call__(self, source, target):
-        logits, x = super().__call__(source, target), embed(self.source_embedding, source)
+        logits, x = super().__call__(source, target), self.source_embedding(source)
         longer = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))
         shorter = nn.Conv(7, (1,), strides=2, use_bias=False, name="strided")(x)
-        both = jnp.concatenate([x, embed(self.target_embedding, target)], axis=1)
+        both = jnp.concatenate([x, self.target_embedding(target)], axis=1)
         nn.Dense(9, use_bias=False, name="longer")(longer)
         with jax.named_scope("both"):
             weights = both @ both.swapaxes(1, 2)

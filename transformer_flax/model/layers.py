@@ -18,34 +18,37 @@ from transformer_flax.model.linear import Dense, product, wide_einsum, xavier
 from transformer_flax.model.residuals import choose_start, layer_norm
 
 
-def embedding(config: ModelConfig, name: str, deviation: float = 1.0) -> nn.Embed:
-    """Returns an embedding layer with the matrix [V, d_model] (section 3.4).
+class Embedding(nn.Module):
+    """Embeddings of tokens, times sqrt(d_model) (section 3.4): [...] -> float32 [..., d_model].
 
-    Before training, the entries that `embed` returns have the standard deviation `deviation`.
+    Before training, their entries have the standard deviation `deviation`.
+
+    They are float32, whatever type the model computes in: the gradient of a frequent word's vector is a sum over many
+    tokens.
     """
-    init = nn.initializers.normal(deviation * config.d_model**-0.5)
-    return nn.Embed(config.vocab_size, config.d_model, embedding_init=init, name=name)
+
+    config: ModelConfig
+    deviation: float = 1.0
+
+    def setup(self):
+        c = self.config
+        init = nn.initializers.normal(self.deviation * c.d_model**-0.5)
+        self.embedding = self.param("embedding", init, (c.vocab_size, c.d_model))  # E [V, d_model]
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return jnp.take(self.embedding, tokens, axis=0) * self.config.d_model**0.5
 
 
-def embeddings(config: ModelConfig, *, tied: bool, deviation: float = 1.0) -> tuple[nn.Embed, nn.Embed, nn.Embed]:
-    """Returns the source embedding, the target embedding and the matrix of the logits.
+def embeddings(config: ModelConfig, *, tied: bool, deviation: float = 1.0) -> tuple[Embedding, Embedding, Embedding]:
+    """Returns the source embedding, the target embedding and the embedding whose matrix gives the logits.
 
-    If `tied`, all three are the same matrix (section 3.4). `deviation` is that of `embedding`; a separate output matrix
-    has 1.
+    If `tied`, all three are the same (section 3.4). `deviation` is that of `Embedding`; a separate output embedding has
+    1.
     """
     if tied:
-        return (embedding(config, "embedding", deviation),) * 3
-    source, target = (embedding(config, f"{side}_embedding", deviation) for side in ("source", "target"))
-    return source, target, embedding(config, "output_embedding")
-
-
-def embed(embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
-    """Returns the embeddings of tokens, times sqrt(d_model) (section 3.4): [...] -> [..., d_model].
-
-    The result is float32, whatever type the model computes in: the gradient of a frequent word's vector is a sum over
-    many tokens.
-    """
-    return embedding(tokens) * embedding.features**0.5
+        return (Embedding(config, deviation, name="embedding"),) * 3
+    source, target = (Embedding(config, deviation, name=f"{side}_embedding") for side in ("source", "target"))
+    return source, target, Embedding(config, name="output_embedding")
 
 
 def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from transformer_flax.model.attention import ancestor_mask, causal_mask, padding_mask, segment_mask
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.layers import DecoderLayer, EncoderLayer, Stack, embed, embeddings, to_logits
+from transformer_flax.model.layers import DecoderLayer, Embedding, EncoderLayer, Stack, embeddings, to_logits
 from transformer_flax.model.positions import Positions, positions_in_segments
 from transformer_flax.special_tokens import BEGIN_ID
 
@@ -151,5 +151,5 @@ class Transformer(nn.Module):
         positions = self.positions(length)
         return positions if segments is None else positions[positions_in_segments(segments)]
 
-    def _embed(self, embedding: nn.Embed, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        return self.embedding_dropout((embed(embedding, tokens) + positions).astype(self.config.dtype))
+    def _embed(self, embedding: Embedding, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        return self.embedding_dropout((embedding(tokens) + positions).astype(self.config.dtype))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from transformer_flax.model.attention import MultiHeadAttention, padding_mask
 from transformer_flax.model.config import STARTS, LayerConfig, one_of, positive, size
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.layers import embed, embedding
+from transformer_flax.model.layers import Embedding
 from transformer_flax.model.positions import Positions
 from transformer_flax.model.registry import Kind, register
 from transformer_flax.model.transformer import Encoder
@@ -67,7 +67,7 @@ class Classifier(nn.Module):
 
     def setup(self):
         c = self.config
-        self.embedding = embedding(c, "embedding", c.embedding_deviation)
+        self.embedding = Embedding(c, c.embedding_deviation)
         self.positions = Positions(c)
         self.embedding_dropout, self.pooled_dropout = Dropout(c.dropout), Dropout(c.dropout)
         self.encoder = Encoder(c)
@@ -82,7 +82,7 @@ class Classifier(nn.Module):
 
     def encode(self, source: jax.Array) -> jax.Array:
         """Encodes source [B, S] -> [B, S, d_model]."""
-        x = embed(self.embedding, source) + self.positions(source.shape[1])
+        x = self.embedding(source) + self.positions(source.shape[1])
         return self.encoder(self.embedding_dropout(x.astype(self.config.dtype)), padding_mask(source))
 
 

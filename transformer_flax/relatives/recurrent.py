@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from transformer_flax.model.config import SCORES, one_of
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.layers import embed, to_logits
+from transformer_flax.model.layers import Embedding, to_logits
 from transformer_flax.model.linear import Dense
 from transformer_flax.model.registry import Kind, register
 from transformer_flax.model.scores import Additive, Dot
@@ -142,8 +142,8 @@ class RecurrentTranslator(Seq2Seq):
         self.put_variable("cache", "states", states)
         return to_logits(*self._features(y, self.get_variable("memory", "memory")))
 
-    def _embed(self, embedding: nn.Embed, tokens: jax.Array) -> jax.Array:
-        return self.embedding_dropout(embed(embedding, tokens).astype(self.config.dtype))
+    def _embed(self, embedding: Embedding, tokens: jax.Array) -> jax.Array:
+        return self.embedding_dropout(embedding(tokens).astype(self.config.dtype))
 
     def _after(self, x: jax.Array) -> jax.Array:
         # Only the states are kept in float32 from step to step.
