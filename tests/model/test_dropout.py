@@ -14,9 +14,10 @@ from tests.model.sentences import SOURCE, TARGET, S, T, logits_of
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
 from tests.relatives.test_classifier import tiny
 from transformer_flax.model.dropout import Dropout, random_bits
+from transformer_flax.model.layers import AddAndNorm
 from transformer_flax.model.positions import sinusoids
 from transformer_flax.model.registry import kind_of, make_model
-from transformer_flax.model.residuals import AddAndNorm, Admin, DeepNorm, PreNorm, TFixup
+from transformer_flax.model.residuals import Admin, DeepNorm, PreNorm, TFixup
 from transformer_flax.model.transformer import Transformer, shift_right
 
 

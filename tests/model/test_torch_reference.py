@@ -8,8 +8,8 @@ import pytest
 
 from tests.conftest import TINY
 from tests.model.parameters import random_params
+from transformer_flax.model.layers import LAYER_NORM_EPSILON
 from transformer_flax.model.positions import sinusoids
-from transformer_flax.model.residuals import LAYER_NORM_EPSILON
 from transformer_flax.model.transformer import Transformer, shift_right
 
 torch = pytest.importorskip("torch", reason='PyTorch is not installed: pip install -e ".[compare]"')

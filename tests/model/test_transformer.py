@@ -18,9 +18,9 @@ from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, compiled, logits_of
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT, RIVALS
 from transformer_flax.model.config import STARTS, TransformerConfig
-from transformer_flax.model.layers import to_logits
+from transformer_flax.model.layers import layer_norm, to_logits
 from transformer_flax.model.registry import attention_maps, init_params, make_model
-from transformer_flax.model.residuals import RESIDUALS, Admin, TFixup, layer_norm, with_omegas
+from transformer_flax.model.residuals import RESIDUALS, Admin, TFixup, with_omegas
 from transformer_flax.model.transformer import Transformer, shift_right
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import DEEP_STARTS, ModelConfig, TransformerConfig
+from transformer_flax.model.layers import LAYER_NORM_EPSILON
 from transformer_flax.model.positions import sinusoids
-from transformer_flax.model.residuals import LAYER_NORM_EPSILON
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 SUPPORTED_POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")  # not those that the model gets later

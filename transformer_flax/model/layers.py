@@ -1,11 +1,10 @@
-"""The parts of the paper's figure 1: embeddings, sub-layers, layers and stacks of layers.
+"""The parts of the paper's figure 1: embeddings, Add & Norm, feed-forward, and the layers of encoder and decoder.
 
-Letters of shapes: B batch, S source positions, T target positions, K hypotheses of a search, V vocabulary.
+Letters of shapes: B batch, S source positions, T target positions, V vocabulary.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
 
 import flax.linen as nn
 import jax
@@ -15,7 +14,10 @@ from transformer_flax.model.attention import MultiHeadAttention
 from transformer_flax.model.config import LayerConfig, ModelConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.linear import Dense, product, wide_einsum, xavier
-from transformer_flax.model.residuals import choose_start, layer_norm
+
+LAYER_NORM_EPSILON = 1e-6
+
+Sublayer = Callable[[jax.Array], jax.Array]  # [..., d_model] -> [..., d_model]
 
 
 class Embedding(nn.Module):
@@ -59,6 +61,22 @@ def to_logits(y: jax.Array, embedding: jax.Array) -> jax.Array:
     return wide_einsum("...d,vd->...v", y, embedding.astype(y.dtype))
 
 
+def layer_norm(config: LayerConfig, name: str) -> nn.LayerNorm:
+    # The fast variance, E[x^2] - E[x]^2, loses digits to cancellation if the mean is large and the variance small.
+    return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, dtype=config.dtype, use_fast_variance=False, name=name)
+
+
+class AddAndNorm(nn.Module):
+    """LayerNorm(x + Dropout(Sublayer(x))), the paper's residual connection (sections 3.1 and 5.4)."""
+
+    config: LayerConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, sublayer: Sublayer) -> jax.Array:
+        norm, dropout = layer_norm(self.config, "norm"), Dropout(self.config.dropout)
+        return norm(x + dropout(sublayer(x)))
+
+
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, equation 2 (section 3.3): [..., d_model] -> [..., d_model]."""
 
@@ -76,7 +94,7 @@ class EncoderLayer(nn.Module):
     """A layer of the encoder (section 3.1; figure 1, left): self-attention, then feed-forward."""
 
     config: LayerConfig
-    residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm` or another; applies the sub-layer too
+    residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm`, or another of `residuals`
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
@@ -97,7 +115,7 @@ class DecoderLayer(nn.Module):
     """
 
     config: LayerConfig
-    residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm` or another; applies the sub-layer too
+    residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm`, or another of `residuals`
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
@@ -121,47 +139,3 @@ class DecoderLayer(nn.Module):
         y = self.after_self_attention(y, lambda y: self.self_attention.decode_step(y, position, mask))
         y = self.after_cross_attention(y, lambda y: self.cross_attention.attend_to_memory(y, memory_mask))
         return self.after_feed_forward(y, self.feed_forward)
-
-
-class Stack(nn.Module):
-    """N layers, one after the other (section 3.1).
-
-    With `pre_norm`, a LayerNorm follows the last layer, because no layer normalises its output.
-
-    The stack shares the scope of the model that contains it (`nn.share_scope`): encoder_0, encoder_1, ...,
-    encoder_norm are direct children of the model.
-    """
-
-    config: LayerConfig
-    layer: ClassVar[type[nn.Module]]
-    prefix: ClassVar[str]
-
-    def setup(self):
-        layer = self.layer
-        c, residual = choose_start(self.config, decoder=self.prefix == "decoder")
-        if c.remat != "none":  # the backward pass recomputes activations instead of storing them
-            policies = {"products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "layers": None}
-            layer = nn.remat(layer, policy=policies[c.remat], prevent_cse=not c.scan_layers)
-        self.layers = [layer(c, residual, name=f"{self.prefix}_{n}") for n in range(c.num_layers)]
-        self.norm = layer_norm(c, f"{self.prefix}_norm") if c.pre_norm else lambda x: x
-
-    def __call__(self, x: jax.Array, *others: jax.Array) -> jax.Array:
-        """Applies the layers: x [B, T, d_model], and the remaining arguments of every layer -> [B, T, d_model]."""
-        if self.config.scan_layers and not self.is_initializing():
-            return self.norm(self._scan(x, *others))
-        for layer in self.layers:
-            x = layer(x, *others)
-        return self.norm(x)
-
-    def _scan(self, x: jax.Array, *others: jax.Array) -> jax.Array:
-        # Parameters are stacked here, so that checkpoints are the same with and without `scan_layers`.
-        params = jax.tree.map(lambda *p: jnp.stack(p), *(layer.variables["params"] for layer in self.layers))
-        keys = jax.random.split(self.make_rng("dropout"), len(self.layers)) if self.has_rng("dropout") else None
-        one = self.layers[0].clone(parent=None)
-
-        def apply(x, params_and_key):
-            params, key = params_and_key
-            y: Any = one.apply({"params": params}, x, *others, rngs=None if key is None else {"dropout": key})
-            return y, None
-
-        return jax.lax.scan(apply, x, (params, keys))[0]

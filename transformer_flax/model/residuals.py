@@ -1,4 +1,4 @@
-"""The residual connection around every sub-layer (section 3.1): the paper's, pre-norm, DeepNorm, T-Fixup and Admin.
+"""Residual connections other than the paper's `AddAndNorm`: pre-norm, DeepNorm, T-Fixup and Admin.
 
 `pre_norm` and `start` of the config choose one, and `start` also the initial values that belong to it.
 """
@@ -15,30 +15,12 @@ import jax.numpy as jnp
 
 from transformer_flax.model.config import LayerConfig, TransformerConfig
 from transformer_flax.model.dropout import Dropout
+from transformer_flax.model.layers import AddAndNorm, Sublayer, layer_norm
 from transformer_flax.special_tokens import NUM_SPECIAL
 
-LAYER_NORM_EPSILON = 1e-6
 # The sub-layers of a layer in order, by the names of their residual connections.
 RESIDUALS = ("after_self_attention", "after_cross_attention", "after_feed_forward")
 SENTENCES, LENGTH = 64, 16  # of the random sentences on which Admin measures variances
-
-Sublayer = Callable[[jax.Array], jax.Array]  # [..., d_model] -> [..., d_model]
-
-
-def layer_norm(config: LayerConfig, name: str) -> nn.LayerNorm:
-    # The fast variance, E[x^2] - E[x]^2, loses digits to cancellation if the mean is large and the variance small.
-    return nn.LayerNorm(epsilon=LAYER_NORM_EPSILON, dtype=config.dtype, use_fast_variance=False, name=name)
-
-
-class AddAndNorm(nn.Module):
-    """LayerNorm(x + Dropout(Sublayer(x))), the paper's residual connection (sections 3.1 and 5.4)."""
-
-    config: LayerConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array, sublayer: Sublayer) -> jax.Array:
-        norm, dropout = layer_norm(self.config, "norm"), Dropout(self.config.dropout)
-        return norm(x + dropout(sublayer(x)))
 
 
 class PreNorm(nn.Module):

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from transformer_flax.model.attention import ancestor_mask, causal_mask, padding_mask, segment_mask
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.layers import DecoderLayer, Embedding, EncoderLayer, Stack, embeddings, to_logits
+from transformer_flax.model.layers import DecoderLayer, Embedding, EncoderLayer, embeddings, to_logits
 from transformer_flax.model.positions import Positions, positions_in_segments
+from transformer_flax.model.stack import Stack
 from transformer_flax.special_tokens import BEGIN_ID
 
 
