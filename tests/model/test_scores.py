@@ -10,7 +10,8 @@ import pytest
 from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, compiled, logits_of
-from transformer_flax.model.attention import attend_to_cache, attention_weights, causal_mask
+from transformer_flax.model.attention import attention_weights, causal_mask
+from transformer_flax.model.cached_attention import attend_to_cache
 from transformer_flax.model.scores import Additive, Dot
 from transformer_flax.model.transformer import Transformer
 
