@@ -438,6 +438,8 @@ def test_admin_weighs_a_residual_by_the_variances_of_all_sub_layers_before():
     assert found["reader_0"][cross]["norm"] == cross  # all else stays
     assert (found["encoder_1"]["w"], found["embedding"]) == (7.0, 1.0)
     assert params["encoder_1"][attention]["omega"].tolist() == [1.0] * 4
+    with pytest.raises(NotImplementedError, match="lacks after_both of encoder_0: name each where"):
+        with_omegas(params, sown | {"encoder_0": sown["encoder_0"] | {"after_both": {"variances": ([1.0, 3.0],)}}})
 
 
 def test_admin_measures_on_random_sentences_and_multiplies_residuals():

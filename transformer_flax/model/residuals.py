@@ -117,12 +117,18 @@ def with_omegas(params: Any, sown: Any) -> Any:
     Args:
       params: initial parameters, in which every omega is 1.
       sown: the variances of x and of Sublayer(x) in a pass with these parameters, by layer and residual connection.
+
+    Raises:
+      NotImplementedError: a layer has a residual connection that `RESIDUALS` does not name, so its order is unknown.
     """
     params = {**params}
     for stack in [name.removesuffix("_0") for name in sown if name.endswith("_0")]:
         square = 1.0
         for layer in itertools.takewhile(params.__contains__, (f"{stack}_{n}" for n in itertools.count())):
             residuals = {name: params[layer][name] for name in RESIDUALS if name in params[layer]}
+            if unknown := [name for name, kept in sown[layer].items() if "variances" in kept and name not in RESIDUALS]:
+                order = "name each where the layer applies it"
+                raise NotImplementedError(f"RESIDUALS of {__file__} lacks {', '.join(unknown)} of {layer}: {order}")
             for name, residual in residuals.items():
                 residuals[name] = residual | {"omega": jnp.full_like(residual["omega"], square**0.5)}
                 [[of_x, of_sublayer]] = sown[layer][name]["variances"]
