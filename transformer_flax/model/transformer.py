@@ -70,7 +70,7 @@ class Transformer(nn.Module):
         self.positions = Positions(c)
         self.embedding_dropout = Dropout(c.dropout)
         self.encoder, self.decoder = self.encoder_class(c), self.decoder_class(c)
-        nn.share_scope(self, self.encoder)
+        nn.share_scope(self, self.encoder)  # its parameters are in encoder_0, not in encoder/encoder_0
         nn.share_scope(self, self.decoder)
 
     def __call__(
@@ -96,7 +96,10 @@ class Transformer(nn.Module):
         source_segments: jax.Array | None = None,
         target_segments: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the factors of the logits: the decoder's output [B, T, d_model] and the embedding [V, d_model]."""
+        """Returns the factors of the logits: the decoder's output [B, T, d_model] and the embedding [V, d_model].
+
+        The loss multiplies them itself, in several parts if all logits do not fit into memory.
+        """
         memory = self.encode(source, source_segments)
         if source_segments is None or target_segments is None:
             memory_mask = padding_mask(source)
