@@ -15,8 +15,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from transformer_flax.checked_fields import TYPES
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import TYPES
 from transformer_flax.training.config_fields import added_fields, flatten, make_floats, require_fields
 
 LANGUAGES = ("data.source_language", "data.target_language")

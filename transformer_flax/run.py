@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
+from transformer_flax.checked_fields import TYPES
 from transformer_flax.data.normalisation import Normaliser, normalisers
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.text_files import require_as_many
@@ -23,7 +24,6 @@ from transformer_flax.decoding.search import Sampling
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.files import require_free, whole_folder, write_whole
-from transformer_flax.model.config import TYPES
 from transformer_flax.special_tokens import END_ID
 from transformer_flax.training.config_fields import require_settings
 from transformer_flax.training.loss import perplexity

@@ -11,12 +11,13 @@ from benchmarks.ctranslate2_peer import make_search
 from tests.conftest import VARIANTS, long
 from tests.model.parameters import random_params
 from transformer_flax import model
+from transformer_flax.checked_fields import one_of
 from transformer_flax.decoding import ctranslate2
 from transformer_flax.decoding.ctranslate2 import require_supported, save
 from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import DEEP_STARTS, TransformerConfig, one_of
+from transformer_flax.model.config import DEEP_STARTS, TransformerConfig
 from transformer_flax.model.registry import make_model
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 

@@ -11,8 +11,8 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from transformer_flax.ablation import table3
+from transformer_flax.checked_fields import TYPES
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.model.config import TYPES
 from transformer_flax.training.config_checks import check
 from transformer_flax.training.config_fields import flatten
 

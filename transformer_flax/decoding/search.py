@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from transformer_flax.checked_fields import checked, requirement
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import checked, requirement
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 LENGTH_PENALTIES = ("gnmt", "length", "none")

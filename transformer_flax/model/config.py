@@ -1,15 +1,13 @@
 """Sizes and choices of models, in the paper's symbols. All model changes of table 3 are fields here.
 
-A field states which values it allows, so a new field is one line. A field that is added later needs a default, because
-saved runs lack the field. The default must be the behaviour before the field existed.
+A field that is added later needs a default, because saved runs lack the field. The default must be the behaviour before
+the field existed.
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
 from typing import Any, ClassVar
 
-from transformer_flax.errors import UserError
+from transformer_flax.checked_fields import CheckedConfig, checked, one_of, positive, rate, size
 
 SINUSOIDS = ("sinusoidal", "sinusoidal_concatenated")  # added to the embeddings, as learned positions are
 DISTANCES = ("relative", "rotary")  # used inside self-attention instead
@@ -20,58 +18,7 @@ DEEP_STARTS = ("deepnorm", "t_fixup", "admin")  # these change residuals or Laye
 STARTS = ("xavier", "fairseq", *DEEP_STARTS)
 IMPLEMENTATIONS = ("plain", "cudnn")
 DTYPES = ("float32", "bfloat16")
-# Larger values are typing errors. Without a limit, JAX would trace such a model for hours before it fails.
-MOST_LAYERS = 1_000
-LARGEST_SIZE = 1 << 24
-TYPES: dict[Any, str] = {str: "a text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def checked(is_valid: Callable[[Any], bool], requirement: str, **default: Any) -> Any:
-    """Returns a dataclass field whose values must satisfy `is_valid`. The type of a value is checked first."""
-    return dataclasses.field(metadata={"is_valid": is_valid, "requirement": requirement}, **default)
-
-
-def size(*, least: int = 1, most: int = LARGEST_SIZE, **default: Any) -> Any:
-    return checked(lambda v: least <= v <= most, f"a whole number from {least} to {most:,}", **default)
-
-
-def rate(**default: Any) -> Any:
-    return checked(lambda v: 0 <= v < 1, "a number from 0 to below 1", **default)
-
-
-def positive(**default: Any) -> Any:
-    return checked(lambda v: 0 < v < math.inf, "a number above 0", **default)
-
-
-def one_of(known: tuple[str, ...], **default: Any) -> Any:
-    return checked(lambda v: v in known, f"one of {', '.join(known)}", **default)
-
-
-def requirement(field: dataclasses.Field, value: Any) -> str | None:
-    """Returns the requirement that a field's value violates: its type, or that of `checked`. None: no violation."""
-    wanted: Any = field.type
-    if type(value) is not wanted and not (wanted is float and type(value) is int):
-        return TYPES[wanted]
-    return None if field.metadata.get("is_valid", lambda v: True)(value) else field.metadata["requirement"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CheckedConfig:
-    """A section of the config that checks its fields."""
-
-    section: ClassVar[str]  # its name in the run's config
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if must := requirement(field, value):
-                raise UserError(f"config.{self.section}.{field.name} is {value!r}; it must be {must}")
-
-    def require(self, name: str, is_valid: Callable[[Any], bool], must: str) -> None:
-        """Checks a field against a condition that depends on other fields."""
-        value = getattr(self, name)
-        if not is_valid(value):
-            raise UserError(f"config.{self.section}.{name} is {value!r}; it must be {must}")
+MOST_LAYERS = 1_000  # more would be a typing error, and JAX would trace such a model for hours before it fails
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +53,7 @@ class LayerConfig(ModelConfig):
     d_v: int = size()
     positions: str = one_of(POSITIONS)
     max_length: int = size()
+    # The paper's models have none of the following, or the default.
     attention_dropout: float = rate()
     ffn_dropout: float = rate()
     pre_norm: bool

@@ -9,8 +9,9 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_flax.checked_fields import one_of, positive, size
 from transformer_flax.model.attention import MultiHeadAttention, padding_mask
-from transformer_flax.model.config import STARTS, LayerConfig, one_of, positive, size
+from transformer_flax.model.config import STARTS, LayerConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import Embedding
 from transformer_flax.model.positions import Positions

@@ -15,7 +15,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.config import size
+from transformer_flax.checked_fields import size
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import Embedding, to_logits
 from transformer_flax.model.linear import Conv, Dense

@@ -16,7 +16,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.config import SCORES, one_of
+from transformer_flax.checked_fields import one_of
+from transformer_flax.model.config import SCORES
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import Embedding, to_logits
 from transformer_flax.model.linear import Dense

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.nn import log_sigmoid
 
+from transformer_flax.checked_fields import CheckedConfig, checked, one_of, positive, rate, size
 from transformer_flax.data.corpus import Sentences, blocks, count, ranges
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import CheckedConfig, checked, one_of, positive, rate, size
 from transformer_flax.relatives.vector_files import Vectors, count_whole_words
 from transformer_flax.special_tokens import NUM_SPECIAL, PAD_ID
 

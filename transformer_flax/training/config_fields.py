@@ -14,8 +14,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from transformer_flax.checked_fields import TYPES, checked, one_of, positive, rate, requirement, size
 from transformer_flax.errors import UserError, did_you_mean
-from transformer_flax.model.config import TYPES, TransformerConfig, checked, one_of, positive, rate, requirement, size
+from transformer_flax.model.config import TransformerConfig
 
 logger = logging.getLogger(__name__)
 
