@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import SCALED_DOT, MultiHeadAttention, masked_softmax
+from transformer_flax.model.linear import product_of_few_rows
 from transformer_flax.model.positions import rotate, sinusoids
-from transformer_flax.model.scores import ScoreFunction, product_of_few_rows
+from transformer_flax.model.scores import ScoreFunction
 
 
 def ancestor_mask(ancestors: jax.Array, position: jax.Array, r: int = 0) -> jax.Array:

@@ -53,7 +53,7 @@ class LayerConfig(ModelConfig):
     d_v: int = size()
     positions: str = one_of(POSITIONS)
     max_length: int = size()
-    # The paper's models have none of the following, or the default.
+    # In the paper's models, the following fields are off or have their default.
     attention_dropout: float = rate()
     ffn_dropout: float = rate()
     pre_norm: bool

@@ -1,4 +1,4 @@
-"""Products whose gradients are products in the same type, and linear layers that sum gradients of biases in float32.
+"""Matrix products that suit the device and the type, and linear layers that sum gradients of biases in float32.
 
 The gradient of a bias is a sum over all tokens of a batch. bfloat16 keeps 8 bits, so a sum in bfloat16 stops growing
 when a token adds less than 0.4 % of the sum.
@@ -91,6 +91,24 @@ def _wide_backward(equation, operands, gradient):
 
 
 _wide_einsum.defvjp(_wide_forward, _wide_backward)
+
+
+def product_of_few_rows(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Computes the matrix products x y of a decoding step, K rows: [B, H, K, D], [B, H, D, M] -> float32 [B, H, K, M].
+
+    On a CPU, several rows use sums of products. A matrix product of a few rows would first repack all of y, which takes
+    several times as long (docs/log.md, "Following a beam's ancestors"). A single row uses the product of a vector and a
+    matrix, which repacks nothing and is several times as fast as the sums. Other devices use matrix products, because
+    the sums would write y in float32.
+    """
+
+    def multiply(x, y):
+        return jnp.einsum("bhkd,bhdm->bhkm", x.astype(y.dtype), y, preferred_element_type=jnp.float32)
+
+    def sum_products(x, y):
+        return jnp.sum(x[..., None].astype(jnp.float32) * y[:, :, None], axis=-2)  # [B, H, K, D, M] -> [B, H, K, M]
+
+    return multiply(x, y) if x.shape[2] == 1 else jax.lax.platform_dependent(x, y, cpu=sum_products, default=multiply)
 
 
 class Dense(nn.DenseGeneral):

@@ -27,13 +27,6 @@ def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.nd
     return pair.reshape(length, d_model).astype(np.float32)
 
 
-def positions_in_segments(segments: jax.Array) -> jax.Array:
-    """Returns the position of each token in its own sentence, counted from 0: segments [B, L] -> [B, L]."""
-    column = jnp.arange(segments.shape[1])
-    begins = segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
-    return column - jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
-
-
 class Positions(nn.Module):
     """Encodings of positions 0 .. length - 1, [length, d_model]: sinusoids (section 3.5), or learned (table 3, row E).
 
@@ -56,6 +49,13 @@ class Positions(nn.Module):
             )
         table = self.param("table", nn.initializers.normal(c.d_model**-0.5), (c.max_length, c.d_model))
         return table[:length]
+
+
+def positions_in_segments(segments: jax.Array) -> jax.Array:
+    """Returns the position of each token in its own sentence, counted from 0: segments [B, L] -> [B, L]."""
+    column = jnp.arange(segments.shape[1])
+    begins = segments != jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
+    return column - jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
 
 
 def rotate(x: jax.Array, sinusoids: jax.Array) -> jax.Array:

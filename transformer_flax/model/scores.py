@@ -8,25 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.linear import wide_einsum
-
-
-def product_of_few_rows(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Computes the matrix products x y of a decoding step: [B, H, K, D], [B, H, D, M] -> float32 [B, H, K, M].
-
-    On a CPU, several rows use sums of products. A matrix product of a few rows would first repack all of y, which takes
-    several times as long (docs/log.md, "Following a beam's ancestors"). A single row uses the product of a vector and a
-    matrix, which repacks nothing and is several times as fast as the sums. Other devices use matrix products, because
-    the sums would write y in float32.
-    """
-
-    def multiply(x, y):
-        return jnp.einsum("bhkd,bhdm->bhkm", x.astype(y.dtype), y, preferred_element_type=jnp.float32)
-
-    def sum_products(x, y):
-        return jnp.sum(x[..., None].astype(jnp.float32) * y[:, :, None], axis=-2)  # [B, H, K, D, M] -> [B, H, K, M]
-
-    return multiply(x, y) if x.shape[2] == 1 else jax.lax.platform_dependent(x, y, cpu=sum_products, default=multiply)
+from transformer_flax.model.linear import product_of_few_rows, wide_einsum
 
 
 @dataclasses.dataclass(frozen=True)
