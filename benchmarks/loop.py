@@ -26,7 +26,7 @@ from transformer_flax.training.compiled import Programs
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_run, set_up_devices
 from transformer_flax.training.trainer import open_trainer
 
 CONFIG = define_config("numbers.py")
@@ -41,31 +41,30 @@ class Bench:
     """A run that is resumed for each section, and its bare step."""
 
     def __init__(self, config, folder: pathlib.Path):
-        self._directory = RunDirectory(folder)
         config.eval.update(every=0, patience=0, test=False, final_average=1, final_sentences=1)
         config.decode.update(beam_size=1, max_extra_length=0)  # the end of a run is evaluated in any case
         config.log.every = WARM
         config.parallel.mode = "jit"
         self._progress = Progress(quiet=True)
-        self._config = config = checked_config(config)
+        config = checked_config(config)
         self._parallel = set_up_devices(config, self._progress)
-        self._data = prepare_data(config, self._directory, self._progress)
-        self._programs = Programs(config, self._data, self._parallel, self._progress)
+        self._run = prepare_run(config, RunDirectory(folder), self._progress)
+        self._programs = Programs(self._run, self._parallel, self._progress)
 
     def loop(self, start: int, stop: int) -> float:
         """Returns the seconds of the steps start + WARM + 1 to stop in the loop."""
-        self._config.steps = stop
-        given = self._config, self._directory, self._data, self._programs, self._progress
+        self._run.config.steps = stop
+        given = self._run, self._programs, self._progress
         with Interruption() as interruption, open_trainer(*given, interruption) as (trainer, state):
             fit(trainer, state)
-        lines = read_json_lines(self._directory.metrics_file)
+        lines = read_json_lines(self._run.directory.metrics_file)
         seconds = {line["step"]: line["seconds"] for line in lines if "train/learning_rate" in line}
         return seconds[stop] - seconds[start + WARM]
 
     def bare(self, start: int, stop: int) -> float:
         """Returns the seconds of the same steps without anything else."""
         state = self._parallel.place(self._programs.init(0))
-        batches = [self._parallel.shard(self._data.train[step]) for step in range(start, stop)]
+        batches = [self._parallel.shard(self._run.train[step]) for step in range(start, stop)]
         for batch in batches[:WARM]:
             state, _ = self._programs.steps.train_step(state, batch)
         jax.block_until_ready(state)

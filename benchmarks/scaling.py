@@ -34,7 +34,7 @@ from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import Data, prepare_data
+from transformer_flax.training.setup import PreparedRun, prepare_run
 from transformer_flax.training.step import TrainState, init_key, make_train_step
 
 D_K = flags.DEFINE_list("d_k", ["4", "16", "64", "256", "512"], "d_k of each head")
@@ -60,7 +60,7 @@ def softmax_of(score: ScoreFunction, d_k: int, keys: int) -> dict[str, float]:
     return {"largest weight": float(p.max(-1).mean()), "softmax's derivative": float(jnp.median(derivative))}
 
 
-def learn(config, data: Data, compatibility: str, d_k: int) -> dict[str, list[float]]:
+def learn(config, run: PreparedRun, compatibility: str, d_k: int) -> dict[str, list[float]]:
     """Trains a small model with each seed.
 
     Returns for each seed the norm of the loss's gradient with respect to all W^Q and W^K before the first update, and
@@ -68,7 +68,7 @@ def learn(config, data: Data, compatibility: str, d_k: int) -> dict[str, list[fl
     """
     config = config.copy_and_resolve_references()
     config.model.update(compatibility=compatibility, d_k=d_k)
-    model = model_config(config, data.tokenizer.vocab_size)
+    model = model_config(config, run.tokenizer.vocab_size)
     optimizer = make_optimizer(config)
     loss_fn = translation_loss(make_model(model), config.label_smoothing)
     train_step = jax.jit(make_train_step(loss_fn, optimizer), donate_argnums=0)
@@ -77,7 +77,7 @@ def learn(config, data: Data, compatibility: str, d_k: int) -> dict[str, list[fl
         state = TrainState.create(seed, init_params(model, init_key(seed)), optimizer)
         nll = tokens = 0.0
         for step in range(STEPS.value):
-            state, metrics = train_step(state, data.train[step])
+            state, metrics = train_step(state, run.train[step])
             if step == 0:  # Adam's first moment is now 1 - b1 times the gradient
                 moments = jax.tree_util.tree_leaves_with_path(state.opt_state.mu)
                 squares = [jnp.sum(mu**2) for path, mu in moments if {part.key for part in path} & {"query", "key"}]
@@ -107,13 +107,13 @@ def measure(d_ks: Sequence[int]) -> dict[str, dict[str, list[list[float]]]]:
 
     with tempfile.TemporaryDirectory() as folder:
         config = small_config(folder)
-        data = prepare_data(config, RunDirectory(pathlib.Path(folder) / "run"), Progress(quiet=True))
+        run = prepare_run(config, RunDirectory(pathlib.Path(folder) / "run"), Progress(quiet=True))
         for d_k in d_ks:
             for kind, dot in DOTS.items():
                 for quantity, value in softmax_of(dot, d_k, KEYS.value).items():
                     note(quantity, kind, [value])
             for kind in SCORES:
-                for quantity, values in learn(config, data, kind, d_k).items():
+                for quantity, values in learn(config, run, kind, d_k).items():
                     note(quantity, kind, values)
     return figures
 

@@ -13,7 +13,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.run import restore
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config, prepare_data
+from transformer_flax.training.setup import checked_config, prepare_run
 
 STEPS = 4
 
@@ -151,7 +151,7 @@ def test_where_only_the_initial_values_differ_a_model_fits(finished, text):
 def prepare(config, folder):
     """Does what training does before its first step."""
     with Progress() as progress:
-        prepare_data(checked_config(config), RunDirectory(folder), progress)
+        prepare_run(checked_config(config), RunDirectory(folder), progress)
 
 
 def test_a_model_of_other_languages_is_said(finished, text, tmp_path, capsys):

@@ -6,7 +6,8 @@ import json
 import re
 import shutil
 import time
-from typing import Any, cast
+import types
+from typing import Any
 from unittest import mock
 
 import jax
@@ -33,7 +34,7 @@ from transformer_flax.training.loop import train
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_run, set_up_devices
 from transformer_flax.training.step import TrainState, dropout_key, init_key
 from transformer_flax.training.trainer import Trainer
 
@@ -116,7 +117,7 @@ def test_runs_of_a_process_share_their_programs_where_they_compute_the_same(text
         config = checked_config(small_config(data__path=str(text), **changes), directory)
         with Progress(quiet=True) as progress:
             parallel = set_up_devices(config, progress)
-            made = Programs(config, prepare_data(config, directory, progress), parallel, progress)
+            made = Programs(prepare_run(config, directory, progress), parallel, progress)
         translator, _ = made.task._decoder({})
         return made.steps, translator._search
 
@@ -158,8 +159,8 @@ def test_on_an_accelerator_all_shapes_are_compiled_before_the_first_step(
 def test_the_first_step_learns_from_the_first_batch(done, tmp_path):
     place, progress = RunDirectory(tmp_path / "run"), Progress(quiet=True)
     config = place.load_config()
-    data = prepare_data(config, place, progress)
-    model = model_config(config, data.tokenizer.vocab_size)
+    prepared = prepare_run(config, place, progress)
+    model = model_config(config, prepared.tokenizer.vocab_size)
     loss_fn = jax.jit(translation_loss(make_model(model), config.label_smoothing))
     params = init_params(model, init_key(config.seed))
     key = dropout_key(TrainState.create(config.seed, params, make_optimizer(config)))
@@ -169,8 +170,8 @@ def test_the_first_step_learns_from_the_first_batch(done, tmp_path):
         return float(sums["loss"] / counts["loss"])
 
     logged = next(line["train/loss"] for line in read_json_lines(place.metrics_file) if "train/loss" in line)
-    assert logged == pytest.approx(loss(data.train[0]), rel=1e-5)
-    assert logged != pytest.approx(loss(data.train[1]), rel=1e-4)
+    assert logged == pytest.approx(loss(prepared.train[0]), rel=1e-5)
+    assert logged != pytest.approx(loss(prepared.train[1]), rel=1e-4)
 
 
 def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_without(run, tmp_path):
@@ -405,8 +406,8 @@ def opened(workdir, step):
     with workdir.lock(), contextlib.closing(checkpoints):
         programs = mock.Mock(task=TranslationTask)  # of which these tests use nothing else
         programs.parallel.unreplicate = lambda tree: tree
-        given = config, workdir, cast(Any, None), programs, checkpoints, Progress(), Interruption()
-        with Trainer(*given, start=step) as trainer:
+        run: Any = types.SimpleNamespace(config=config, directory=workdir)
+        with Trainer(run, programs, checkpoints, Progress(), Interruption(), start=step) as trainer:
             yield trainer
 
 

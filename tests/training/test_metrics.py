@@ -65,8 +65,9 @@ def test_r_drop_computes_every_token_twice_in_rates_and_plans():
     lengths = {"source": np.array([3, 5]), "target": np.array([4, 2])}
     model = model_config(once.config, once.config.data.vocab_size)
     for variant, passes in ((once, 1), (twice, 2)):
-        trainer = mock.Mock(config=variant.config, meter=Meter())
-        trainer.data.train.lengths.return_value, trainer.programs.model.config = lengths, model
+        trainer = mock.Mock(meter=Meter())
+        trainer.run.config = variant.config
+        trainer.run.train.lengths.return_value, trainer.programs.model.config = lengths, model
         Trainer.add_time(trainer, 1, 0.5)
         rates = trainer.meter.rates()
         assert rates["tokens_per_second"] == 14 / 0.5  # which the batch has once

@@ -26,7 +26,7 @@ from transformer_flax.training.config_checks import check, check_text, device_dt
 from transformer_flax.training.evaluation import make_task
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_run, set_up_devices
 from transformer_flax.training.trained_model import load_setup
 
 
@@ -271,7 +271,7 @@ def test_other_steps_than_the_cooldown_was_meant_for_are_told(folder, tmp_path, 
     for steps, cooldown, told in [*cooled, (4, 0.0, ""), (6, 0.0, "")]:
         config = checked_config(small_config(**own, steps=steps, optimizer__cooldown=cooldown))
         with Progress() as progress:
-            prepare_data(config, RunDirectory(tmp_path / f"run{cooldown}"), progress)
+            prepare_run(config, RunDirectory(tmp_path / f"run{cooldown}"), progress)
         said = capsys.readouterr().out
         assert ("WARNING: config.steps" in said) == bool(told)
         assert told in said
@@ -284,8 +284,8 @@ def test_an_evaluation_takes_no_larger_batches_than_a_step_of_training(tmp_path,
     config = checked_config(small_config(data__path=str(write_text(tmp_path)), data__tokens_per_batch=1024, **fields))
     with Progress(quiet=True) as progress:
         parallel = set_up_devices(config, progress)
-        data = prepare_data(config, RunDirectory(tmp_path / "run"), progress)
-        evaluator = Programs(config, data, parallel, progress).evaluators["valid"]
+        prepared = prepare_run(config, RunDirectory(tmp_path / "run"), progress)
+        evaluator = Programs(prepared, parallel, progress).evaluators["valid"]
     for batches in (evaluator._batches, *evaluator._gain_batches):
         assert all(rows * width <= 1024 // share for rows, width in batches.shapes)
 
@@ -301,10 +301,10 @@ def test_the_text_of_the_train_split_is_let_go_of(folder, tmp_path, monkeypatch)
     monkeypatch.setattr("transformer_flax.training.setup.load_pairs", remembered)
     config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
     with Progress() as progress:
-        data = prepare_data(config, RunDirectory(tmp_path / "run"), progress)
+        prepared = prepare_run(config, RunDirectory(tmp_path / "run"), progress)
     gc.collect()
-    assert {split for split in read if read[split]() is not None} == set(data.pairs) == {"valid"}
-    assert set(data.corpora) == {"train", "valid"}
+    assert {split for split in read if read[split]() is not None} == set(prepared.pairs) == {"valid"}
+    assert set(prepared.corpora) == {"train", "valid"}
 
 
 def test_a_tokenizer_of_one_s_own_is_used_and_is_the_run_s(own, folder, tmp_path, capsys):
@@ -320,7 +320,7 @@ def test_a_tokenizer_of_one_s_own_is_used_and_is_the_run_s(own, folder, tmp_path
         checked = checked_config(config, run)
         with Progress() as progress:
             set_up_devices(checked, progress)
-            prepare_data(checked, run, progress)
+            prepare_run(checked, run, progress)
 
     prepare()
     told = capsys.readouterr().out
@@ -345,7 +345,7 @@ def test_bars_of_the_tokenizer_are_shown_on_a_terminal_only(folder, tmp_path, mo
         monkeypatch.setenv("FORCE_COLOR", "1")
     config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
     with Progress() as progress:
-        prepare_data(config, RunDirectory(tmp_path / "run"), progress)
+        prepare_run(config, RunDirectory(tmp_path / "run"), progress)
     told = capsys.readouterr().out
     if terminal:
         assert re.search(r"training the tokenizer.*reading text.*making the vocabulary", told, re.DOTALL)
@@ -358,11 +358,11 @@ def test_word_pieces_are_trained_and_kept_for_a_run_as_any_tokenizer(folder, tmp
         data__path=str(folder), data__cache_dir=str(tmp_path / "cache"), data__tokenizer="wordpiece", steps=1
     )
     run = RunDirectory(tmp_path / "run")
-    data = prepare_data(config, run, Progress(quiet=True))
+    prepared = prepare_run(config, run, Progress(quiet=True))
     saved = json.loads((tmp_path / "run/tokenizer.json").read_text())
     assert saved["model"]["type"] == "WordPiece"
     [ids] = run.load_tokenizer().encode(["a b"])
-    assert ids == data.tokenizer.encode(["a b"])[0]
+    assert ids == prepared.tokenizer.encode(["a b"])[0]
     assert run.load_tokenizer().decode(ids) == "a b"
 
 
@@ -439,8 +439,8 @@ def test_evaluations_search_on_the_devices_that_the_run_may_use(tmp_path, num_de
     config = small_config(data__path=str(tmp_path), data__cache_dir=str(tmp_path / "cache"))
     config.parallel.num_devices = num_devices
     with Progress() as progress:
-        data = prepare_data(config, RunDirectory(tmp_path / "run"), progress)
-    task = make_task(config, make_model(model_config(config, data.tokenizer.vocab_size)), data)
+        prepared = prepare_run(config, RunDirectory(tmp_path / "run"), progress)
+    task = make_task(prepared, make_model(model_config(config, prepared.tokenizer.vocab_size)))
     translator, _ = task._decoder({})
     assert translator.num_devices == searching
 

@@ -64,8 +64,8 @@ def opened(path, seed):
     """The trainer of a run, while it is trained."""
     unused, path = mock.Mock(task=TranslationTask), path / f"seed{seed}"
     path.mkdir(parents=True, exist_ok=True)
-    config = small_config(seed=seed, log__wandb="mine")
-    with Trainer(config, RunDirectory(path), unused, unused, unused, Progress(), unused, start=2) as trainer:
+    run = mock.Mock(config=small_config(seed=seed, log__wandb="mine"), directory=RunDirectory(path))
+    with Trainer(run, unused, unused, Progress(), unused, start=2) as trainer:
         yield trainer
 
 

@@ -20,7 +20,7 @@ from transformer_flax.training.evaluation import Evaluator, make_task
 from transformer_flax.training.fine_tuning import are_trained, with_embeddings
 from transformer_flax.training.loss import make_loss
 from transformer_flax.training.optimizer import keeps_average, make_average, make_optimizer, make_schedule
-from transformer_flax.training.setup import Data
+from transformer_flax.training.setup import PreparedRun
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
 
@@ -91,16 +91,15 @@ _steps = functools.lru_cache(maxsize=8)(Steps)
 class Programs:
     """The model, the compiled steps and the evaluators of a run; the same for every seed."""
 
-    def __init__(self, config: ConfigDict, data: Data, parallel: Parallel, progress: Progress):
-        self.parallel, self._config, self._data = parallel, config, data
-        self.model = make_model(model_config(config, data.tokenizer.vocab_size))
-        self.steps = _steps(FrozenConfigDict(compiled_fields(config)), self.model, parallel)
+    def __init__(self, run: PreparedRun, parallel: Parallel, progress: Progress):
+        self._run, self.parallel = run, parallel
+        self.model = make_model(model_config(run.config, run.tokenizer.vocab_size))
+        self.steps = _steps(FrozenConfigDict(compiled_fields(run.config)), self.model, parallel)
         self._traced_before = self.steps.traced.copy()
-        self.task = make_task(config, self.model, data)
-        self.schedule = make_schedule(config)
+        self.task = make_task(run, self.model)
+        self.schedule = make_schedule(run.config)
         self.evaluators = {
-            split: Evaluator(split, data, config, self.steps.eval_step, parallel, self.task, progress)
-            for split in data.pairs
+            split: Evaluator(split, run, self.steps.eval_step, parallel, self.task, progress) for split in run.pairs
         }
 
     @property
@@ -110,9 +109,9 @@ class Programs:
 
     def init(self, seed: int) -> TrainState:
         """Returns the train state before the first step."""
-        if self._data.start:
-            params = jax.tree.map(jnp.asarray, self._data.start.params)
+        if self._run.start:
+            params = jax.tree.map(jnp.asarray, self._run.start.params)
         else:
             deviation = getattr(self.model.config, "embedding_deviation", 1.0)
-            params = with_embeddings(init_params(self.model.config, init_key(seed)), self._data.embeddings, deviation)
-        return TrainState.create(seed, params, self.steps.optimizer, keep_ema=keeps_average(self._config))
+            params = with_embeddings(init_params(self.model.config, init_key(seed)), self._run.embeddings, deviation)
+        return TrainState.create(seed, params, self.steps.optimizer, keep_ema=keeps_average(self._run.config))

@@ -10,7 +10,6 @@ from typing import Any
 
 import flax.linen as nn
 import numpy as np
-from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
 from transformer_flax.data.batches import Batches, BucketedBatches, round_up
@@ -21,7 +20,7 @@ from transformer_flax.decoding.scoring import score, score_labels
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.training.metrics import Meter
 from transformer_flax.training.multihost import from_first, share
-from transformer_flax.training.setup import Data
+from transformer_flax.training.setup import PreparedRun
 from transformer_flax.training.sharding import Parallel
 
 GAIN_SENTENCES = 300  # the source gain is measured on this many first sentences of a split
@@ -36,9 +35,9 @@ class Task(abc.ABC):
     reads_target: bool  # the model reads the target (teacher forcing), so it may ignore the source
     compilations = 0  # the number of programs compiled for `make_outputs`
 
-    def __init__(self, config: ConfigDict, model: nn.Module, data: Data):
-        self._config, self._model, self._tokenizer = config, model, data.tokenizer
-        self._classes = data.classes.names if data.classes else ()
+    def __init__(self, run: PreparedRun, model: nn.Module):
+        self._config, self._model, self._tokenizer = run.config, model, run.tokenizer
+        self._classes = run.classes.names if run.classes else ()
 
     def make_outputs(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
         """Translates or classifies each text, with parameters on the device."""
@@ -88,9 +87,9 @@ class ClassificationTask(Task):
         return {"macro_f1": score_labels(outputs, references, self._classes).macro_f1}, {}
 
 
-def make_task(config: ConfigDict, model: nn.Module, data: Data) -> Task:
-    """Returns the task of a run. The data have classes if, and only if, the kind of model classifies."""
-    return ClassificationTask(config, model, data) if data.classes else TranslationTask(config, model, data)
+def make_task(run: PreparedRun, model: nn.Module) -> Task:
+    """Returns the task of a run. A run has classes if, and only if, its kind of model classifies."""
+    return ClassificationTask(run, model) if run.classes else TranslationTask(run, model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,16 +128,15 @@ class Evaluator:
     def __init__(
         self,
         name: str,
-        data: Data,
-        config: ConfigDict,
+        run: PreparedRun,
         eval_step: Callable,
         parallel: Parallel,
         task: Task,
         progress: Progress,
     ):
         self._name, self._eval_step, self._parallel = name, eval_step, parallel
-        self._pairs, self._task, self._progress = data.pairs[name], task, progress
-        corpus = data.corpora[name]
+        self._pairs, self._task, self._progress = run.pairs[name], task, progress
+        corpus, config = run.corpora[name], run.config
         limit, multiple = config.decode.max_input_length, config.data.length_multiple_of
         lengths = np.maximum(corpus.source.lengths, corpus.target.lengths)
         # A batch takes as much memory as a micro-batch of training; one of the longest pairs may take more.

@@ -17,7 +17,7 @@ from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.multihost import agreed_stop, is_first
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config, prepare_data, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_run, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.trainer import Trainer, open_trainer
 
@@ -46,12 +46,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
     config = checked_config(config, directory)
     with Progress(quiet=not is_first()) as progress:
         parallel = set_up_devices(config, progress)
-        data = prepare_data(config, directory, progress)
-        programs = Programs(config, data, parallel, progress)
-        with (
-            Interruption() as interruption,
-            open_trainer(config, directory, data, programs, progress, interruption) as (trainer, state),
-        ):
+        run = prepare_run(config, directory, progress)
+        programs = Programs(run, parallel, progress)
+        with Interruption() as interruption, open_trainer(run, programs, progress, interruption) as (trainer, state):
             return fit(trainer, state, directory.profile if profile and is_first() else None)
 
 
@@ -61,7 +58,7 @@ def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.P
     The state is at the trainer's current step, on the devices. If `profile` names a directory, the profile of some
     steps is written there. Returns what `trainer.evaluate` returns after the last step.
     """
-    config, progress = trainer.config, trainer.progress
+    config, progress = trainer.run.config, trainer.progress
     step, steps = trainer.start, range(trainer.start + 1, config.steps + 1)
     if not steps:
         progress.say(f"the run has ended at step {step:,} already, so it is only evaluated; for more: --config.steps=N")
@@ -140,7 +137,7 @@ def _compile_ahead(trainer: "Trainer | SeedsTrainer", state: TrainState, progres
     For a large model, each program takes a minute of one core. A CPU's compiler uses all cores for one program.
     """
     with progress.bar("compiling") as update, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        first = trainer.data.train.first_of_each_shape()
+        first = trainer.run.train.first_of_each_shape()
         lowered = [trainer.train_step.lower(state, trainer.batch(k + 1)) for k in first]
         programs = [pool.submit(each.compile) for each in lowered]
         for done, program in enumerate(concurrent.futures.as_completed(programs), start=1):

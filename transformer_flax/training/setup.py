@@ -1,4 +1,4 @@
-"""Prepares everything that training needs from a config: devices, tokenizer, corpora and batches."""
+"""Prepares a run for its first step: a checked config, devices, tokenizer, corpora and batches."""
 
 import contextlib
 import dataclasses
@@ -33,21 +33,22 @@ from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.sharding import Parallel, divide_cpu, make_parallel
 from transformer_flax.training.trained_model import TrainedModel, checksum, load_model, parse_name
 
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # XLA reads this flag when the backend starts
+
 
 @dataclasses.dataclass(frozen=True)
-class Data:
-    """The tokenizer, the splits and the training batches of a run, and what its parameters start from."""
+class PreparedRun:
+    """A run before its first step: its config, its working directory, its data, and what its parameters start from."""
 
+    config: ConfigDict
+    directory: RunDirectory
     tokenizer: Tokenizer
     pairs: dict[str, Pairs]  # the evaluated splits
     corpora: dict[str, Corpus]  # all splits
-    train: Batches
+    train: Batches  # batches of the train split; batch k is for step k + 1
     classes: Classes | None = None  # the classes, if the targets are labels
     embeddings: Vectors | None = None  # the vectors that the embeddings start from
     start: TrainedModel | None = None  # the trained model that the run starts from
-
-
-DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # XLA reads this flag when the backend starts
 
 
 def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
@@ -100,44 +101,29 @@ def _describe(model: ModelConfig) -> str:
     return f"{sum(parameters.values()):,} parameters with a vocabulary of {model.vocab_size:,}, {rest:,} without"
 
 
-def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sources_only: bool = False) -> Tokenizer:
-    """Returns a tokenizer trained on these pairs as `config.data` specifies, from the cache if it is there."""
-
-    def train() -> Tokenizer:
-        progress.say("training the tokenizer")
-        with contextlib.ExitStack() as merging:
-
-            def texts() -> Iterator[str]:
-                with progress.bar("reading text for the tokenizer") as update:
-                    most, seed = config.data.tokenizer_sample, config.data.seed
-                    yield from sample_texts(pairs, most, seed, sources_only=sources_only, progress=update)
-                # From here on, the library does not report its progress, so this bar has no end.
-                merging.enter_context(progress.bar("making the vocabulary"))
-
-            return Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
-
-    return cached_tokenizer(pairs, config.data, train, sources_only=sources_only)
-
-
-def prepare_data(config: ConfigDict, workdir: RunDirectory, progress: Progress) -> Data:
+def prepare_run(config: ConfigDict, directory: RunDirectory, progress: Progress) -> PreparedRun:
     """Reads the text, makes the tokenizer, corpora and batches, and then claims the working directory for the run.
 
     With several processes, the first process does this first. The other processes then read what it has written, so all
     must have the same config and see the same working directory.
     """
-    return prepare_seeds([config], [workdir], progress)[0]
+    return prepare_seeds([config], [directory], progress)[0]
 
 
-def prepare_seeds(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], progress: Progress) -> list[Data]:
-    """Does what `prepare_data` does for runs that differ only in their seed. They share all but their batches."""
+def prepare_seeds(
+    configs: Sequence[ConfigDict], directories: Sequence[RunDirectory], progress: Progress
+) -> list[PreparedRun]:
+    """Does what `prepare_run` does for runs that differ only in their seed. They share all but their batches."""
     index, size = share()
     if from_first(configs[0].to_json) != configs[0].to_json():
         raise UserError(f"process {index} of {size} has another config than process 0; give all the same flags")
-    return first_ahead(lambda: _prepare(configs, workdirs, progress))
+    return first_ahead(lambda: _prepare(configs, directories, progress))
 
 
-def _prepare(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], progress: Progress) -> list[Data]:
-    config, file, (index, size) = configs[0], workdirs[0].config_file, share()
+def _prepare(
+    configs: Sequence[ConfigDict], directories: Sequence[RunDirectory], progress: Progress
+) -> list[PreparedRun]:
+    config, file, (index, size) = configs[0], directories[0].config_file, share()
     if not (is_first() or file.exists()):
         raise UserError(
             f"process {index} of {size}, on {socket.gethostname()}, does not see {file}, which process 0 has written; "
@@ -152,21 +138,11 @@ def _prepare(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], pr
         fingerprints["embedding_init"] = embeddings.fingerprint
     if start:
         fingerprints["init_from"] = f"{checksum(start.params):08x}"
-    added = {}
-    for own, workdir in zip(configs, workdirs, strict=True):
-        workdir.check(own, fingerprints, given)
-        added |= workdir.added_fields()
-        cools = own.optimizer.cooldown and workdir.config_file.exists()
-        if cools and own.steps != (before := workdir.load_config().steps):
-            progress.say(
-                f"WARNING: config.steps was {before:,} and is now {own.steps:,}. The cooldown ends at the new last "
-                "step, so the learning rate may jump"
-            )
-    if added:
-        fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
-        progress.say(f"this run is older than some config fields, which have their defaults: {fields}")
+    for own, directory in zip(configs, directories, strict=True):
+        directory.check(own, fingerprints, given)
+    _say_changes(configs, directories, progress)
     classes = _find_classes(pairs["train"], config, start)
-    if known := [workdir for workdir in workdirs if workdir.tokenizer_file.exists()]:
+    if known := [directory for directory in directories if directory.tokenizer_file.exists()]:
         tokenizer = known[0].load_tokenizer()
     else:
         tokenizer = given or train_tokenizer(pairs["train"], config, progress, sources_only=classes is not None)
@@ -184,19 +160,18 @@ def _prepare(configs: Sequence[ConfigDict], workdirs: Sequence[RunDirectory], pr
         rows.append(["trained on", f"{len(selection.indices):,} of {len(corpora['train']):,}"])
         progress.table("training pairs left out", ["with", "pairs"], rows)
     dropout = _bpe_dropout(corpora["train"], selection.indices, tokenizer, config, progress)
-    batches = [
-        training_batches(
+    runs = []
+    for own, directory in zip(configs, directories, strict=True):
+        train = training_batches(
             corpora["train"], selection.indices, config.data, seed=own.seed, share=share(), dropout=dropout
         )
-        for own in configs
-    ]
-    for own, workdir in zip(configs, workdirs, strict=True):
-        with workdir.lock():  # otherwise a run that trains here would find a config that is not its own
-            workdir.claim(own, fingerprints, tokenizer, classes)  # last, when nothing can be refused any more
-            workdir.save_selection({"used": len(selection.indices), "left out": selection.dropped})
-    data = [Data(tokenizer, pairs, corpora, train, classes, embeddings, start) for train in batches]
-    _say_sizes(data[0], config, progress)
-    return data
+        runs.append(PreparedRun(own, directory, tokenizer, pairs, corpora, train, classes, embeddings, start))
+    for run in runs:  # last, when nothing can be refused any more
+        with run.directory.lock():  # otherwise a run that trains here would find a config that is not its own
+            run.directory.claim(run.config, fingerprints, tokenizer, classes)
+            run.directory.save_selection({"used": len(selection.indices), "left out": selection.dropped})
+    _say_sizes(runs[0], progress)
+    return runs
 
 
 def _load_splits(config: ConfigDict, progress: Progress) -> dict[str, Pairs]:
@@ -226,36 +201,20 @@ def _load_start(config: ConfigDict, progress: Progress) -> TrainedModel | None:
     return start
 
 
-def _say_sizes(data: Data, config: ConfigDict, progress: Progress) -> None:
-    """Prints the sizes of the splits, the vocabulary, an epoch and the batches."""
-    train, vocab_size = data.train, data.tokenizer.vocab_size
-    if data.classes:
-        progress.say(f"{len(data.classes):,} classes: {data.classes}")
-    progress.say(
-        ", ".join(f"{len(corpus):,} {split}" for split, corpus in data.corpora.items())
-        + f" pairs; vocabulary {vocab_size:,}\n"
-        f"{train.batches_per_epoch:,} batches an epoch, {config.steps / train.batches_per_epoch:,.1f} epochs; "
-        "shapes (rows x tokens) " + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
-    )
-    if vocab_size != config.data.vocab_size:
-        progress.say(f"the text's own vocabulary: {_describe(model_config(config, vocab_size))}")
-
-
-def _bpe_dropout(
-    corpus: Corpus, indices: np.ndarray, tokenizer: Tokenizer, config: ConfigDict, progress: Progress
-) -> BpeDropout | None:
-    """Returns BPE-dropout of the training text; None if `config.data.bpe_dropout` is 0."""
-    rate = config.data.bpe_dropout
-    if not rate:
-        return None
-    with progress.bar("spelling words"):
-        dropout = BpeDropout(corpus, tokenizer, rate, config.data.max_length, config.data.seed)
-    count = dropout.too_long(indices, config.seed)
-    progress.say(
-        f"BPE-dropout: {count:,} of {2 * len(indices):,} sentences would be too long for their rows in the first epoch "
-        "and keep the tokenizer's pieces"
-    )
-    return dropout
+def _say_changes(configs: Sequence[ConfigDict], directories: Sequence[RunDirectory], progress: Progress) -> None:
+    """Prints what is different in runs that are resumed: config fields that are newer, another end of a cooldown."""
+    added = {}
+    for config, directory in zip(configs, directories, strict=True):
+        added |= directory.added_fields()
+        cools = config.optimizer.cooldown and directory.config_file.exists()
+        if cools and config.steps != (before := directory.load_config().steps):
+            progress.say(
+                f"WARNING: config.steps was {before:,} and is now {config.steps:,}. The cooldown ends at the new last "
+                "step, so the learning rate may jump"
+            )
+    if added:
+        fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
+        progress.say(f"this run is older than some config fields, which have their defaults: {fields}")
 
 
 def _find_classes(pairs: Pairs, config: ConfigDict, start: TrainedModel | None) -> Classes | None:
@@ -276,3 +235,54 @@ def _find_classes(pairs: Pairs, config: ConfigDict, start: TrainedModel | None) 
     if start and start.classes and classes.names != start.classes.names:
         raise UserError(f"the model of config.init_from knows the classes {start.classes}, and this text has {classes}")
     return classes
+
+
+def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sources_only: bool = False) -> Tokenizer:
+    """Returns a tokenizer trained on these pairs as `config.data` specifies, from the cache if it is there."""
+
+    def train() -> Tokenizer:
+        progress.say("training the tokenizer")
+        with contextlib.ExitStack() as merging:
+
+            def texts() -> Iterator[str]:
+                with progress.bar("reading text for the tokenizer") as update:
+                    most, seed = config.data.tokenizer_sample, config.data.seed
+                    yield from sample_texts(pairs, most, seed, sources_only=sources_only, progress=update)
+                # From here on, the library does not report its progress, so this bar has no end.
+                merging.enter_context(progress.bar("making the vocabulary"))
+
+            return Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
+
+    return cached_tokenizer(pairs, config.data, train, sources_only=sources_only)
+
+
+def _bpe_dropout(
+    corpus: Corpus, indices: np.ndarray, tokenizer: Tokenizer, config: ConfigDict, progress: Progress
+) -> BpeDropout | None:
+    """Returns BPE-dropout of the training text; None if `config.data.bpe_dropout` is 0."""
+    rate = config.data.bpe_dropout
+    if not rate:
+        return None
+    with progress.bar("spelling words"):
+        dropout = BpeDropout(corpus, tokenizer, rate, config.data.max_length, config.data.seed)
+    count = dropout.too_long(indices, config.seed)
+    progress.say(
+        f"BPE-dropout: {count:,} of {2 * len(indices):,} sentences would be too long for their rows in the first epoch "
+        "and keep the tokenizer's pieces"
+    )
+    return dropout
+
+
+def _say_sizes(run: PreparedRun, progress: Progress) -> None:
+    """Prints the sizes of the splits, the vocabulary, an epoch and the batches."""
+    config, train, vocab_size = run.config, run.train, run.tokenizer.vocab_size
+    if run.classes:
+        progress.say(f"{len(run.classes):,} classes: {run.classes}")
+    progress.say(
+        ", ".join(f"{len(corpus):,} {split}" for split, corpus in run.corpora.items())
+        + f" pairs; vocabulary {vocab_size:,}\n"
+        f"{train.batches_per_epoch:,} batches an epoch, {config.steps / train.batches_per_epoch:,.1f} epochs; "
+        "shapes (rows x tokens) " + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
+    )
+    if vocab_size != config.data.vocab_size:
+        progress.say(f"the text's own vocabulary: {_describe(model_config(config, vocab_size))}")

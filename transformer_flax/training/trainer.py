@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
@@ -25,8 +24,7 @@ from transformer_flax.training.multihost import agreed_stop, stop_asked
 from transformer_flax.training.optimizer import keeps_average
 from transformer_flax.training.peak_flops import data_sheet_flops, measured_flops
 from transformer_flax.training.resume import resume_or_begin
-from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import Data
+from transformer_flax.training.setup import PreparedRun
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.wandb_run import WandbRun
 
@@ -36,21 +34,16 @@ LONGEST_SHOWN = 400  # characters of each
 
 @contextlib.contextmanager
 def open_trainer(
-    config: ConfigDict,
-    directory: RunDirectory,
-    data: Data,
-    programs: Programs,
-    progress: Progress,
-    interruption: Interruption,
+    run: PreparedRun, programs: Programs, progress: Progress, interruption: Interruption
 ) -> Generator[tuple["Trainer", TrainState]]:
     """Context manager: resumes or begins a run, and yields its trainer and its state on the devices."""
+    config, directory = run.config, run.directory
     with (
         directory.lock(),
         contextlib.closing(Checkpoints(directory.checkpoints, seed=config.seed, **config.checkpoint)) as checkpoints,
     ):
         state, [totals], step = resume_or_begin(programs, [checkpoints], progress)
-        given = config, directory, data, programs, checkpoints, progress, interruption
-        with Trainer(*given, start=step, totals=totals) as trainer:
+        with Trainer(run, programs, checkpoints, progress, interruption, start=step, totals=totals) as trainer:
             yield trainer, state
 
 
@@ -65,9 +58,7 @@ class Trainer:
 
     def __init__(
         self,
-        config: ConfigDict,
-        directory: RunDirectory,
-        data: Data,
+        run: PreparedRun,
         programs: Programs,
         checkpoints: Checkpoints,
         progress: Progress,
@@ -78,9 +69,9 @@ class Trainer:
         label: str = "",
         runs_at_once: int = 1,
     ):
-        self.config, self.data, self.start, self.checkpoints = config, data, start, checkpoints
+        self.run, self.start, self.checkpoints = run, start, checkpoints
         self.progress, self.interruption = progress, interruption
-        self.programs, self._directory, self._parallel = programs, directory, programs.parallel
+        self.programs, self._parallel = programs, programs.parallel
         self._label, self._runs_at_once = label, runs_at_once
         self._steps_per_second: float | None = None  # measured at the last log
         self._evaluation_seconds = 0.0  # the time of the last split that was evaluated
@@ -88,18 +79,18 @@ class Trainer:
         self.train_step = programs.steps.train_step
         self.meter = Meter(totals)  # of the steps since the last log
         self._metrics = MetricsWriter(
-            directory.metrics_file,
+            run.directory.metrics_file,
             start,
             score=programs.task.score,
             seconds=(totals or {}).get("seconds", 0.0),
             send=lambda line: self._wandb.send(line),
         )
-        self._skipped = StepLines(directory.skipped_file, start)
-        directory.drop_outputs(programs.task.outputs, start)
+        self._skipped = StepLines(run.directory.skipped_file, start)
+        run.directory.drop_outputs(programs.task.outputs, start)
         if not start and self._metrics.dropped:  # killed before its first checkpoint, or its checkpoints are gone
             last = max(line["step"] for line in self._metrics.dropped)
             self.say(f"WARNING: the run begins anew; its metrics and outputs up to step {last:,} are deleted")
-        self._wandb = WandbRun(config, directory, self.say)  # last, so that no later failure here leaves it open
+        self._wandb = WandbRun(run.config, run.directory, self.say)  # last, so that no failure here leaves it open
 
     def __enter__(self) -> "Trainer":
         return self
@@ -122,13 +113,13 @@ class Trainer:
         try:
             yield
         except UserError as error:
-            if must or self.config.on_write_failure == "stop":
+            if must or self.run.config.on_write_failure == "stop":
                 raise
             self.say(f"WARNING: {error}; the run continues without it")
 
     def batch(self, step: int) -> Any:
         """Returns the batch of a step, on the devices. Steps count from 1."""
-        return self._parallel.shard(self.data.train[step - 1])
+        return self._parallel.shard(self.run.train[step - 1])
 
     def read(self, metrics: Metrics, step: int) -> None:
         """Waits for the metrics of a step and adds them to the meter. A skipped batch is reported and written instead.
@@ -142,8 +133,8 @@ class Trainer:
         loss, grad_norm = f"{metrics.sums['loss'] / metrics.counts['loss']}", f"{metrics.grad_norm}"
         measured = f"the loss is {loss} and the norm of the gradient {grad_norm}"
         self.say(f"step {step:>7,}: {measured}: this update is skipped")
-        pairs = self.data.train.pairs(step - 1)
-        corpus = self.data.train.corpus_of(step - 1)
+        pairs = self.run.train.pairs(step - 1)
+        corpus = self.run.train.corpus_of(step - 1)
         with self._writing():
             self._skipped.write(
                 {
@@ -155,22 +146,22 @@ class Trainer:
                     "target": [corpus.target[i].tolist() for i in pairs],
                 }
             )
-        if metrics.skipped_in_a_row >= self.config.max_skipped:
+        if metrics.skipped_in_a_row >= self.run.config.max_skipped:
             whole = self.checkpoints.steps()
             good = f"the last good checkpoint is of step {whole[-1]:,}" if whole else "there is no checkpoint yet"
             raise UserError(
                 f"{self._label}{metrics.skipped_in_a_row} updates in a row were not finite; at step {step:,} "
-                f"{measured}; {good}, and the batches are in {self._directory.skipped_file}. Look at them, or lower "
+                f"{measured}; {good}, and the batches are in {self.run.directory.skipped_file}. Look at them, or lower "
                 "config.optimizer.factor, raise config.optimizer.warmup_steps or clip with config.optimizer.clip_norm, "
                 "in a new --workdir"
             )
 
     def add_time(self, step: int, seconds: float) -> None:
         """Adds a step's time, tokens and FLOPs to the meter."""
-        lengths = self.data.train.lengths(step - 1)
+        lengths = self.run.train.lengths(step - 1)
         model = self.programs.model.config
         tokens = sum(int(lengths[side].sum()) for side in kind_of(model).reads)
-        flops = passes(self.config) * training_flops(model, *lengths.values())
+        flops = passes(self.run.config) * training_flops(model, *lengths.values())
         self.meter.add_time(seconds, tokens, flops)
 
     def seconds_left(self, step: int) -> float | None:
@@ -180,8 +171,9 @@ class Trainer:
         """
         if not self._steps_per_second:
             return None
-        steps, every = self.config.steps, self.config.eval.every
-        checkpoints = steps // self.config.checkpoint.every - step // self.config.checkpoint.every
+        config = self.run.config
+        steps, every = config.steps, config.eval.every
+        checkpoints = steps // config.checkpoint.every - step // config.checkpoint.every
         on_the_way = max(0, (steps - 1) // every - step // every) if every else 0
         evaluations = (on_the_way + len(self.programs.evaluators)) * self._runs_at_once
         waiting = evaluations * self._evaluation_seconds + checkpoints * self.saving_seconds
@@ -198,8 +190,9 @@ class Trainer:
         if rates:
             devices = 1 if jax.default_backend() == "cpu" else self._parallel.num_devices  # CPU devices share all cores
             reached = self._runs_at_once * rates["flops_per_second"] / devices
-            rates["mfu"] = reached / measured_flops(self.config.model.dtype)
-            if peak := data_sheet_flops(jax.local_devices()[0].device_kind, self.config.model.dtype):
+            dtype = self.run.config.model.dtype
+            rates["mfu"] = reached / measured_flops(dtype)
+            if peak := data_sheet_flops(jax.local_devices()[0].device_kind, dtype):
                 rates["mfu_data_sheet"] = reached / peak
         if self._runs_at_once > 1:
             rates["seeds_at_once"] = self._runs_at_once
@@ -214,7 +207,7 @@ class Trainer:
             sheet = f" ({rates['mfu_data_sheet']:.0%} of the data sheet's peak)" if "mfu_data_sheet" in rates else ""
             shown += [f"{rates['tokens_per_second']:,.0f} tokens/s", f"MFU {rates['mfu']:.0%}{sheet}"]
             shown += [f"{self._steps_per_second:.2f} steps/s", f"{duration(self.seconds_left(step) or 0)} left"]
-        head = f"{self._label}step {step:>7,}/{self.config.steps:,}"
+        head = f"{self._label}step {step:>7,}/{self.run.config.steps:,}"
         self.progress.row(head, shown, cut=True)  # the bar also shows the time left
 
     def check_saving(self) -> None:
@@ -236,8 +229,8 @@ class Trainer:
         """Starts writing a checkpoint of a state, as returned by `Parallel.unreplicate`. For `must`, see `save`."""
         with self._writing(must=must):
             # checkpoints/ may exist even if the working directory was moved: Orbax creates it again while it writes.
-            if not self._directory.is_in_place():
-                raise moved(self._directory.path)
+            if not self.run.directory.is_in_place():
+                raise moved(self.run.directory.path)
             self.checkpoints.save(state, self.meter.totals | {"seconds": self._metrics.seconds})
 
     def wait(self, *, must: bool) -> None:
@@ -252,9 +245,9 @@ class Trainer:
 
     def prune(self, newest: int) -> None:
         """Deletes old checkpoints, up to the step `newest`. The best stays, unless scores are of means of several."""
-        if not self._directory.is_in_place():  # these may be the checkpoints of another run
+        if not self.run.directory.is_in_place():  # these may be the checkpoints of another run
             return
-        of_one = self.config.eval.average == 1 or keeps_average(self.config)
+        of_one = self.run.config.eval.average == 1 or keeps_average(self.run.config)
         self.checkpoints.prune(newest, self._metrics.scores() if of_one else {})
 
     def require_saved(self, state: TrainState, step: int) -> None:
@@ -273,7 +266,7 @@ class Trainer:
 
         If so, prints a message.
         """
-        patience = self.config.eval.patience
+        patience = self.run.config.eval.patience
         if not self._metrics.out_of_patience(patience):
             return False
         self.say(f"no better validation loss in {counted(patience, 'evaluation')}: the run ends at step {step:,}")
@@ -291,11 +284,12 @@ class Trainer:
             """Ends the run if it was asked to end; `alone`: the other processes are waiting for the first process."""
             if (stop_asked if alone else agreed_stop)(self.interruption.asked):
                 # With "go on", the checkpoint of this step may have failed. Several processes allow only "stop".
-                if self.config.on_write_failure != "stop":
+                if self.run.config.on_write_failure != "stop":
                     self.require_saved(state, step)
                 self.interruption.end(f"while evaluating step {step:,}, which is saved")
 
-        sentences = self.config.eval.final_sentences if last else self.config.eval.sentences
+        settings = self.run.config.eval
+        sentences = settings.final_sentences if last else settings.sentences
         splits = [*self.programs.evaluators] if last else ["valid"]
         evaluations = {}
         for split in splits:
@@ -311,7 +305,7 @@ class Trainer:
 
         Warns of missing checkpoints and, after the last step, of too few for the mean.
         """
-        count = self.config.eval.final_average if last else self.config.eval.average
+        count = self.run.config.eval.final_average if last else self.run.config.eval.average
         if state.ema is not None:
             return self._parallel.unreplicate(state.ema), Choice([step], EMA)
         if count == 1:
@@ -332,7 +326,7 @@ class Trainer:
         if not self._metrics.has(step, split, final=final):
             with self._writing():
                 if final or not self._metrics.has(step, split, final=True):
-                    self._directory.save_outputs(self.programs.task.outputs, split, step, evaluation.outputs)
+                    self.run.directory.save_outputs(self.programs.task.outputs, split, step, evaluation.outputs)
                 values = {**evaluation.scalars, "averaged": averaged}
                 self._metrics.write(step, split, values | {"final": 1} if final else values)
         else:
@@ -358,8 +352,8 @@ class Trainer:
             for name in evaluations["valid"].scalars
         ]
         seed = f", {self._label.removesuffix(': ')}," if self._label else ""
-        self.progress.table(f"{self.config.name}{seed} after {step:,} steps", ["", *evaluations], rows)
-        path = self._directory.path
+        self.progress.table(f"{self.run.config.name}{seed} after {step:,} steps", ["", *evaluations], rows)
+        path = self.run.directory.path
         quoted = shlex.quote(str(path))
         for name, text in {
             **evaluations["valid"].signatures,

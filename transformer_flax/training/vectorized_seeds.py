@@ -54,22 +54,22 @@ def train_seeds(
     common_steps({directory.path: saved_steps(directory.checkpoints) for directory in directories}, first)
     with Progress() as progress, contextlib.ExitStack() as stack:
         parallel = set_up_devices(configs[0], progress, f", {counted(len(seeds), 'seed')} at once")
-        data = prepare_seeds(configs, directories, progress)
-        programs = Programs(configs[0], data[0], parallel, progress)
+        runs = prepare_seeds(configs, directories, progress)
+        programs = Programs(runs[0], parallel, progress)
         interruption = stack.enter_context(Interruption())
         checkpoints = []
-        for each, directory in zip(configs, directories, strict=True):
-            stack.enter_context(directory.lock())
-            opened = Checkpoints(directory.checkpoints, seed=each.seed, **each.checkpoint)
+        for run in runs:
+            stack.enter_context(run.directory.lock())
+            opened = Checkpoints(run.directory.checkpoints, seed=run.config.seed, **run.config.checkpoint)
             checkpoints.append(stack.enter_context(contextlib.closing(opened)))
         labels = [f"seed {seed}: " for seed in seeds]
         state, saved, step = resume_or_begin(
             programs, checkpoints, progress, combine=stack_trees, labels=labels, first=first
         )
         trainers = []
-        for i, totals in enumerate(saved):
-            given = configs[i], directories[i], data[i], programs, checkpoints[i], progress, interruption
-            trainer = Trainer(*given, start=step, totals=totals, label=labels[i], runs_at_once=len(seeds))
+        for run, own, totals, label in zip(runs, checkpoints, saved, labels, strict=True):
+            given = run, programs, own, progress, interruption
+            trainer = Trainer(*given, start=step, totals=totals, label=label, runs_at_once=len(runs))
             trainers.append(stack.enter_context(trainer))
         return fit(SeedsTrainer(trainers), state, directories[0].profile if profile else None)
 
@@ -82,13 +82,13 @@ class SeedsTrainer:
 
     def __init__(self, trainers: Sequence[Trainer]):
         self._trainers, first = trainers, trainers[0]
-        self.start, self.config, self.progress = first.start, first.config, first.progress
-        self.interruption, self.data = first.interruption, first.data  # `fit` needs only the data's shapes
+        self.start, self.progress, self.interruption = first.start, first.progress, first.interruption
+        self.run = first.run  # `fit` needs only its config and the shapes of its batches
         self.programs, self._parallel = first.programs, first.programs.parallel.behind_seeds()
         self.train_step = first.programs.steps.seeds_step
 
     def batch(self, step: int) -> Any:
-        return self._parallel.shard(stack_trees([trainer.data.train[step - 1] for trainer in self._trainers]))
+        return self._parallel.shard(stack_trees([trainer.run.train[step - 1] for trainer in self._trainers]))
 
     def _each(self, method: Callable[..., Any], tree: Any, *args: Any, **kwargs: Any) -> list[Any]:
         """Calls a method of each trainer with the trainer's part of a tree, a copy that is made when it is needed."""
