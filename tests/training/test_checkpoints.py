@@ -144,7 +144,7 @@ def test_the_first_checkpoint_of_one_run_alone_is_put_aside(tmp_path):
     runs[0].wait()
     programs = types.SimpleNamespace(init=state_at, parallel=types.SimpleNamespace(place=lambda state: state))
     with Progress() as progress:
-        _, totals, step = resume_or_begin(programs, runs, progress, labels=["one: ", "other: "], first=10)
+        _, totals, step = resume_or_begin(programs, {"one: ": runs[0], "other: ": runs[1]}, progress, first=10)
     assert (totals, step) == ([None, None], 0)
     assert (tmp_path / "one/checkpoints/10.ahead.1").is_dir()
     for checkpoints in runs:

@@ -33,7 +33,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: pathlib.Path, *, every: int, keep: int, seed: int):
-        self.run, self._directory = directory.parent, directory.resolve()
+        self.workdir, self._directory = directory.parent, directory.resolve()
         self._every, self._keep, self.seed = every, keep, seed
         self._watcher = concurrent.futures.ThreadPoolExecutor(1)
         self._under_way: concurrent.futures.Future | None = None

@@ -20,41 +20,39 @@ from transformer_flax.training.step import TrainState
 
 def resume_or_begin(
     programs: Programs,
-    runs: Sequence[Checkpoints],
+    runs: Mapping[str, Checkpoints],
     progress: Progress,
     *,
-    labels: Sequence[str] = ("",),
     first: int = 0,
     combine: Callable[[Sequence[TrainState]], Any] = lambda states: states[0],
 ) -> tuple[Any, list[Any], int]:
     """Restores the newest checkpoints that can be read, or begins anew. Puts damaged and later checkpoints aside.
 
-    `runs` are the checkpoints of each run; usually of one run. Runs that are trained together save for the first time
-    at the step `first`, and `combine` makes one state of the states of all. `labels` are the prefixes of their
-    messages.
+    `runs` are the checkpoints of each run, usually of one run, by the prefix of the run's messages. Runs that are
+    trained together save for the first time at the step `first`, and `combine` makes one state of the states of all.
 
     Returns the state to train from, on the devices; the totals saved with each run's state; and the step of the state.
     The restored states are freed when this function returns. Otherwise, a device would hold each state twice.
     """
     like = jax.eval_shape(lambda: programs.init(0))
-    for checkpoints in runs:
+    for checkpoints in runs.values():
         checkpoints.require_room(like, len(runs))
-    unreadable: list[tuple[int, UnreadableError]] = []
-    for step in common_steps({checkpoints.run: checkpoints.steps() for checkpoints in runs}, first):
+    unreadable: list[tuple[str, UnreadableError]] = []
+    for step in common_steps({checkpoints.workdir: checkpoints.steps() for checkpoints in runs.values()}, first):
         restored: list[tuple[TrainState, Any]] = []
-        for i, checkpoints in enumerate(runs):
+        for label, checkpoints in runs.items():
             try:
                 restored.append(checkpoints.restore(like, step))
             except UnreadableError as error:
                 if share()[1] > 1:  # another process may be able to read this checkpoint
                     raise
-                unreadable.append((i, error))
+                unreadable.append((label, error))
         if len(restored) == len(runs):
-            for i, error in unreadable:  # not a fault of the disk or device: another checkpoint was read
-                aside = runs[i].put_aside(error.step, "damaged")
-                progress.say(f"{labels[i]}WARNING: {error}; it is put aside as {aside.name}")
-            for label, checkpoints in zip(labels, runs, strict=True):
-                progress.say(f"{label}resuming from step {step:,} in {checkpoints.run}")
+            for label, error in unreadable:  # not a fault of the disk or device: another checkpoint was read
+                aside = runs[label].put_aside(error.step, "damaged")
+                progress.say(f"{label}WARNING: {error}; it is put aside as {aside.name}")
+            for label, checkpoints in runs.items():
+                progress.say(f"{label}resuming from step {step:,} in {checkpoints.workdir}")
             break
     else:
         if unreadable:  # a failing disk or device is likelier than damage to every checkpoint
@@ -63,8 +61,8 @@ def resume_or_begin(
                 f"{newest}; no checkpoint can be read, and nothing was changed: fix the cause and run the same "
                 f"command, or choose another --workdir. The cause: {newest.__cause__}"
             )
-        step, restored = 0, [(programs.init(checkpoints.seed), None) for checkpoints in runs]
-    for label, checkpoints in zip(labels, runs, strict=True):
+        step, restored = 0, [(programs.init(checkpoints.seed), None) for checkpoints in runs.values()]
+    for label, checkpoints in runs.items():
         for later in [later for later in checkpoints.steps() if later > step]:  # written just before all were killed
             aside = checkpoints.put_aside(later, "ahead")
             progress.say(f"{label}its checkpoint of step {later:,}, which others lack, is put aside as {aside.name}")

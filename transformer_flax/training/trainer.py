@@ -42,7 +42,7 @@ def open_trainer(
         directory.lock(),
         contextlib.closing(Checkpoints(directory.checkpoints, seed=config.seed, **config.checkpoint)) as checkpoints,
     ):
-        state, [totals], step = resume_or_begin(programs, [checkpoints], progress)
+        state, [totals], step = resume_or_begin(programs, {"": checkpoints}, progress)
         with Trainer(run, programs, checkpoints, progress, interruption, start=step, totals=totals) as trainer:
             yield trainer, state
 
@@ -313,7 +313,7 @@ class Trainer:
         self.end_saving()  # a failed write ends the run or is reported, as config.on_write_failure says
         checkpoints, say = self.checkpoints, self.say
         averaged, choice = checkpoints.average(self._parallel.local(state.params), step, count, say)
-        if warning := choice.warning(checkpoints.run, count if last else 1):
+        if warning := choice.warning(checkpoints.workdir, count if last else 1):
             say(f"WARNING: {warning}")
         return averaged, choice
 

@@ -57,17 +57,14 @@ def train_seeds(
         runs = prepare_seeds(configs, directories, progress)
         programs = Programs(runs[0], parallel, progress)
         interruption = stack.enter_context(Interruption())
-        checkpoints = []
+        checkpoints = {}
         for run in runs:
             stack.enter_context(run.directory.lock())
             opened = Checkpoints(run.directory.checkpoints, seed=run.config.seed, **run.config.checkpoint)
-            checkpoints.append(stack.enter_context(contextlib.closing(opened)))
-        labels = [f"seed {seed}: " for seed in seeds]
-        state, saved, step = resume_or_begin(
-            programs, checkpoints, progress, combine=stack_trees, labels=labels, first=first
-        )
+            checkpoints[f"seed {run.config.seed}: "] = stack.enter_context(contextlib.closing(opened))
+        state, saved, step = resume_or_begin(programs, checkpoints, progress, combine=stack_trees, first=first)
         trainers = []
-        for run, own, totals, label in zip(runs, checkpoints, saved, labels, strict=True):
+        for run, (label, own), totals in zip(runs, checkpoints.items(), saved, strict=True):
             given = run, programs, own, progress, interruption
             trainer = Trainer(*given, start=step, totals=totals, label=label, runs_at_once=len(runs))
             trainers.append(stack.enter_context(trainer))
