@@ -5,13 +5,14 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from transformer_flax.errors import UserError
 from transformer_flax.files import JsonLines, read_json_lines
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.multihost import is_first
+from transformer_flax.training.run_directory import is_out_of_patience
 
 # tensorboardX imports PyTorch if it is installed, which costs 2 seconds and 600 MB. A module that is None is not found.
 pytorch = sys.modules.setdefault("torch", None)  # pyrefly: ignore (its type leaves None out)
@@ -66,12 +67,6 @@ class Meter:
         if not (seconds := self._timed["seconds"]):
             return {}
         return {f"{name}_per_second": self._timed[name] / seconds for name in ("steps", "tokens", "flops")}
-
-
-def is_out_of_patience(lines: Iterable[dict[str, Any]], patience: int) -> bool:
-    """Returns whether the last `patience` evaluations during training brought no better validation loss; 0: never."""
-    losses = [line["valid/loss"] for line in lines if "valid/loss" in line and "valid/final" not in line]
-    return 0 < patience < len(losses) and not any(loss < min(losses[:-patience]) for loss in losses[-patience:])
 
 
 class StepLines:

@@ -15,7 +15,7 @@ import os
 import pathlib
 import socket
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -106,8 +106,6 @@ class RunDirectory:
 
     def _is_evaluated(self, config: ConfigDict) -> bool:
         """Returns whether the run has ended and has an evaluation of each split, which training would not replace."""
-        from transformer_flax.training.metrics import is_out_of_patience  # only for training: it hides PyTorch
-
         lines = read_json_lines(self.metrics_file) if self.metrics_file.exists() else []
         step = max(saved_steps(self.checkpoints), default=0)
         names = {name for line in lines if line.get("step") == step for name in line}
@@ -293,3 +291,9 @@ class RunDirectory:
             write_whole(file, text)
         except OSError as error:
             raise UserError(f"{file} cannot be written: {error.strerror}; fix this and run the same command") from error
+
+
+def is_out_of_patience(lines: Iterable[dict[str, Any]], patience: int) -> bool:
+    """Returns whether the last `patience` evaluations during training brought no better validation loss; 0: never."""
+    losses = [line["valid/loss"] for line in lines if "valid/loss" in line and "valid/final" not in line]
+    return 0 < patience < len(losses) and not any(loss < min(losses[:-patience]) for loss in losses[-patience:])
