@@ -62,7 +62,7 @@ def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.P
     step, steps = trainer.start, range(trainer.start + 1, config.steps + 1)
     if not steps:
         progress.say(f"the run has ended at step {step:,} already, so it is only evaluated; for more: --config.steps=N")
-    elif _evaluates_after(step, config) and not trainer.is_evaluated(step):  # interrupted, or was the last step
+    elif _evaluates_after(step, config):  # missing if it was interrupted, or if this was the last step
         trainer.evaluate(state, step)
     if steps and trainer.out_of_patience(step):
         steps = range(0)
@@ -113,7 +113,7 @@ def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.P
             if save:
                 trainer.save(state, must=interrupted or last)
             if interrupted and not last:
-                trainer.wait(must=True)
+                trainer.require_saved(state, step)
                 trainer.interruption.end(f"after step {step:,}, which is saved")
             if evaluate:
                 trainer.evaluate(state, step)

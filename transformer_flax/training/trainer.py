@@ -221,7 +221,7 @@ class Trainer:
         With `must`, a failure ends the run, whatever config.on_write_failure says.
         """
         started = time.perf_counter()
-        self.wait(must=False)
+        self._wait(must=False)
         self.start_saving(self._parallel.unreplicate(state), must=must)
         self.saving_seconds = time.perf_counter() - started
 
@@ -233,7 +233,7 @@ class Trainer:
                 raise moved(self.run.directory.path)
             self.checkpoints.save(state, self.meter.totals | {"seconds": self._metrics.seconds})
 
-    def wait(self, *, must: bool) -> None:
+    def _wait(self, *, must: bool) -> None:
         """Waits until the last checkpoint is written, and only then deletes old checkpoints. For `must`, see `save`."""
         self.end_saving(must=must)
         self.prune(max(self.checkpoints.steps(), default=0))
@@ -252,14 +252,10 @@ class Trainer:
 
     def require_saved(self, state: TrainState, step: int) -> None:
         """Waits until the checkpoint of a step is written. Writes it if config.on_write_failure ignored a failure."""
-        self.wait(must=True)
+        self._wait(must=True)
         if step not in self.checkpoints.steps():
             self.save(state, must=True)
-            self.wait(must=True)
-
-    def is_evaluated(self, step: int) -> bool:
-        """Returns whether the evaluation of a step is written."""
-        return self._metrics.has(step, "valid")
+            self._wait(must=True)
 
     def out_of_patience(self, step: int) -> bool:
         """Returns whether the last config.eval.patience evaluations brought no better validation loss.
@@ -275,8 +271,11 @@ class Trainer:
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> dict[str, Evaluation]:
         """Evaluates the validation split or, after the last step, all splits. Writes and prints the results.
 
-        Raises Interrupted if the run was asked to end. A resumed run repeats this evaluation.
+        An evaluation during training that is written already is not repeated; {} is returned. Raises Interrupted if the
+        run was asked to end. A resumed run repeats this evaluation.
         """
+        if not last and self._metrics.has(step, "valid"):
+            return {}
         params, choice = self._evaluated_params(state, step, last)
         self.say(f"evaluating {choice}")
 

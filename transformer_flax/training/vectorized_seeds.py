@@ -111,35 +111,28 @@ class SeedsTrainer:
 
     def save(self, state: TrainState, *, must: bool) -> None:
         started = time.perf_counter()
-        self.wait(must=False)
-        self._each(lambda trainer, own: trainer.start_saving(own, must=must), state)
+        self._wait()
+        self._each(Trainer.start_saving, state, must=must)
         for trainer in self._trainers:
             trainer.saving_seconds = time.perf_counter() - started
 
-    def wait(self, *, must: bool) -> None:
+    def _wait(self) -> None:
         for trainer in self._trainers:
-            trainer.end_saving(must=must)
+            trainer.end_saving()  # a failure ends all runs, as `check_seeds` allows no other config.on_write_failure
         # A checkpoint is deleted only once all runs have a later one, from which they would resume together.
         steps = [set(trainer.checkpoints.steps()) for trainer in self._trainers]
         for trainer in self._trainers:
             trainer.prune(max(set.intersection(*steps), default=0))
 
     def require_saved(self, state: TrainState, step: int) -> None:
-        del state, step  # without config.eval.patience, a run ends at its last step, which was saved
-        self.wait(must=True)
-
-    def is_evaluated(self, step: int) -> bool:
-        return all(trainer.is_evaluated(step) for trainer in self._trainers)
+        del state, step  # without config.eval.patience, a run ends at a step that was saved
+        self._wait()
 
     def out_of_patience(self, step: int) -> bool:
         return self._trainers[0].out_of_patience(step)  # never, as `check_seeds` allows no patience
 
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> list[dict[str, Evaluation]]:
-        def evaluate(trainer: Trainer, own: TrainState) -> dict[str, Evaluation]:
-            done = trainer.is_evaluated(step) and not last  # this seed was evaluated before an interruption
-            return {} if done else trainer.evaluate(own, step, last=last)
-
-        return self._each(evaluate, state)
+        return self._each(Trainer.evaluate, state, step, last=last)
 
     def report(self, evaluations: Sequence[dict[str, Evaluation]], step: int) -> None:
         for trainer, own in zip(self._trainers, evaluations, strict=True):
