@@ -24,32 +24,41 @@ def check(config: ConfigDict) -> None:
     """Checks everything that can be checked without reading the text. The config is one of `complete_run`."""
     check_text(config)
     require = functools.partial(_require, config)
+    fields, kind = flatten(config.to_dict()), find_kind(config.model.kind)
+    model = model_config(config, config.data.vocab_size)
+    given = given_tokenizer(config)
+
+    # The text and its tokenizer.
     source, target = config.data.source_language, config.data.target_language
     if config.data.source not in ONE_LANGUAGE and source == target:
         raise UserError(
             f"config.data.source_language and config.data.target_language are both {source!r}; set one of them to "
             "another language"
         )
-    model = model_config(config, config.data.vocab_size)
-    LengthPenalty(config.decode.length_penalty, config.decode.alpha)
-    require(
-        "eval.patience",
-        config.eval.patience == 0 or config.eval.every > 0,
-        "0 where config.eval.every is 0: patience counts evaluations during training",
-    )
-    if share()[1] > 1:
-        require_only(config, {"parallel.mode": "jit", "on_write_failure": "stop"}, "with several processes")
-    if config.parallel.mode == "pmap":
-        require_only(config, {"parallel.shard_params": False}, "with pmap, which copies the parameters to each device")
-    if config.optimizer.name == SCHEDULE_FREE:
-        only = {"ema_decay": 0.0, "optimizer.cooldown": 0.0}
-        require_only(config, only, "with schedule_free, which keeps an average of its own at a constant rate")
-    fields, kind = flatten(config.to_dict()), find_kind(config.model.kind)
-    if not (kind.segments or kind.classifies):
+    if kind.classifies:
+        only = {"loss_chunks": 1, "r_drop": 0, "data.bpe_dropout": 0}
+        only |= {"data.batching": "bucketed", "data.max_length_ratio": 0}
+        require_only(config, only, "where texts are classified")
+    else:
+        tokenizer = config.data.tokenizer
+        require("data.tokenizer", tokenizer in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")
+        if config.data.bpe_dropout and given:
+            given.merges()
+        elif config.data.bpe_dropout:
+            require("data.tokenizer", tokenizer == "bpe", "bpe with config.data.bpe_dropout")
+
+    # The shapes of batches.
+    if config.data.batching == "packed":
         require(
             "data.batching",
-            config.data.batching != "packed",
+            kind.segments,
             f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
+        )
+        least = config.data.rows_multiple_of * config.data.max_length
+        require(
+            "data.tokens_per_batch",
+            config.data.tokens_per_batch >= least,
+            f"at least {least:,} when packed: config.data.rows_multiple_of rows of config.data.max_length tokens",
         )
     least = max(1, config.parallel.num_devices) * config.accumulation_steps * config.loss_chunks
     require(
@@ -60,41 +69,6 @@ def check(config: ConfigDict) -> None:
     if needs_bfloat16(config):
         width = "data.max_length" if config.data.batching == "packed" else "data.length_multiple_of"
         require(width, fields[width] % 2 == 0, "even for cuDNN's attention, which takes no odd widths")
-    if config.log.wandb:
-        require_wandb()
-    given = given_tokenizer(config)
-    if config.init_from:
-        require_alike(config, model)
-        require_only(
-            config, {"data.tokenizer_file": "", "embedding_init": ""}, "with config.init_from, which has its own"
-        )
-    load_embeddings(config, given)
-    if config.train_only:
-        are_trained(config.train_only, param_shapes(model))
-    averaged = 1 if keeps_average(config) else max(config.eval.average, config.eval.final_average)
-    require(
-        "checkpoint.keep",
-        config.checkpoint.keep >= averaged,
-        f"at least {averaged}: what config.eval.average or final_average takes must be kept",
-    )
-    tokenizer = config.data.tokenizer
-    if kind.classifies:
-        only = {"loss_chunks": 1, "r_drop": 0, "data.bpe_dropout": 0}
-        only |= {"data.batching": "bucketed", "data.max_length_ratio": 0}
-        require_only(config, only, "where texts are classified")
-    else:
-        require("data.tokenizer", tokenizer in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")
-        if config.data.bpe_dropout and given:
-            given.merges()
-        elif config.data.bpe_dropout:
-            require("data.tokenizer", tokenizer == "bpe", "bpe with config.data.bpe_dropout")
-    if config.data.batching == "packed":
-        least = config.data.rows_multiple_of * config.data.max_length
-        require(
-            "data.tokens_per_batch",
-            config.data.tokens_per_batch >= least,
-            f"at least {least:,} when packed: config.data.rows_multiple_of rows of config.data.max_length tokens",
-        )
     if model.most_positions is not None:
         extra = 0 if kind.classifies else config.decode.max_extra_length
         multiple = config.data.length_multiple_of
@@ -106,6 +80,41 @@ def check(config: ConfigDict) -> None:
             f"at least {longest} with learned positions: config.data.max_length and config.decode.max_input_length, as "
             f"multiples of {multiple} (config.data.length_multiple_of), and max_input_length + max_extra_length",
         )
+
+    # What the parameters start from, and which of them are trained.
+    if config.init_from:
+        require_alike(config, model)
+        require_only(
+            config, {"data.tokenizer_file": "", "embedding_init": ""}, "with config.init_from, which has its own"
+        )
+    load_embeddings(config, given)
+    if config.train_only:
+        are_trained(config.train_only, param_shapes(model))
+
+    # The optimizer, processes and devices.
+    if config.optimizer.name == SCHEDULE_FREE:
+        only = {"ema_decay": 0.0, "optimizer.cooldown": 0.0}
+        require_only(config, only, "with schedule_free, which keeps an average of its own at a constant rate")
+    if share()[1] > 1:
+        require_only(config, {"parallel.mode": "jit", "on_write_failure": "stop"}, "with several processes")
+    if config.parallel.mode == "pmap":
+        require_only(config, {"parallel.shard_params": False}, "with pmap, which copies the parameters to each device")
+
+    # Evaluations, checkpoints and logs.
+    LengthPenalty(config.decode.length_penalty, config.decode.alpha)
+    require(
+        "eval.patience",
+        config.eval.patience == 0 or config.eval.every > 0,
+        "0 where config.eval.every is 0: patience counts evaluations during training",
+    )
+    averaged = 1 if keeps_average(config) else max(config.eval.average, config.eval.final_average)
+    require(
+        "checkpoint.keep",
+        config.checkpoint.keep >= averaged,
+        f"at least {averaged}: what config.eval.average or final_average takes must be kept",
+    )
+    if config.log.wandb:
+        require_wandb()
 
 
 def check_text(config: ConfigDict) -> None:
