@@ -51,8 +51,10 @@ class PreparedRun:
     start: TrainedModel | None = None  # the trained model that the run starts from
 
 
-def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
+def checked_config(config: ConfigDict, *directories: RunDirectory) -> ConfigDict:
     """Returns a completed and checked copy of a run's config, in which the type "auto" is resolved.
+
+    Also sets what must be set before JAX uses a device: the allocator, XLA's flags and the number of CPU devices.
 
     If a working directory already holds a run, "auto" becomes that run's type. Otherwise, "auto" becomes the type that
     suits the device. Runs that are trained together have several working directories.
@@ -60,16 +62,17 @@ def checked_config(config: ConfigDict, *workdirs: RunDirectory) -> ConfigDict:
     keep_memory()  # first, because threads that read a tokenizer keep their arenas, and lend them to JAX's
     config = complete_run(config)
     check(config)
-    is_new = not any(workdir.config_file.exists() for workdir in workdirs)
-    if is_new and config.data.source not in ("folder", "tsv"):  # older versions trained such runs
+    begun = [directory for directory in directories if directory.config_file.exists()]
+    if not begun and config.data.source not in ("folder", "tsv"):  # older versions trained such runs
         require_only(config, {"data.held_out": 0.0}, f"with source {config.data.source}, whose splits are given")
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
     divide_cpu(config.parallel.cpu_devices)
     if config.model.dtype == AUTO:
-        runs = [flatten(workdir.load_config().to_dict()) for workdir in workdirs if workdir.config_file.exists()]
-        own = "bfloat16" if needs_bfloat16(config) else device_dtype()
-        config.model.dtype = runs[0].get("model.dtype", "float32") if runs else own
+        if begun:
+            config.model.dtype = flatten(begun[0].load_config().to_dict()).get("model.dtype", "float32")
+        else:
+            config.model.dtype = "bfloat16" if needs_bfloat16(config) else device_dtype()
     return config
 
 
