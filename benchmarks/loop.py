@@ -24,10 +24,9 @@ from transformer_flax.console import Progress
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.loop import fit
+from transformer_flax.training.loop import fit, open_trainer
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_run, set_up_devices
-from transformer_flax.training.trainer import open_trainer
 
 CONFIG = define_config("numbers.py")
 STEPS = flags.DEFINE_integer("steps", 100, "timed steps of each section")

@@ -1,10 +1,11 @@
-"""The training loop, from the first step to the last."""
+"""Trains a run: its preparation, and the loop from the first step to the last."""
 
 import concurrent.futures
 import contextlib
 import os
 import pathlib
 import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,14 +13,16 @@ from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
 from transformer_flax.prefetch import prefetch
+from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.multihost import agreed_stop, is_first
+from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config, prepare_run, set_up_devices
+from transformer_flax.training.setup import PreparedRun, checked_config, prepare_run, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState
-from transformer_flax.training.trainer import Trainer, open_trainer
+from transformer_flax.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from transformer_flax.training.vectorized_seeds import SeedsTrainer
@@ -50,6 +53,21 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
         programs = Programs(run, parallel, progress)
         with Interruption() as interruption, open_trainer(run, programs, progress, interruption) as (trainer, state):
             return fit(trainer, state, directory.profile if profile and is_first() else None)
+
+
+@contextlib.contextmanager
+def open_trainer(
+    run: PreparedRun, programs: Programs, progress: Progress, interruption: Interruption
+) -> Generator[tuple[Trainer, TrainState]]:
+    """Context manager: resumes or begins a run, and yields its trainer and its state on the devices."""
+    config, directory = run.config, run.directory
+    with (
+        directory.lock(),
+        contextlib.closing(Checkpoints(directory.checkpoints, seed=config.seed, **config.checkpoint)) as checkpoints,
+    ):
+        state, [totals], step = resume_or_begin(programs, {"": checkpoints}, progress)
+        with Trainer(run, programs, checkpoints, progress, interruption, start=step, totals=totals) as trainer:
+            yield trainer, state
 
 
 def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.Path | None = None) -> Any:

@@ -23,28 +23,12 @@ from transformer_flax.training.metrics import Meter, MetricsWriter, StepLines
 from transformer_flax.training.multihost import agreed_stop, stop_asked
 from transformer_flax.training.optimizer import keeps_average
 from transformer_flax.training.peak_flops import data_sheet_flops, measured_flops
-from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.setup import PreparedRun
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.wandb_run import WandbRun
 
 SAMPLES = 3  # outputs printed at an evaluation
 LONGEST_SHOWN = 400  # characters of each
-
-
-@contextlib.contextmanager
-def open_trainer(
-    run: PreparedRun, programs: Programs, progress: Progress, interruption: Interruption
-) -> Generator[tuple["Trainer", TrainState]]:
-    """Context manager: resumes or begins a run, and yields its trainer and its state on the devices."""
-    config, directory = run.config, run.directory
-    with (
-        directory.lock(),
-        contextlib.closing(Checkpoints(directory.checkpoints, seed=config.seed, **config.checkpoint)) as checkpoints,
-    ):
-        state, [totals], step = resume_or_begin(programs, {"": checkpoints}, progress)
-        with Trainer(run, programs, checkpoints, progress, interruption, start=step, totals=totals) as trainer:
-            yield trainer, state
 
 
 class Trainer:
