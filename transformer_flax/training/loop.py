@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import os
-import pathlib
 import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -52,7 +51,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
         run = prepare_run(config, directory, progress)
         programs = Programs(run, parallel, progress)
         with Interruption() as interruption, open_trainer(run, programs, progress, interruption) as (trainer, state):
-            return fit(trainer, state, directory.profile if profile and is_first() else None)
+            return fit(trainer, state, profile=profile)
 
 
 @contextlib.contextmanager
@@ -70,13 +69,13 @@ def open_trainer(
             yield trainer, state
 
 
-def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.Path | None = None) -> Any:
+def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, *, profile: bool = False) -> Any:
     """Trains from the trainer's current step to the last step, and then evaluates all splits.
 
-    The state is at the trainer's current step, on the devices. If `profile` names a directory, the profile of some
-    steps is written there. Returns what `trainer.evaluate` returns after the last step.
+    The state is at the trainer's current step, on the devices. With `profile`, the profile of some steps is written
+    into the working directory. Returns what `trainer.evaluate` returns after the last step.
     """
-    config, progress = trainer.run.config, trainer.progress
+    config, folder, progress = trainer.run.config, trainer.run.directory.profile, trainer.progress
     step, steps = trainer.start, range(trainer.start + 1, config.steps + 1)
     if not steps:
         progress.say(f"the run has ended at step {step:,} already, so it is only evaluated; for more: --config.steps=N")
@@ -87,18 +86,19 @@ def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.P
 
     on_cpu = jax.default_backend() == "cpu"  # on a CPU, a sharded step that overtakes another step deadlocks
     if steps and not on_cpu and jax.process_count() == 1:  # several processes would wait for each other's programs
-        _compile_ahead(trainer, state, progress)
+        _compile_ahead(trainer, state)
     unread: Metrics | None = None  # metrics of the previous step, read while the device computes the next step
     with (
         progress.bar("training", step) as update,
         contextlib.closing(prefetch(trainer.batch, steps)) as batches,
         contextlib.ExitStack() as trace,
     ):
-        profiled = steps[PROFILED if len(steps) >= PROFILED.stop else slice(-5, None)] if profile else range(0)
+        some = PROFILED if len(steps) >= PROFILED.stop else slice(-5, None)
+        profiled = steps[some] if profile and is_first() else range(0)
         started = time.perf_counter()
         for step in steps:
             if step in profiled[:1]:
-                trace.enter_context(jax.profiler.trace(str(profile)))
+                trace.enter_context(jax.profiler.trace(str(folder)))
             compilations = trainer.programs.compilations
             state, metrics = trainer.train_step(state, next(batches))
             if on_cpu:
@@ -122,7 +122,7 @@ def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.P
             if step in profiled[-1:]:
                 jax.block_until_ready(state)
                 trace.close()
-                progress.say(f"profile of steps {profiled[0]:,} to {step:,}: {profile}")
+                progress.say(f"profile of steps {profiled[0]:,} to {step:,}: {folder}")
 
             if log:
                 trainer.log(metrics, step)
@@ -149,12 +149,15 @@ def fit(trainer: "Trainer | SeedsTrainer", state: TrainState, profile: pathlib.P
     return evaluations
 
 
-def _compile_ahead(trainer: "Trainer | SeedsTrainer", state: TrainState, progress: Progress) -> None:
+def _compile_ahead(trainer: "Trainer | SeedsTrainer", state: TrainState) -> None:
     """Compiles the step for all batch shapes in parallel. JAX keeps the programs for later calls.
 
     For a large model, each program takes a minute of one core. A CPU's compiler uses all cores for one program.
     """
-    with progress.bar("compiling") as update, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with (
+        trainer.progress.bar("compiling") as update,
+        concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
         first = trainer.run.train.first_of_each_shape()
         lowered = [trainer.train_step.lower(state, trainer.batch(k + 1)) for k in first]
         programs = [pool.submit(each.compile) for each in lowered]

@@ -68,7 +68,7 @@ def train_seeds(
             given = run, programs, own, progress, interruption
             trainer = Trainer(*given, start=step, totals=totals, label=label, runs_at_once=len(runs))
             trainers.append(stack.enter_context(trainer))
-        return fit(SeedsTrainer(trainers), state, directories[0].profile if profile else None)
+        return fit(SeedsTrainer(trainers), state, profile=profile)
 
 
 class SeedsTrainer:
@@ -80,7 +80,7 @@ class SeedsTrainer:
     def __init__(self, trainers: Sequence[Trainer]):
         self._trainers, first = trainers, trainers[0]
         self.start, self.progress, self.interruption = first.start, first.progress, first.interruption
-        self.run = first.run  # `fit` needs only its config and the shapes of its batches
+        self.run = first.run  # `fit` needs only its config, its directory and the shapes of its batches
         self.programs, self._parallel = first.programs, first.programs.parallel.behind_seeds()
         self.train_step = first.programs.steps.seeds_step
 
