@@ -23,7 +23,6 @@ from transformer_flax.arguments import define_config
 from transformer_flax.console import Progress
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.compiled import Programs
-from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit, open_trainer
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_run, set_up_devices
@@ -53,8 +52,7 @@ class Bench:
     def loop(self, start: int, stop: int) -> float:
         """Returns the seconds of the steps start + WARM + 1 to stop in the loop."""
         self._run.config.steps = stop
-        given = self._run, self._programs, self._progress
-        with Interruption() as interruption, open_trainer(*given, interruption) as (trainer, state):
+        with open_trainer(self._run, self._programs, self._progress) as (trainer, state):
             fit(trainer, state)
         lines = read_json_lines(self._run.directory.metrics_file)
         seconds = {line["step"]: line["seconds"] for line in lines if "train/learning_rate" in line}

@@ -31,16 +31,16 @@ class Choice(NamedTuple):
             return f"{'the moving average at' if average else 'the parameters of'} step {listed}"
         return f"the mean of the {'moving averages' if average else 'parameters'} at steps {listed}"
 
-    def warning(self, run: pathlib.Path, count: int) -> str:
+    def warning(self, workdir: pathlib.Path, count: int) -> str:
         """Returns a warning if fewer than `count` checkpoints of a run are averaged, else ""."""
         if self.missing:
             listed = ", ".join(f"{step:,}" for step in self.missing)
             of = f"{len(self.steps)} in place of {len(self.steps) + len(self.missing)}"
-            return f"{run} has no checkpoint of step {listed}, so the average is of {of}"
+            return f"{workdir} has no checkpoint of step {listed}, so the average is of {of}"
         if len(self.steps) < count:
             advice = "; an average of 1, the newest alone, may be better" if len(self.steps) > 1 else ""
             early = f"too early for a mean of {count} checkpoints: this is {self}{advice}"
-            return f"{run} is at step {self.steps[-1]:,}, {early}"
+            return f"{workdir} is at step {self.steps[-1]:,}, {early}"
         return ""
 
 

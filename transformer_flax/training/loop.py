@@ -50,17 +50,16 @@ def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = Fal
         parallel = set_up_devices(config, progress)
         run = prepare_run(config, directory, progress)
         programs = Programs(run, parallel, progress)
-        with Interruption() as interruption, open_trainer(run, programs, progress, interruption) as (trainer, state):
+        with open_trainer(run, programs, progress) as (trainer, state):
             return fit(trainer, state, profile=profile)
 
 
 @contextlib.contextmanager
-def open_trainer(
-    run: PreparedRun, programs: Programs, progress: Progress, interruption: Interruption
-) -> Generator[tuple[Trainer, TrainState]]:
+def open_trainer(run: PreparedRun, programs: Programs, progress: Progress) -> Generator[tuple[Trainer, TrainState]]:
     """Context manager: resumes or begins a run, and yields its trainer and its state on the devices."""
     config, directory = run.config, run.directory
     with (
+        Interruption() as interruption,  # first, so that a signal does not end the run while a checkpoint is written
         directory.lock(),
         contextlib.closing(Checkpoints(directory.checkpoints, seed=config.seed, **config.checkpoint)) as checkpoints,
     ):
