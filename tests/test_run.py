@@ -432,8 +432,13 @@ def test_a_missing_step_is_refused_with_those_that_are_there(made):
         restore(made, steps=[10, 15])
     with pytest.raises(UserError, match=r"no checkpoint of step 0;"):
         restore(made, steps=0)
-    with pytest.raises(UserError, match="steps"):
-        restore(made, steps=[])
+
+
+@pytest.mark.parametrize("steps", [[], "25", 25.0, [True]], ids=repr)
+def test_a_step_that_is_no_whole_number_is_refused(made, steps):
+    with pytest.raises(UserError, match="it must be the step of a checkpoint") as refusal:
+        restore(made, steps=steps)
+    assert f"steps is {steps!r}" in str(refusal.value)
 
 
 def test_runs_with_different_tokenizers_are_no_ensemble(made, tmp_path):
