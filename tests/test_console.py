@@ -88,3 +88,32 @@ def test_a_file_has_whole_lines_and_no_bar(capsys):
     assert measured == "  ".join(["step     320/1,000", *MEASURED])
     assert scores == "  ".join(["step     320 valid:", *SCORES])
     assert sentence == SENTENCE
+
+
+@pytest.mark.parametrize("lost", ["a full disk", "a reader that has ended"])
+def test_work_goes_on_without_output_that_cannot_be_written(lost):
+    prints = """
+import os, sys
+from transformer_flax.console import Progress
+
+progress = Progress()
+for number in range(3):
+    progress.say(f"line {number}")
+    progress.table("title", ["a"], [["b"]])
+print("done", file=sys.stderr)
+os._exit(0)
+"""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "w") as full, open(writer, "w") as broken:
+        output = full if lost == "a full disk" else broken
+        done = subprocess.run(
+            [sys.executable, "-c", prints],
+            env=ENVIRONMENT | {"PYTHONPATH": str(ROOT)},
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    reason = "No space left on device" if lost == "a full disk" else "Broken pipe"
+    warning = f"WARNING: the output cannot be written ({reason}); the work goes on without it\n"
+    assert (done.returncode, done.stderr) == (0, warning + "done\n")

@@ -186,10 +186,9 @@ def _end(status: Any, message: str = "") -> NoReturn:
     Python's own exit would crash in a thread that still compiles, and Orbax would complain there about the unread part
     of a damaged checkpoint.
     """
-    with contextlib.suppress(OSError):  # the reader has ended, or the disk is full, which a message has said
-        sys.stdout.flush()
-    if message:
-        print(message, file=sys.stderr, flush=True)
+    for stream, text in ((sys.stdout, ""), (sys.stderr, f"{message}\n" if message else "")):
+        with contextlib.suppress(OSError):  # its reader has ended, or its disk is full
+            print(text, end="", file=stream, flush=True)
     os._exit(status)
 
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 import rich.console
 import rich.progress
@@ -18,7 +20,7 @@ class Progress:
     """
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):
-        self._console = rich.console.Console(
+        self._console = _Console(
             stderr=stderr,
             quiet=quiet,
             highlight=False,
@@ -39,6 +41,7 @@ class Progress:
             redirect_stdout=not stderr,  # otherwise, results would be drawn into the bars
             speed_estimate_period=300,  # seconds: some bars, such as a sweep's, move once a minute
         )
+        self._has_warned = False
 
     def __enter__(self) -> "Progress":
         self._bars.start()
@@ -58,7 +61,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line without interpreting markup."""
-        self._console.print(text, markup=False)
+        self._print(text, markup=False)
 
     def row(self, head: str, parts: Sequence[str], *, cut: bool = False) -> None:
         """Prints parts side by side, the most important first.
@@ -82,7 +85,18 @@ class Progress:
             table.add_column(column, overflow="fold")  # a signature that is cut off is useless
         for row in rows:
             table.add_row(*map(escape, row))
-        self._console.print(table)
+        self._print(table)
+
+    def _print(self, what: str | rich.table.Table, **how: Any) -> None:
+        """Prints. Work goes on if the disk of the output is full, or if its reader, such as `tee`, has ended."""
+        try:
+            self._console.print(what, **how)
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                with contextlib.suppress(OSError):
+                    text = f"WARNING: the output cannot be written ({error.strerror}); the work goes on without it"
+                    print(text, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def bar(self, description: str, start: int = 0) -> Generator[Callable[..., None]]:
@@ -96,6 +110,14 @@ class Progress:
             yield lambda done, of=None, **more: self._bars.update(task, completed=done, total=of, **more)
         finally:
             self._bars.remove_task(task)
+
+
+class _Console(rich.console.Console):
+    """A console that raises BrokenPipeError where rich ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True  # what is printed from now on is dropped; otherwise it is kept for another try
+        raise  # the error that is being handled
 
 
 class _TimeLeft(rich.progress.ProgressColumn):

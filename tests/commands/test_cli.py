@@ -212,6 +212,11 @@ def test_every_command_has_a_help_with_its_flags(command):
     assert ("configs/vectors.py explains" in " ".join(told.stdout.split())) == (command == "vectors")
 
 
+def test_the_exit_status_does_not_depend_on_where_its_message_goes():
+    with open("/dev/full", "w") as full, started("translate", stdout=full, stderr=full) as process:
+        assert process.wait(PATIENCE) == 2
+
+
 def test_a_reader_that_has_had_enough_of_the_help_is_no_error():
     reader, pipe = os.pipe()
     os.close(reader)
