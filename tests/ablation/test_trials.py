@@ -9,7 +9,7 @@ from ml_collections import FieldReference
 
 from configs import numbers
 from tests.ablation.test_results import HEAD
-from transformer_flax.ablation.plan import Estimator, assumed_flops
+from transformer_flax.ablation.plan import Estimator, assumed_flops, show_plan
 from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.trials import (
@@ -68,8 +68,8 @@ def test_the_signature_of_a_result_is_that_of_the_text_of_its_run(tmp_path):
 def test_one_command_trains_several_seeds(tmp_path):
     made = factory(tmp_path)
     runs = made.trials(make_variants(made.base, "base,E", axes=["model.max_length=512"]), seeds=range(3))
-    _, job = make_jobs(runs, together=True)
-    assert [len(job.trials) for job in make_jobs(runs, together=False)] == [1] * 6
+    _, job = make_jobs(runs, [], together=True)
+    assert [len(job.trials) for job in make_jobs(runs, [], together=False)] == [1] * 6
     assert made.command(job)[-2:] == [f"--workdir={tmp_path / 'E,model.max_length=512'}", "--seeds=0,1,2"]
     assert not any(part.startswith("--config.seed") for part in made.command(job))
     assert job.log == tmp_path / "E,model.max_length=512" / "seeds0-2.log"
@@ -81,9 +81,9 @@ def test_only_seeds_that_resume_from_the_same_step_are_trained_together(tmp_path
     for seed, steps in ((0, (20, 40)), (3, (40,))):
         for step in steps:
             (RunDirectory(runs[seed].path).checkpoints / str(step)).mkdir(parents=True)
-    assert [job.seeds for job in make_jobs(runs, together=True)] == ["0,3", "1,2"]
-    failed = {("base", 0), ("base", 1)}  # of which one may have ended the other
-    assert [job.seeds for job in make_jobs(runs, together=True, apart=failed)] == ["0", "1", "2", "3"]
+    assert [job.seeds for job in make_jobs(runs, [], together=True)] == ["0,3", "1,2"]
+    failed = [result(run, status="failed") for run in runs[:2]]  # of which one may have ended the other
+    assert [job.seeds for job in make_jobs(runs, failed, together=True)] == ["0", "1", "2", "3"]
 
 
 def test_fields_that_follow_another_one_are_found():
@@ -211,6 +211,19 @@ def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
     assert untimed.flops(longer) == pytest.approx(2e9)
     failed = Estimator([base], [result(base, status="failed")])
     assert failed.measured == 0
+
+
+def test_a_plan_shows_that_a_failed_seed_is_trained_apart(tmp_path, capsys):
+    made = factory(tmp_path)
+    runs = made.trials(make_variants(made.base, "base"), seeds=range(4))
+    journal = Journal(tmp_path / "results.jsonl", HEAD | {"config": flatten(made.base.to_dict())})
+    journal.append(result(runs[0]))
+    journal.append(result(runs[1], status="failed"))
+    show_plan(runs, made, together=True)
+    said = capsys.readouterr().out
+    assert said.count("transformer_flax.train") == 2
+    assert "--config.seed=1 " in said
+    assert "--seeds=2,3\n" in said
 
 
 class Nowhere:

@@ -43,11 +43,11 @@ class Estimator:
     def __init__(self, trials: Sequence[Trial], results: Iterable[Result], rate: float = math.nan):
         assumed = {trial.key: assumed_flops(trial.variant) for trial in trials}
         known = [result for result in results if result.finished and result.key in assumed]
-        counted = [result for result in known if result.flops]
+        timed = [result for result in known if result.flops]
         expected = sum(assumed[result.key] for result in known)
         self.measured = len(known)
         # FLOPs and seconds for each assumed FLOP.
-        self._flops = sum(r.flops for r in counted) / sum(assumed[r.key] for r in counted) if counted else 1.0
+        self._flops = sum(r.flops for r in timed) / sum(assumed[r.key] for r in timed) if timed else 1.0
         self._seconds = sum(result.seconds for result in known) / expected if known else 1 / (rate * UTILISATION)
 
     def flops(self, trial: Trial) -> float:
@@ -108,7 +108,7 @@ def show_plan(trials: Sequence[Trial], factory: TrialFactory, *, together: bool)
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]
     progress.table(f"{counted(len(trials), 'run')} in {factory.workdir}", columns, rows)
     left = [trial for trial, result in found.items() if not result]
-    for job in make_jobs(left, together=together):
+    for job in make_jobs(left, results, together=together):
         progress.say(factory.shown(job))
     shares = {trial: 1 - done[trial] / trial.steps for trial in left}
     flops = sum(share * estimator.flops(trial) for trial, share in shares.items())

@@ -115,9 +115,7 @@ class _Sweep:
             if self._left:
                 self._journal.begin()
             stack.callback(self._launcher.stop)  # also after an error
-            # A seed that fails ends those that are trained with it.
-            failed = {key for key, result in self._journal.results.items() if not result.finished}
-            self._jobs = make_jobs(list(self._left), together=together, apart=failed)
+            self._jobs = make_jobs(list(self._left), self._journal.results.values(), together=together)
             if self._launcher.at_a_time > 1:  # the longest of each seed first: a long job that begins last runs alone
                 seeds = [trial.seed for trial in self._trials]
                 self._jobs.sort(

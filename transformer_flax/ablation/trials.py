@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
@@ -157,18 +157,19 @@ class Job:
         return self.trials[0].path.with_name(name)
 
 
-def make_jobs(
-    trials: Sequence[Trial], *, together: bool, apart: Collection[tuple[str, int]] = frozenset()
-) -> list[Job]:
+def make_jobs(trials: Sequence[Trial], results: Iterable[Result], *, together: bool) -> list[Job]:
     """Makes a job for each trial, or for all seeds of a variant together that resume from the same step.
 
-    Trials whose keys are in `apart` have jobs of their own.
+    A trial that failed before has a job of its own, because a seed that fails ends the seeds trained with it.
     """
+    failed = {result.key for result in results if not result.finished}
     groups: dict[Any, list[Trial]] = {}
     for trial in trials:
-        is_alone = not together or trial.key in apart
-        saved = trial.seed if is_alone else max(saved_steps(RunDirectory(trial.path).checkpoints), default=0)
-        groups.setdefault((trial.variant.name, is_alone, saved), []).append(trial)
+        if together and trial.key not in failed:
+            key = trial.variant.name, max(saved_steps(RunDirectory(trial.path).checkpoints), default=0)
+        else:
+            key = trial
+        groups.setdefault(key, []).append(trial)
     return [Job(tuple(group)) for group in groups.values()]
 
 
