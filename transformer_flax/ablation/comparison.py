@@ -100,15 +100,23 @@ class Comparison:
     """All variants of a sweep, compared with base."""
 
     config: Mapping[str, Any]  # the config of the sweep's base, flat
-    # Rows in the order of table 3, then all other variants. If no other row was run, base counts as a row only if it is
-    # the paper's base.
+    # The last result of each run. Rows in the order of table 3, then all other variants.
+    results: list[Result]
+    # In the same order. If no other row was run, base counts as a row only if it is the paper's base.
     entries: list[Entry]
     score: Measure
     base: Entry | None
-    failed: list[Result]
     other_changes: list[str]  # rows that do not change this base as they change the paper's
     missing_rows: list[str]  # rows of table 3 that were not run; empty unless a row other than base was run
     missing_seeds: dict[str, list[int]]  # by variant: seeds that only other variants have
+
+    @property
+    def finished(self) -> list[Result]:
+        return [result for result in self.results if result.finished]
+
+    @property
+    def failed(self) -> list[Result]:
+        return [result for result in self.results if not result.finished]
 
     @property
     def rows(self) -> list[Entry]:
@@ -150,7 +158,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
     for result in kept:
         if result.finished:
             runs.setdefault(result.variant, []).append(result)
-    score = score or _choose_score([run for each in runs.values() for run in each])
+    score = score or _choose_score([result for result in kept if result.finished])
     measures = _perplexity_beside(score), score
     unchanged = [v for v, of_variant in runs.items() if of_variant[0].row == "base" and not of_variant[0].changes]
     base = "base" if "base" in runs else next(iter(unchanged), None)
@@ -174,16 +182,15 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
         for variant in runs
     ]
     seeds = sorted({result.seed for result in kept})
-    missing_seeds = {v: [seed for seed in seeds if (v, seed) not in last] for v in variants}
     return Comparison(
         config=config,
+        results=kept,
         entries=entries,
         score=score,
         base=next((entry for entry in entries if entry.variant == base), None),
-        failed=[result for result in kept if not result.finished],
         other_changes=other,
         missing_rows=[name for name in table3.ROWS if name not in variants] if of_table3 else [],
-        missing_seeds={variant: missing for variant, missing in missing_seeds.items() if missing},
+        missing_seeds={v: missing for v in variants if (missing := [seed for seed in seeds if (v, seed) not in last])},
     )
 
 

@@ -84,8 +84,7 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
 def _title(comparison: Comparison, base: Mapping[str, Any]) -> str:
     if comparison.is_of_table3 or comparison.missing_rows:
         return f"Table 3 on {base['name']}"
-    runs = [*comparison.failed, *(run for entry in comparison.entries for run in entry.runs)]
-    fields = sorted({comparison.short_name(field) for run in runs for field in run.changes})
+    fields = sorted({comparison.short_name(field) for result in comparison.results for field in result.changes})
     of = f" of {' and '.join(fields)}" if 0 < len(fields) <= MOST_IN_TITLE else ""
     return f"A sweep{of} on {base['name']}"
 
@@ -147,8 +146,8 @@ def _summary(comparison: Comparison) -> list[str]:
     agreements = [text for measure in comparison.measures if (text := _agreement(comparison, measure))]
     blocks = [
         *(["\n".join(agreements)] if agreements else []),
-        f"{counted(sum(len(entry.runs) for entry in comparison.entries), 'finished run')}: {' and '.join(of)}, {seeds} "
-        f"each. Every score is of the validation split{few} at the end of training{newstest}.",
+        f"{counted(len(comparison.finished), 'finished run')}: {' and '.join(of)}, {seeds} each. Every "
+        f"score is of the validation split{few} at the end of training{newstest}.",
     ]
     if counts == [1]:
         blocks.append("**One seed:** no intervals and no tests.")
@@ -205,8 +204,7 @@ def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
 
 def _resuming(command: str, comparison: Comparison) -> str:
     """Returns a sweep's command with all seeds of the comparison, instead of its own."""
-    runs = [*comparison.failed, *(run for entry in comparison.entries for run in entry.runs)]
-    seeds = ",".join(str(seed) for seed in sorted({run.seed for run in runs}))
+    seeds = ",".join(str(seed) for seed in sorted({result.seed for result in comparison.results}))
     return f"{re.sub(r' --seeds[= ][0-9,]+', '', command)} --seeds={seeds}{'' if ',' in seeds else ','}"
 
 
@@ -245,7 +243,7 @@ def _methods(comparison: Comparison) -> str:
         f"Perplexities are compared by their logarithm, the loss in nats a {unit}: 0.01 is about 1 % of any "
         "perplexity.",
     ]
-    changed = {field for entry in comparison.entries for run in entry.runs for field in run.changes}
+    changed = {field for run in comparison.finished for field in run.changes}
     if changed & (TOKENS if comparison.config.get("data.tokenizer_file") else TOKENS | LEARNED):
         lines.append(
             "Perplexities of variants that change the pieces of the text are of other pieces, or, with BPE-dropout, of "
@@ -253,7 +251,7 @@ def _methods(comparison: Comparison) -> str:
             "where these are of the same text."
         )
     if comparison.score is BLEU:
-        signatures = sorted({run.signature for entry in comparison.entries for run in entry.runs})
+        signatures = sorted({run.signature for run in comparison.finished})
         tokens = "tokenised" if comparison.config.get("data.tokenized") else "detokenised"
         case = "lower-cased" if comparison.config.get("data.lowercase") else "cased"
         is_same = len({signature.partition("|version:")[0] for signature in signatures}) == 1
