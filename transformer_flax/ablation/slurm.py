@@ -134,12 +134,14 @@ class Slurm:
 
 def _problem(stderr: str) -> str:
     """Explains in one line why a job has failed, from the output of the job, Slurm and submitit; else returns ""."""
-    lines = [line for line in stderr.splitlines() if "CANCELLED" in line or "error" in line.lower()]
-    told = [line.removeprefix(PROBLEM) for line in lines if line.startswith(PROBLEM)]
-    cancelled = [line for line in lines if "CANCELLED" in line]  # the line says what cancelled the job
-    if not told and re.search(r"\boom[-_ ]?kill", stderr, re.IGNORECASE):
+    lines = stderr.splitlines()
+    if printed := [line.removeprefix(PROBLEM) for line in lines if line.startswith(PROBLEM)]:
+        return printed[-1]
+    if re.search(r"\boom[-_ ]?kill", stderr, re.IGNORECASE):
         return "out of memory (killed by Slurm)"
-    return next(iter([*told[-1:], *cancelled[-1:], *lines[-1:]]), "")
+    cancelled = [line for line in lines if "CANCELLED" in line]  # the line says what cancelled the job
+    errors = [line for line in lines if "error" in line.lower()]
+    return (cancelled or errors or [""])[-1]
 
 
 @dataclasses.dataclass
