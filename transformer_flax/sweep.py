@@ -74,10 +74,10 @@ REPORT_ONLY = flags.DEFINE_bool("report_only", False, "write the report of --wor
 def main() -> None:
     workdir = pathlib.Path(WORKDIR.value or f"runs/sweep-{CONFIG().name}")
     if REPORT_ONLY.value:
-        from transformer_flax.ablation.results import RESULTS, read
-        from transformer_flax.ablation.sweep import write_report
+        from transformer_flax.ablation import report
+        from transformer_flax.ablation.results import REPORT, RESULTS, read
 
-        print(f"report: {write_report(workdir, *read(workdir / RESULTS))}")
+        print(f"report: {report.write(*read(workdir / RESULTS), workdir / REPORT)}")
         return
     given = config_flags.get_override_values(flags.FLAGS["config"])  # by field or section
     if "seed" in given:

@@ -36,7 +36,7 @@ def text():
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    return report.write(small(), made.BASE, tmp_path_factory.mktemp("report") / "table3" / "multi30k").parent
+    return report.write(made.BASE, small(), tmp_path_factory.mktemp("report") / "table3" / "multi30k").parent
 
 
 def cells(markdown: str, head: str) -> list[list[str]]:
@@ -291,7 +291,7 @@ def test_with_one_seed_there_are_no_intervals_and_no_tests():
 def test_without_base_there_are_scores_but_no_effects(tmp_path):
     for name in report.PICTURES:  # of a former report
         (tmp_path / f"{name}.png").touch()
-    text = report.write([made.result("A-h1", curve=[])], made.BASE, tmp_path).read_text()
+    text = report.write(made.BASE, [made.result("A-h1", curve=[])], tmp_path).read_text()
     assert "**There is no base among the finished runs,** so no effects: add `base` to `--rows`" in text
     assert "## Effects" not in text
     assert cells(text, "row")[1][0] == "A-h1"
@@ -355,7 +355,7 @@ def test_what_others_wrote_is_shown_and_not_obeyed(tmp_path):
     evil = "<script>alert(1)</script> | ![x](http://evil/x.png) [y](javascript:z) `*_b_*"
     bad = [made.failed("base", 9, f"{evil}\n# no title"), made.result(f"own {evil}", row="base", curve=[])]
     base = made.BASE | {"sessions": [made.SESSION | {"hardware": evil}], "name": evil}
-    path = report.write([*made.sweep(["base", "A-h1"], range(2), curve=[]), *bad], base, tmp_path)
+    path = report.write(base, [*made.sweep(["base", "A-h1"], range(2), curve=[]), *bad], tmp_path)
     page = Page((tmp_path / "index.html").read_text())
     assert page.tags.count("script") == 1
     assert all(link.startswith("data:") for link in page.links)
@@ -573,7 +573,7 @@ def test_the_same_results_give_the_same_files_whatever_their_order_and_what_lies
     (outside / "notes.md").write_text("five years of work\n")
     for name in ("report.md", "index.html", ".report.md.partial", *PICTURES):
         (second / name).symlink_to(outside / "notes.md")
-    report.write(small()[::-1], made.BASE, second)
+    report.write(made.BASE, small()[::-1], second)
     files = {file.name: file.read_bytes() for file in written.iterdir()}
     assert files.keys() == {"report.md", "index.html", *PICTURES}
     assert files == {file.name: file.read_bytes() for file in second.iterdir()}

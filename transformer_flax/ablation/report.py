@@ -5,7 +5,7 @@ import html
 import json
 import pathlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import markdown_it
@@ -60,15 +60,15 @@ ABOUT_SCORES = (
 )
 
 
-def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Path) -> pathlib.Path:
+def write(head: Mapping[str, Any], results: Iterable[Result], folder: pathlib.Path) -> pathlib.Path:
     """Writes `report.md` with its pictures, and `index.html`, which needs no other file; returns the former's path.
 
-    The same results, in any order, give the same files. Removes an earlier report's pictures that have no data now.
-    `base` is the head of the results.
+    The head and the results are those of `results.read`. The same results, in any order, give the same files. Removes
+    an earlier report's pictures that have no data now.
     """
-    comparison = compare(results, base["config"])
+    comparison = compare(results, head["config"])
     pictures = figures.draw(comparison)
-    markdown = as_markdown(comparison, base, pictures.keys())
+    markdown = as_markdown(comparison, head, pictures.keys())
     folder.mkdir(parents=True, exist_ok=True)
     for name in PICTURES:
         if name in pictures:
@@ -76,17 +76,17 @@ def write(results: Sequence[Result], base: Mapping[str, Any], folder: pathlib.Pa
         else:
             (folder / f"{name}.png").unlink(missing_ok=True)
     svgs = {f"{name}.png": picture.svg for name, picture in pictures.items()}
-    write_whole(folder / "index.html", _page(_title(comparison, base), markdown, svgs))
+    write_whole(folder / "index.html", _page(_title(comparison, head), markdown, svgs))
     write_whole(folder / "report.md", markdown)
     return folder / "report.md"
 
 
-def _title(comparison: Comparison, base: Mapping[str, Any]) -> str:
+def _title(comparison: Comparison, head: Mapping[str, Any]) -> str:
     if comparison.is_of_table3 or comparison.missing_rows:
-        return f"Table 3 on {base['name']}"
+        return f"Table 3 on {head['name']}"
     fields = sorted({comparison.short_name(field) for result in comparison.results for field in result.changes})
     of = f" of {' and '.join(fields)}" if 0 < len(fields) <= MOST_IN_TITLE else ""
-    return f"A sweep{of} on {base['name']}"
+    return f"A sweep{of} on {head['name']}"
 
 
 def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
@@ -100,14 +100,14 @@ def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
     return TEMPLATE.read_text("utf-8").replace("{{TITLE}}", html.escape(title)).replace("{{BODY}}", body)
 
 
-def as_markdown(comparison: Comparison, base: Mapping[str, Any], pictures: Collection[str]) -> str:
+def as_markdown(comparison: Comparison, head: Mapping[str, Any], pictures: Collection[str]) -> str:
     """Returns the report as Markdown. `pictures` are the names in PICTURES that lie beside it."""
 
     def shown(*names: str) -> list[str]:
         return [f"![{PICTURES[name]}]({name}.png)" for name in names if name in pictures]
 
     parts = [entries for entries in (comparison.rows, comparison.own) if entries]
-    blocks = [f"# {as_text(_title(comparison, base))}", *_summary(comparison), *_missing(comparison, base)]
+    blocks = [f"# {as_text(_title(comparison, head))}", *_summary(comparison), *_missing(comparison, head)]
     if any(entry.effects for entry in comparison.entries):
         blocks += ["## Effects", *shown("differences")]
         # Base has no line in the table of effects, so without another row the table would be empty.
@@ -121,7 +121,7 @@ def as_markdown(comparison: Comparison, base: Mapping[str, Any], pictures: Colle
     if "curves_score" in pictures:
         blocks += ["## Curves", _about_curves(comparison, with_gain="curves_gain" in pictures)]
         blocks += shown("curves_score", "curves_perplexity", "curves_gain")
-    swept = _swept(base, beside_paper=bool(comparison.rows))
+    swept = _swept(head, beside_paper=bool(comparison.rows))
     blocks += ["## How it was measured", _methods(comparison), "## What was swept", *swept]
     return "\n\n".join(blocks) + "\n"
 
@@ -183,7 +183,7 @@ def _agreement(comparison: Comparison, measure: Measure) -> str:
     return f"{text} Rank correlation with the paper's effects, over {ranked}: **{rho.value:.2f}**{interval}."
 
 
-def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
+def _missing(comparison: Comparison, head: Mapping[str, Any]) -> list[str]:
     lines = [
         f"- {as_text(result.variant)}, seed {result.seed}, failed: {as_text(result.error)}"
         for result in comparison.failed
@@ -198,7 +198,7 @@ def _missing(comparison: Comparison, base: Mapping[str, Any]) -> list[str]:
         "## What is missing",
         "\n".join(lines),
         "This command resumes the sweep if its `--workdir` holds `results.jsonl`. Add rows that it does not name:",
-        _code(_resuming(base["sessions"][-1]["command"], comparison)),
+        _code(_resuming(head["sessions"][-1]["command"], comparison)),
     ]
 
 
@@ -278,15 +278,15 @@ def _methods(comparison: Comparison) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _swept(base: Mapping[str, Any], *, beside_paper: bool) -> list[str]:
-    config = base["config"]
+def _swept(head: Mapping[str, Any], *, beside_paper: bool) -> list[str]:
+    config = head["config"]
     sizes: list[Column] = [
         ("field", lambda field: f"`{field}`"),
         ("here", lambda field: f"{config[field]:,}"),
         ("the paper", lambda field: f"{table3.PAPER_BASE[field]:,}"),
     ]
     fields = [field for field in table3.PAPER_BASE if field in config]  # other kinds of models lack some
-    sessions = base["sessions"]
+    sessions = head["sessions"]
     commands = dict.fromkeys(session["command"] for session in sessions)
     made = list(dict.fromkeys(map(_made, sessions)))
     return [

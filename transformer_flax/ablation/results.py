@@ -21,7 +21,7 @@ from transformer_flax.training.config_fields import CHANGES_NOTHING, differences
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")
-RESULTS = "results.jsonl"
+RESULTS, REPORT = "results.jsonl", "report"  # a file and a folder in a sweep's directory
 SESSION = ("command", "versions", "hardware", "commit")  # what describes a session
 HEAD = ("config", "name", *SESSION)
 FINISHED, FAILED = "finished", "failed"

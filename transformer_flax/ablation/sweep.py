@@ -10,7 +10,7 @@ from typing import Any
 
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator, assumed_flops
-from transformer_flax.ablation.results import RESULTS, Journal, Result, require_same_data, require_same_variants
+from transformer_flax.ablation.results import REPORT, RESULTS, Journal, Result, require_same_data, require_same_variants
 from transformer_flax.ablation.slurm import Slurm
 from transformer_flax.ablation.trials import Job, Trial, TrialFactory, make_jobs
 from transformer_flax.console import Progress, counted, duration
@@ -19,7 +19,6 @@ from transformer_flax.files import is_partial, try_lock
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.run_directory import RunDirectory
 
-REPORT = "report"  # a folder
 LOCK = ".lock"
 POLL = 0.5  # seconds
 SHOWN = 5  # last lines of a failed job's log that are printed
@@ -58,17 +57,12 @@ def sweep(
                 "base's value to --grid"
             )
         failed = _Sweep(trials, factory, journal, launcher, interruption).run(together=together)
-        print(f"report: {write_report(factory.workdir, journal.head, list(journal.results.values()))}")
+        from transformer_flax.ablation import report  # here, because drawing takes seconds to load
+
+        print(f"report: {report.write(journal.head, journal.results.values(), factory.workdir / REPORT)}")
     if failed:
         many = f"{len(failed)} of {len(trials)} runs failed" if len(failed) > 1 else f"a run of {len(trials)} failed"
         raise UserError(f"{many}: {', '.join(map(str, failed))}; the same command tries again")
-
-
-def write_report(workdir: pathlib.Path, head: dict[str, Any], results: Sequence[Result]) -> pathlib.Path:
-    """Writes the report of a sweep; returns the report's file."""
-    from transformer_flax.ablation import report  # only when needed: drawing takes seconds to load
-
-    return report.write(results, head, workdir / REPORT)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from transformer_flax.ablation.results import FAILED, FINISHED, RESULTS, Result, incomparable, read
+from transformer_flax.ablation.results import FAILED, FINISHED, REPORT, RESULTS, Result, incomparable, read
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.data.normalisation import normalisers
 from transformer_flax.decoding.scoring import score
@@ -24,7 +24,7 @@ from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.config_fields import AUTO, flatten
 from transformer_flax.training.run_directory import RunDirectory
 
-RESERVED = ("report", "slurm", "results.jsonl")  # names in a sweep's directory that no variant's folder may have
+RESERVED = (RESULTS, REPORT, "slurm")  # names in a sweep's directory that no variant's folder may have
 MOST_CHARACTERS = 120  # most characters of a folder's name, without the checksum
 
 
