@@ -50,12 +50,13 @@ class Estimator:
         self._flops = sum(r.flops for r in timed) / sum(assumed[r.key] for r in timed) if timed else 1.0
         self._seconds = sum(result.seconds for result in known) / expected if known else 1 / (rate * UTILISATION)
 
-    def flops(self, trial: Trial) -> float:
-        return self._flops * assumed_flops(trial.variant)
+    def flops(self, trial: Trial, step: int = 0) -> float:
+        """Returns the expected FLOPs of a trial after a step."""
+        return self._flops * assumed_flops(trial.variant) * (1 - step / trial.steps)
 
-    def seconds(self, trial: Trial) -> float:
-        """Returns the expected seconds of a trial; NaN if no trial has finished and there is no rate."""
-        return self._seconds * assumed_flops(trial.variant)
+    def seconds(self, trial: Trial, step: int = 0) -> float:
+        """Returns the expected seconds of a trial after a step; NaN if no trial has finished and there is no rate."""
+        return self._seconds * assumed_flops(trial.variant) * (1 - step / trial.steps)
 
 
 def measured_rate(dtype: str) -> float:
@@ -98,21 +99,19 @@ def show_plan(trials: Sequence[Trial], factory: TrialFactory, *, together: bool)
             f"{rate / 1e9:,.1f} GFLOP/s that a large matrix product reaches here"
         )
     rows = []
-    done = {trial: trial.steps if result else trial.progress().step for trial, result in found.items()}
-    for trial, result in found.items():
-        state = "finished" if result else f"at step {done[trial]:,}" if done[trial] else ""
+    left = {trial: trial.progress().step for trial, result in found.items() if not result}
+    for trial in trials:
+        state = "finished" if trial not in left else f"at step {left[trial]:,}" if left[trial] else ""
         model = model_config(trial.variant.config, trial.variant.config.data.vocab_size)
         cells = [str(trial), state, f"{sum(count_parameters(model).values()):,}", f"{trial.steps:,}"]
         rows.append([*cells, f"{estimator.flops(trial):.2e}", duration(estimator.seconds(trial))])
     progress = Progress()
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]
     progress.table(f"{counted(len(trials), 'run')} in {factory.workdir}", columns, rows)
-    left = [trial for trial, result in found.items() if not result]
-    for job in make_jobs(left, results, together=together):
+    for job in make_jobs(list(left), results, together=together):
         progress.say(factory.shown(job))
-    shares = {trial: 1 - done[trial] / trial.steps for trial in left}
-    flops = sum(share * estimator.flops(trial) for trial, share in shares.items())
-    seconds = sum(share * estimator.seconds(trial) for trial, share in shares.items())
+    flops = sum(estimator.flops(trial, step) for trial, step in left.items())
+    seconds = sum(estimator.seconds(trial, step) for trial, step in left.items())
     progress.say(
         f"{counted(len(left), 'run')} to make: {flops:.2e} FLOPs, {duration(seconds)} one after another ({source})"
     )

@@ -198,8 +198,7 @@ class _Sweep:
         at_a_time = min(self._launcher.at_a_time, len(self._jobs))
         if not estimator.measured or not at_a_time:
             return None
-        seconds = sum(estimator.seconds(trial) * (1 - step / trial.steps) for trial, step in self._left.items())
-        return seconds / at_a_time
+        return sum(estimator.seconds(trial, step) for trial, step in self._left.items()) / at_a_time
 
     def _summarise(self) -> None:
         """Prints the mean scores of each variant."""
