@@ -130,7 +130,7 @@ def _summary(comparison: Comparison) -> list[str]:
     counts = sorted({len(entry.runs) for entry in comparison.entries})
     if not counts:
         return ["No run has finished."]
-    seeds = "one seed" if counts == [1] else f"{' to '.join(str(n) for n in sorted({counts[0], counts[-1]}))} seeds"
+    seeds = "one seed" if counts == [1] else f"{' to '.join(map(str, _extremes(counts)))} seeds"
     own = {entry.variant for entry in comparison.own}
     numbers = {
         "row{} of the paper's table 3": len(comparison.rows),
@@ -237,10 +237,10 @@ def _about_curves(comparison: Comparison, *, with_gain: bool) -> str:
 
 def _methods(comparison: Comparison) -> str:
     """Explains the numbers of the report."""
-    unit = "text" if comparison.score is ACCURACY else "piece"
+    log_perplexity, score = comparison.measures
     lines = [
         "An effect is a variant's mean over seeds less that of base.",
-        f"Perplexities are compared by their logarithm, the loss in nats a {unit}: 0.01 is about 1 % of any "
+        f"Perplexities are compared by their logarithm, the loss in {log_perplexity.unit}: 0.01 is about 1 % of any "
         "perplexity.",
     ]
     changed = {field for run in comparison.finished for field in run.changes}
@@ -250,14 +250,14 @@ def _methods(comparison: Comparison) -> str:
             "one spelling among several that the model has learned. Only their scores compare with base's, "
             "where these are of the same text."
         )
-    if comparison.score is BLEU:
+    if score is BLEU:
         signatures = sorted({run.signature for run in comparison.finished})
         tokens = "tokenised" if comparison.config.get("data.tokenized") else "detokenised"
         case = "lower-cased" if comparison.config.get("data.lowercase") else "cased"
         is_same = len({signature.partition("|version:")[0] for signature in signatures}) == 1
         text = f"of {tokens}, {case} text" if is_same else "of different texts, so the scores do not compare"
         lines.append(f"BLEU is sacreBLEU's, {text}: {', '.join(map(as_text, signatures))}.")
-    elif comparison.score is ACCURACY:
+    elif score is ACCURACY:
         lines.append("Accuracy is the share of texts whose class is predicted correctly.")
     elif comparison.entries:
         lines.append("Exact match is the share of correct sentences; BLEU counts four words, which these hardly have.")

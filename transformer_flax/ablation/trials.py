@@ -107,14 +107,14 @@ class Trial:
             )
         if not ended:
             return None
-        result = self._result(FINISHED, "", workdir.load_tokenizer().vocab_size, progress)
-        return dataclasses.replace(result, fingerprints=workdir.load_fingerprints())
+        vocab_size, fingerprints = workdir.load_tokenizer().vocab_size, workdir.load_fingerprints()
+        return self._result(progress, vocab_size, status=FINISHED, error="", fingerprints=fingerprints)
 
     def failure(self, error: str) -> Result:
         """Returns the result of a trial that has failed."""
-        return self._result(FAILED, error, self.variant.config.data.vocab_size, self.progress())
+        return self._result(self.progress(), self.variant.config.data.vocab_size, status=FAILED, error=error)
 
-    def _result(self, status: str, error: str, vocab_size: int, progress: TrialProgress) -> Result:
+    def _result(self, progress: TrialProgress, vocab_size: int, **ended: Any) -> Result:
         model = model_config(self.variant.config, vocab_size)
         _, text = normalisers(self.variant.config.data)
         return Result(
@@ -122,8 +122,6 @@ class Trial:
             row=self.variant.row,
             changes=self.variant.changes,
             seed=self.seed,
-            status=status,
-            error=error,
             parameters=sum(count_parameters(model).values()),
             flops=progress.flops,
             steps=progress.step,
@@ -132,6 +130,7 @@ class Trial:
             # BLEU's signature does not depend on the translations.
             signature="" if kind_of(model).classifies else score(["a"], ["a"], text).signature,
             curve=[*progress.curve],
+            **ended,
         )
 
 

@@ -133,9 +133,7 @@ def _read_entries(file: pathlib.Path, base: ConfigDict) -> list[tuple[str, table
         row = entry.pop("row", "base")
         if not isinstance(row, str):
             raise UserError(f"{where}: its row is {row!r}; it must be the name of a row, in quotes")
-        overrides = {
-            field: _typed(field, value, _value_in(base, field, where), where) for field, value in entry.items()
-        }
+        overrides = {field: _typed(field, value, base, where) for field, value in entry.items()}
         starts.append((name, table3.find(row), overrides))
     return starts
 
@@ -153,8 +151,9 @@ def _value_in(base: ConfigDict, field: str, where: str) -> Any:
     return known[field]
 
 
-def _typed(field: str, value: Any, like: Any, where: str) -> Any:
+def _typed(field: str, value: Any, base: ConfigDict, where: str) -> Any:
     """Checks that a value of a file has the base's type, and returns it. A whole number may stand for a float."""
+    like = _value_in(base, field, where)
     if type(like) is float and type(value) is int:
         return float(value)
     if type(like) in PARSERS and type(value) is not type(like):
