@@ -80,6 +80,7 @@ class Progress:
         self.say("\n".join(lines))
 
     def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
+        """Prints a table without interpreting markup. If all column names are empty, the table has no header."""
         table = rich.table.Table(title=escape(title), title_justify="left", show_header=any(columns))
         for column in columns:
             table.add_column(column, overflow="fold")  # a signature that is cut off is useless

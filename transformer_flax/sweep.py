@@ -36,7 +36,7 @@ ROWS = flags.DEFINE_string(
     "rows are scaled to the sizes of --config; "
     "default: all, or base if there is --grid or --variants",
 )
-SEEDS = flags.DEFINE(SeedsParser(), "seeds", None, "seeds of each; default: 0 alone")
+SEEDS = flags.DEFINE(SeedsParser(), "seeds", None, "seeds of each variant; default: 0 alone")
 GRID = flags.DEFINE_multi_string(
     "grid",
     [],

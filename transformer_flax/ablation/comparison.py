@@ -33,7 +33,7 @@ class Measure:
     of_paper: Callable[[table3.PaperRow], float] = operator.attrgetter("bleu")
 
     @property
-    def least(self) -> float:
+    def resolution(self) -> float:
         """The smallest difference that a table shows."""
         return 10.0**-self.digits
 
@@ -120,6 +120,7 @@ class Comparison:
 
     @property
     def rows(self) -> list[Entry]:
+        """The rows of table 3."""
         return [entry for entry in self.entries if entry.row]
 
     @property
@@ -129,6 +130,7 @@ class Comparison:
 
     @property
     def own(self) -> list[Entry]:
+        """All other variants: the rows beyond table 3, and the user's own."""
         return [entry for entry in self.entries if not entry.row]
 
     @property

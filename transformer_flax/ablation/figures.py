@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import matplotlib
 from matplotlib import ticker
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -30,8 +31,8 @@ BASE_COLOUR = "#8a9099"
 GROUP_COLOURS = dict(zip(("A", "B", "C", "D", "E", "big"), COLOURS, strict=False))
 MARKERS = "os^DvP*Xp<>hd8"  # tell points of the same colour apart
 MOST_NAMED = 24  # variants in a column of a legend
-TITLE = 34  # most characters of a panel's title
-LETTER = 0.07  # inches, of a variant's name
+LONGEST_TITLE = 34  # most characters of a panel's title
+INCH_A_LETTER = 0.07  # of a variant's name
 PAPER_MARK: dict[str, Any] = {
     "color": INK,
     "marker": "D",
@@ -86,7 +87,7 @@ def differences(comparison: Comparison) -> Figure | None:
     entries = [entry for entry in comparison.entries if entry.effects]
     if not entries:
         return None
-    figure = Figure(figsize=(8.3 + LETTER * _longest_name(entries), 1.7 + 0.25 * len(entries)))
+    figure = Figure(figsize=(8.3 + INCH_A_LETTER * _longest_name(entries), 1.7 + 0.25 * len(entries)))
     for axes, measure in zip(figure.subplots(1, 2, sharey=True), comparison.measures, strict=True):
         effects = [entry.effects[measure] for entry in entries]
         scale = _papers_scale(measure, effects)
@@ -120,7 +121,7 @@ def scores(comparison: Comparison) -> Figure | None:
         return None
     perplexity, score = comparison.measures
     panels, columns = 1 + comparison.is_of_table3, -(-len(comparison.entries) // MOST_NAMED)
-    figure = Figure(figsize=(4 * panels + (0.6 + LETTER * _longest_name(comparison.entries)) * columns, 4.2))
+    figure = Figure(figsize=(4 * panels + (0.6 + INCH_A_LETTER * _longest_name(comparison.entries)) * columns, 4.2))
     axes, *papers = figure.subplots(1, panels, squeeze=False).flat
     axes.set(title="here", ylabel=score.level_name)
     markers: dict[str, Iterator[str]] = {}
@@ -143,10 +144,7 @@ def scores(comparison: Comparison) -> Figure | None:
     for axes in figure.axes:
         axes.set(xlabel="perplexity", xscale="log")
         low, high = axes.get_xlim()
-        wide = high > 3 * low
-        axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if wide else ticker.MaxNLocator(6))
-        axes.xaxis.set_major_formatter("{x:.3g}")
-        axes.xaxis.set_minor_locator(ticker.NullLocator())
+        _set_ticks(axes.xaxis, wide=high > 3 * low)
     figure.legend(points.values(), points, loc="outside right center", ncols=columns)
     return figure
 
@@ -169,20 +167,18 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
         for first in range(0, len(entries), len(COLOURS))
     ] or [("base", [])]
     columns = min(3, len(panels))
-    storeys = -(-len(panels) // columns)
-    width = max(3, 0.9 + LETTER * _longest_name(drawn))  # each panel holds its legend
-    figure = Figure(figsize=(width * max(columns, 2), 0.4 + 2.3 * storeys))
-    all_axes = figure.subplots(storeys, columns, squeeze=False, sharey=True).ravel()
+    rows = -(-len(panels) // columns)
+    width = max(3, 0.9 + INCH_A_LETTER * _longest_name(drawn))  # each panel holds its legend
+    figure = Figure(figsize=(width * max(columns, 2), 0.4 + 2.3 * rows))
+    all_axes = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     for place, (axes, (fields, entries)) in enumerate(zip(all_axes, panels, strict=False)):
         lines = [_curve(axes, comparison.base, measure, BASE_COLOUR)] if comparison.base in drawn else []
         lines += [_curve(axes, entry, measure, colour) for entry, colour in zip(entries, COLOURS, strict=False)]
         if not measure.more_is_better:
             axes.set_yscale("log")
-            axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_locator(ticker.NullLocator())
+            _set_ticks(axes.yaxis, wide=True)
         axes.set(
-            title=textwrap.shorten(fields, TITLE, placeholder=" ..."),
+            title=textwrap.shorten(fields, LONGEST_TITLE, placeholder=" ..."),
             xlabel="step" if place + columns >= len(panels) else "",
             ylabel="" if place % columns else measure.level_name,
         )
@@ -240,6 +236,13 @@ def _dumbbell(axes: Axes, y: int, effect: Effect, colour: str, papers_scale: flo
         axes.plot(paper, y, **PAPER_MARK)
 
 
+def _set_ticks(axis: Axis, *, wide: bool) -> None:
+    """Labels a logarithmic axis: at round numbers if it is `wide`, otherwise at six even steps or fewer."""
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if wide else ticker.MaxNLocator(6))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(ticker.NullLocator())
+
+
 def _longest_name(entries: Sequence[Entry]) -> int:
     return max(len(entry.variant) for entry in entries)
 
@@ -251,7 +254,7 @@ def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:
     """
     ours = max(abs(effect.ours.value) for effect in effects)
     paper = max(abs(effect.paper or 0.0) for effect in effects)
-    return 1 if measure.name == measure.paper_name or not paper else paper / max(ours, measure.least)
+    return 1 if measure.name == measure.paper_name or not paper else paper / max(ours, measure.resolution)
 
 
 def _limits(
@@ -261,10 +264,10 @@ def _limits(
 
     Otherwise two seeds that differ much, whose interval is huge, would move all points into one.
     """
-    spread = max(max(values) - min(values), measure.least)
+    spread = max(max(values) - min(values), measure.resolution)
     low, high = min(values) - spread / 2, max(values) + spread / 2
     ends = [*values, *(min(max(end, low), high) for interval in intervals if interval for end in interval)]
-    margin = max(0.05 * (max(ends) - min(ends)), measure.least)
+    margin = max(0.05 * (max(ends) - min(ends)), measure.resolution)
     return min(ends) - margin, max(ends) + margin
 
 
@@ -283,7 +286,7 @@ def _cut_the_beginning(axes: Axes, measure: Measure, all_points: Sequence[dict[f
     """Limits the axis to each curve's values after its first quarter, whose values would flatten the curves."""
     late = [value for points in all_points for step, value in points.items() if step >= max(points) / 4]
     spread = max(late) - min(late)
-    margin = 0.08 * spread if spread > measure.least else 0.1
+    margin = 0.08 * spread if spread > measure.resolution else 0.1
     axes.set_ylim(measure.level(min(late) - margin), measure.level(max(late) + margin))
 
 

@@ -67,7 +67,7 @@ def sweep(
 
 @contextlib.contextmanager
 def _claim(workdir: pathlib.Path) -> Generator[None]:
-    """A context in which no other sweep uses a directory."""
+    """Context manager: creates a sweep's directory if needed, and keeps other sweeps out of it."""
     workdir.mkdir(parents=True, exist_ok=True)
     others = {file.name for file in workdir.iterdir() if not is_partial(file)} - {LOCK, JOBS_LOCK}
     if others and RESULTS not in others:
