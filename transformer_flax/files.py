@@ -202,7 +202,7 @@ def cache_root(cache_dir: str) -> pathlib.Path:
     try:
         return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "transformer_flax"
     except RuntimeError as error:  # as in a container whose user has no entry in /etc/passwd
-        raise UserError("no home directory for the cache: set HOME, or --config.data.cache_dir=FOLDER") from error
+        raise UserError("no home directory for the cache: set HOME or XDG_CACHE_HOME to a folder") from error
 
 
 def cache_error(what: str, needed: str, folder: pathlib.Path, error: OSError) -> UserError:

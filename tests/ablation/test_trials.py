@@ -292,6 +292,7 @@ def test_two_sweeps_in_one_directory_and_one_in_a_strange_directory_are_refused(
         with pytest.raises(UserError, match="another sweep runs in"):
             sweep(runs, made, HEAD, Nowhere())
     (made.workdir / "photographs").mkdir()
+    (made.workdir / ".lock").touch()  # as in the directory of a run
     with pytest.raises(UserError, match="holds no sweep, but photographs"):
         sweep(runs, made, HEAD, Nowhere())
 

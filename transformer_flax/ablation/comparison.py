@@ -184,6 +184,8 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
         for variant in runs
     ]
     seeds = sorted({result.seed for result in kept})
+    possible = [name for name, row in table3.ROWS.items() if row.changes.keys() <= config.keys()]  # not of other kinds
+    missing_rows = [name for name in possible if name not in variants]
     return Comparison(
         config=config,
         results=kept,
@@ -191,7 +193,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
         score=score,
         base=next((entry for entry in entries if entry.variant == base), None),
         other_changes=other,
-        missing_rows=[name for name in table3.ROWS if name not in variants] if of_table3 else [],
+        missing_rows=missing_rows if of_table3 else [],
         missing_seeds={v: missing for v in variants if (missing := [seed for seed in seeds if (v, seed) not in last])},
     )
 

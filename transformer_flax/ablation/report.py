@@ -32,7 +32,11 @@ TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 MOST_IN_TITLE = 3  # most fields that a title names
 # Fields that change the tokens of the text, or the tokens that a model has learned for it.
 TOKENS = {
-    f"data.{name}" for name in ("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized")
+    f"data.{name}"
+    for name in (
+        *("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized"),
+        *("source_language", "target_language"),
+    )
 }
 # Fields that change the text that a tokenizer is learned from.
 LEARNED = {f"data.{name}" for name in ("num_pairs", "held_out", "tokenizer_sample", "seed", "source", "name", "path")}
@@ -155,8 +159,8 @@ def _summary(comparison: Comparison) -> list[str]:
         blocks.append("**No run of base has finished,** so no effects.")
     elif not comparison.base:
         blocks.append(
-            "**There is no base among the finished runs,** so no effects: add `base` to `--rows`, or the base's own "
-            "values to the grid."
+            "**There is no base among the finished runs,** so no effects: add `base` to `--rows`, and the base's own "
+            "value to each `--grid`."
         )
     return blocks
 
@@ -244,7 +248,8 @@ def _methods(comparison: Comparison) -> str:
         "perplexity.",
     ]
     changed = {field for run in comparison.finished for field in run.changes}
-    if changed & (TOKENS if comparison.config.get("data.tokenizer_file") else TOKENS | LEARNED):
+    learned = set() if comparison.config.get("data.tokenizer_file") else LEARNED
+    if score is not ACCURACY and changed & (TOKENS | learned):  # a classifier's perplexities are of labels
         lines.append(
             "Perplexities of variants that change the pieces of the text are of other pieces, or, with BPE-dropout, of "
             "one spelling among several that the model has learned. Only their scores compare with base's, "

@@ -141,7 +141,8 @@ def require_same_data(result: Result, others: Iterable[Result]) -> None:
         if names and chosen(other) == chosen(result):
             raise UserError(
                 f"{result.variant} seed {result.seed} has other data ({', '.join(names)}) than {other.variant} seed "
-                f"{other.seed}, so their scores do not compare; restore the data, or choose another --workdir"
+                f"{other.seed}, so their scores do not compare; restore the data and move away the run of other data, "
+                "or choose another --workdir"
             )
 
 

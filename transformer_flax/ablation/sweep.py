@@ -11,11 +11,12 @@ from typing import Any
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator, assumed_flops
 from transformer_flax.ablation.results import REPORT, RESULTS, Journal, Result, require_same_data, require_same_variants
-from transformer_flax.ablation.slurm import Slurm
+from transformer_flax.ablation.slurm import FOLDER, Slurm
 from transformer_flax.ablation.trials import Job, Trial, TrialFactory, make_jobs
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
 from transformer_flax.files import is_partial, try_lock
+from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.run_directory import RunDirectory
 
@@ -53,8 +54,8 @@ def sweep(
         require_same_variants(journal.results.values(), changes, file)
         if not any(one.row == "base" and not one.changes for one in (*variants, *journal.results.values())):
             logger.warning(
-                "no run is of the base itself, so the report cannot say what a change does: add base to --rows, or the "
-                "base's value to --grid"
+                "no run is of the base itself, so the report cannot say what a change does: add base to --rows, and "
+                "the base's value to each --grid"
             )
         failed = _Sweep(trials, factory, journal, launcher, interruption).run(together=together)
         from transformer_flax.ablation import report  # here, because drawing takes seconds to load
@@ -69,9 +70,9 @@ def sweep(
 def _claim(workdir: pathlib.Path) -> Generator[None]:
     """Context manager: creates a sweep's directory if needed, and keeps other sweeps out of it."""
     workdir.mkdir(parents=True, exist_ok=True)
-    others = {file.name for file in workdir.iterdir() if not is_partial(file)} - {LOCK, JOBS_LOCK}
-    if others and RESULTS not in others:
-        raise UserError(f"{workdir} holds no sweep, but {min(others)}; choose another --workdir")
+    names = {file.name for file in workdir.iterdir() if not is_partial(file)} - {LOCK}
+    if names and not names & {RESULTS, JOBS_LOCK, FOLDER}:  # a damaged file of results may have been moved away
+        raise UserError(f"{workdir} holds no sweep, but {min(names)}; choose another --workdir")
     with (workdir / LOCK).open("a") as lock:
         if not try_lock(lock):
             raise UserError(f"another sweep runs in {workdir}; wait for it, or choose another --workdir")
@@ -185,7 +186,8 @@ class _Sweep:
             progress = trial.progress()
             self._left[trial] = progress.step
             if trial not in self._bars:
-                step = f"resumes from step {progress.step:,}" if progress.step else "begins"
+                saved = max(saved_steps(RunDirectory(trial.path).checkpoints), default=0)
+                step = f"resumes from step {saved:,}" if saved else "begins"
                 self._progress.say(f"{trial} {step}; log: {job.log}")
                 bar = contextlib.ExitStack()
                 self._bars[trial] = bar, bar.enter_context(self._progress.bar(str(trial), progress.step))

@@ -105,7 +105,7 @@ class Trial:
                 f"{self.path} holds a run of another config ({'; '.join(different)}); move it away, or choose another "
                 "--workdir"
             )
-        if not ended:
+        if not ended or not workdir.tokenizer_file.exists():  # training makes the tokenizer again
             return None
         vocab_size, fingerprints = workdir.load_tokenizer().vocab_size, workdir.load_fingerprints()
         return self._result(progress, vocab_size, status=FINISHED, error="", fingerprints=fingerprints)
