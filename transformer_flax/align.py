@@ -14,7 +14,6 @@ from absl import flags
 from transformer_flax import cli
 from transformer_flax.data.text_files import read_lines, read_side_by_side, require_as_many
 from transformer_flax.errors import UserError
-from transformer_flax.files import require_other
 
 RESTORE = cli.define_run()
 SOURCE = flags.DEFINE_string("source", None, "a file of sentences, one a line; plain, .gz or .xz")
@@ -36,11 +35,10 @@ PAGE = flags.DEFINE_string("page", None, "write an interactive page of all sente
 def main() -> None:
     if SOURCE.value is None:
         raise UserError("name a text to align: --source=FILE")
-    for name in (*cli.SEARCH, "batch_size", "window", "translations"):
-        if TARGET.value is not None and flags.FLAGS[name].present:
-            raise UserError(f"--{name} has no effect with --target: leave one of them out")
-    if flags.FLAGS["first"].present and GOLD.value is None:
-        raise UserError("--first has no effect without --gold")
+    if TARGET.value is not None:
+        cli.refuse_idle((*cli.SEARCH, "batch_size", "window", "translations"), "with --target")
+    if GOLD.value is None:
+        cli.refuse_idle(["first"], "without --gold")
     if GOLD.value is not None and TARGET.value is None:
         raise UserError("--gold needs --target=FILE, the sentences whose words it links")
     layers, heads = (_numbers(flag) for flag in (LAYERS, HEADS))
@@ -49,9 +47,7 @@ def main() -> None:
     else:
         sources, targets = list(read_lines(pathlib.Path(SOURCE.value))), None
     for output in (PAGE.value, TRANSLATIONS.value):
-        if output is not None:
-            require_other(output, [file for file in (SOURCE.value, TARGET.value, GOLD.value) if file is not None])
-            cli.require_writable(pathlib.Path(output))
+        cli.require_output(output, SOURCE.value, TARGET.value, GOLD.value)
     from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh
     from transformer_flax.analysis.attention_page import write_page
 

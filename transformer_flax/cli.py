@@ -17,7 +17,7 @@ from absl import app, flags
 
 from transformer_flax.arguments import parse
 from transformer_flax.errors import Interrupted, UserError
-from transformer_flax.files import named_errors
+from transformer_flax.files import named_errors, require_other
 from transformer_flax.training.interruption import OTHERS, drop_lost_output, handle
 
 if TYPE_CHECKING:
@@ -83,8 +83,31 @@ def restore_named(name: str, average: str | None = None) -> "Run":
     return restore(name, average=int(average) if average and average.isdecimal() else average)
 
 
+def is_given(name: str) -> bool:
+    """Returns whether a flag is set. --noFLAG counts as not set."""
+    flag = flags.FLAGS[name]
+    return bool(flag.present) and flag.value is not False
+
+
+def refuse_idle(names: Iterable[str], why: str) -> None:
+    """Checks that none of these flags is set, because they have no effect; `why` is a text such as "with --target"."""
+    for name in names:
+        if is_given(name):
+            raise UserError(f"--{name} has no effect {why}: leave it out")
+
+
+def require_output(name: str | None, *inputs: str | None) -> None:
+    """Checks that the file of a flag can be written and is none of the inputs. None stands for a flag that is not set.
+
+    Must be called before the work whose result will be written to the file.
+    """
+    if name is not None:
+        require_other(name, [file for file in inputs if file is not None])
+        require_writable(pathlib.Path(name))
+
+
 def require_writable(file: pathlib.Path) -> None:
-    """Checks that a file can be written, before the work whose result will be written to it."""
+    """Checks that a file can be written, without changing it."""
     existed = file.exists()
     file.open("ab").close()
     if not existed:

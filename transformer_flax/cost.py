@@ -80,8 +80,8 @@ def main() -> None:
     for name, value in (("utilisation", UTILISATION.value), ("peak_tflops", PEAK.value)):
         if value is not None and not value > 0:
             raise UserError(f"--{name} is {value}; it must be above 0")
-    if PEAK.value is not None and flags.FLAGS["device"].present:
-        raise UserError("--peak_tflops has no effect with --device: leave one of them out")
+    if PEAK.value is not None:
+        cli.refuse_idle(["device"], "with --peak_tflops")
     if DEVICE.value not in DEVICES:
         raise UserError(
             f"--device={DEVICE.value} is unknown; name one of {', '.join(DEVICES)}, or give the peak rate of yours "

@@ -21,7 +21,6 @@ from transformer_flax.console import Progress, counted
 from transformer_flax.data.sources import SPLITS
 from transformer_flax.data.text_files import read_side_by_side
 from transformer_flax.errors import UserError
-from transformer_flax.files import require_other
 
 if TYPE_CHECKING:
     from transformer_flax.decoding.scoring import TranslationScores
@@ -44,11 +43,9 @@ logger = logging.getLogger(__name__)
 def main() -> None:
     if (SOURCE.value is None) != (REFERENCE.value is None):
         raise UserError("give both --source and --reference: a text, and its translations or labels line by line")
-    if SOURCE.value is not None and flags.FLAGS["split"].present:
-        raise UserError("--split has no effect with --source: leave one of them out")
-    if TRANSLATIONS.value is not None:
-        require_other(TRANSLATIONS.value, [file for file in (SOURCE.value, REFERENCE.value) if file is not None])
-        cli.require_writable(pathlib.Path(TRANSLATIONS.value))
+    if SOURCE.value is not None:
+        cli.refuse_idle(["split"], "with --source")
+    cli.require_output(TRANSLATIONS.value, SOURCE.value, REFERENCE.value)
     if CONFUSION.value is not None:
         cli.require_picture("confusion", CONFUSION.value)
     sources, references, what = [], [], f"{SPLIT.value} split"

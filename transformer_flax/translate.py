@@ -15,7 +15,6 @@ from absl import flags
 
 from transformer_flax import cli
 from transformer_flax.data.text_files import require_as_many, require_characters
-from transformer_flax.errors import UserError
 from transformer_flax.line_io import LineIO, open_input
 
 if TYPE_CHECKING:
@@ -64,29 +63,20 @@ def main(*files: str) -> None:
                     write(_show(number, found))
 
 
-def _is_given(name: str) -> bool:
-    flag = flags.FLAGS[name]
-    return bool(flag.present) and flag.value is not False  # --nosample is as without --sample
-
-
 def _own_settings() -> dict[str, Any]:
     """Checks that the flags agree. Returns the settings of the translator that are not in the config."""
-    for name in ("temperature", "top_k", "top_p", "seed"):
-        if flags.FLAGS[name].present and not SAMPLE.value:
-            raise UserError(f"--{name} has no effect without --sample")
+    if not SAMPLE.value:
+        cli.refuse_idle(("temperature", "top_k", "top_p", "seed"), "without --sample")
     if TEMPERATURE.value == 0:
-        for name in ("top_k", "top_p", "seed"):
-            if flags.FLAGS[name].present:
-                raise UserError(f"--{name} has no effect with --temperature=0, which is greedy search: leave it out")
+        cli.refuse_idle(("top_k", "top_p", "seed"), "with --temperature=0, which is greedy search")
     for chosen, idle in {
         "target": ("nbest", "scores", "sample", "prefix", "prefix_file", *cli.SEARCH),
         "sample": ("beam_size",),
         "nbest": ("scores",),
         "prefix": ("prefix_file",),
     }.items():
-        for name in idle:
-            if _is_given(chosen) and _is_given(name):
-                raise UserError(f"--{name} has no effect with --{chosen}: leave one of them out")
+        if cli.is_given(chosen):
+            cli.refuse_idle(idle, f"with --{chosen}")
     settings: dict[str, Any] = {}
     if NBEST.value is not None:
         settings["nbest"] = NBEST.value

@@ -114,9 +114,8 @@ def plot(*words: str) -> None:
     """Draws words in a plane."""
     output = _required("output", OUTPUT.value)
     cli.require_picture("output", output)
-    for name in ("least", "most_frequent"):
-        if words and flags.FLAGS[name].present:
-            raise UserError(f"--{name} has no effect with words: leave one of them out")
+    if words:
+        cli.refuse_idle(("least", "most_frequent"), "with words")
     vectors = _load()
     names = list(words) or [word for word, _ in vectors.words(LEAST.value)[: MOST_FREQUENT.value]]
     if len(names) < 3:
@@ -152,9 +151,7 @@ def main(verb: str = "", *words: str) -> None:
         raise UserError(f"{said}: python -m transformer_flax.vectors {' | '.join(VERBS)}, see --help")
     if words and verb == "train":
         raise UserError(f"train takes no words: {words[0]!r}")
-    for name in IDLE[verb]:
-        if flags.FLAGS[name].present:
-            raise UserError(f"--{name} has no effect with {verb}: leave it out")
+    cli.refuse_idle(IDLE[verb], f"with {verb}")
     VERBS[verb](*words)
 
 

@@ -90,7 +90,7 @@ def test_a_length_that_no_batch_has_is_refused():
             "--device=abacus is unknown; name one of K80, K40, M40, P100, V100, A100, H100, H200, TPUv4, TPUv5e, "
             "TPUv5p, TPUv6e, or give the peak rate of yours with --peak_tflops",
         ),
-        (["--device=A100", "--peak_tflops=3"], "leave one of them out"),
+        (["--device=A100", "--peak_tflops=3"], "--device has no effect with --peak_tflops: leave it out"),
     ],
 )
 def test_flags_that_say_nothing_sensible_are_refused(arguments, message):
