@@ -91,11 +91,12 @@ class Batches(abc.ABC):
 
     def __getitem__(self, k: int) -> Batch:
         """Returns this host's share of batch k."""
-        rows, width = self._shape(k)
+        (rows, width), pairs, sizes = self._find(k)
         longest = min(width, self._max_length or width)
         i, n = self._share
         mine = slice(rows * i // n, rows * (i + 1) // n)
-        pairs, sizes = self._find(k, mine)
+        others, sizes = sizes[: mine.start].sum(), sizes[mine]
+        pairs = pairs[others : others + sizes.sum()]
         row = np.repeat(np.arange(len(sizes)), sizes)  # of each pair
         first = np.repeat(np.cumsum(sizes) - sizes, sizes)  # the first pair of that row
         segments = np.arange(len(pairs)) - first + 1
@@ -116,13 +117,17 @@ class Batches(abc.ABC):
 
     def pairs(self, k: int) -> np.ndarray:
         """Returns the indices of the pairs in batch k, over all shares, row by row."""
-        return self._find(k, slice(None))[0]
+        _, pairs, _ = self._find(k)
+        return pairs
 
     def first_of_each_shape(self) -> list[int]:
         """Returns the number k of the first batch of every shape."""
         first: dict[tuple[int, int], int] = {}
         for k in range(self.batches_per_epoch):
-            first.setdefault(self._shape(k), k)
+            shape, _, _ = self._find(k)
+            first.setdefault(shape, k)
+            if len(first) == len(self.shapes):
+                break
         return [*first.values()]
 
     def lengths(self, k: int) -> dict[str, np.ndarray]:
@@ -135,12 +140,11 @@ class Batches(abc.ABC):
         return self._text(k // self.batches_per_epoch)
 
     @abc.abstractmethod
-    def _shape(self, k: int) -> tuple[int, int]:
-        """Returns the number of rows and the width of batch k, over all shares."""
+    def _find(self, k: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
+        """Returns the shape of batch k, its pairs row by row, and the number of pairs in each row that is not empty.
 
-    @abc.abstractmethod
-    def _find(self, k: int, part: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the pairs in the rows `part` of batch k, and the number of pairs in each row."""
+        All are over all shares.
+        """
 
     @abc.abstractmethod
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -203,20 +207,13 @@ class BucketedBatches(Batches):
         self.batches_per_epoch = len(self._buckets)
         self.shapes = [(int(self.rows[b]), int(self.edges[b])) for b in np.unique(self._buckets)]
 
-    def _shape(self, k: int) -> tuple[int, int]:
-        bucket = self._buckets[self._batch(k)[1]]
-        return int(self.rows[bucket]), int(self.edges[bucket])
-
-    def _find(self, k: int, part: slice) -> tuple[np.ndarray, np.ndarray]:
-        order, batch = self._batch(k)
-        pairs = order[self._starts[batch] : self._starts[batch + 1]][part]
-        return pairs, np.ones_like(pairs)
-
-    def _batch(self, k: int) -> tuple[np.ndarray, int]:
-        """Returns the pairs of batch k's epoch in order, and the index of batch k in `_buckets`."""
+    def _find(self, k: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
         epoch, position = divmod(k, self.batches_per_epoch)
         order, batches = self._epoch(epoch)
-        return order, batches[position]
+        batch = batches[position]
+        bucket = self._buckets[batch]
+        pairs = order[self._starts[batch] : self._starts[batch + 1]]
+        return (int(self.rows[bucket]), int(self.edges[bucket])), pairs, np.ones_like(pairs)
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((self._seed, epoch))
@@ -240,7 +237,7 @@ class PackedBatches(Batches):
 
     def __init__(self, corpus: Corpus, indices: np.ndarray, *, width: int, **arguments):
         super().__init__(corpus, **arguments)
-        self._rows, self._width = int(self._num_rows(np.array([width]))[0]), width
+        self._rows = int(self._num_rows(np.array([width]))[0])
         indices = _require_pairs(indices)
         lengths = np.empty((2, len(indices)), np.min_scalar_type(width))
         for block in blocks(len(indices)):
@@ -250,13 +247,11 @@ class PackedBatches(Batches):
         self.batches_per_epoch = -(-len(packing) // self._rows)
         self.shapes = [(self._rows, width)]
 
-    def _shape(self, k: int) -> tuple[int, int]:
-        return self._rows, self._width
-
-    def _find(self, k: int, part: slice) -> tuple[np.ndarray, np.ndarray]:
+    def _find(self, k: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
         epoch, position = divmod(k, self.batches_per_epoch)
         members, rows = self._epoch(epoch)
-        return self._packing.look_up(members, rows[position * self._rows : (position + 1) * self._rows][part])
+        found = self._packing.look_up(members, rows[position * self._rows : (position + 1) * self._rows])
+        return self.shapes[0], *found
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng((self._seed, epoch))
