@@ -31,7 +31,7 @@ def test_attention_is_a_softmax_of_its_score_over_what_is_no_padding(kind):
     attention = OneHeadAttention(dataclasses.replace(RECURRENT, attention=kind))
     params = {"query": {"kernel": W}, "key": {"kernel": U}, "v": V.T} if kind == "additive" else {}
     variables = {"params": params}
-    keys = attention.apply(variables, STATES, method="keys")
+    keys = attention.apply(variables, STATES, method=lambda module, states: module.key(states))
     contexts = attention.apply(variables, Y, Memory(keys, STATES, MASK))
     for row, position in np.ndindex(2, 3):
         there = STATES[row, MASK[row, 0]]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from transformer_flax.checked_fields import size
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.layers import Embedding, to_logits
+from transformer_flax.model.layers import to_logits
 from transformer_flax.model.linear import Conv, Dense
 from transformer_flax.model.positions import Positions
 from transformer_flax.model.registry import Kind, register
@@ -157,9 +157,6 @@ class ConvolutionalTranslator(Seq2Seq):
         for layer in self.decoder:
             y = layer.decode_step(y, embedded, memory, parents)
         return to_logits(*self._features(y))
-
-    def _embed(self, embedding: Embedding, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-        return self.embedding_dropout((embedding(tokens) + positions).astype(self.config.dtype))
 
     def _features(self, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self.output(self.dropout(y)), self.output_embedding.embedding

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from transformer_flax.checked_fields import one_of
 from transformer_flax.model.config import SCORES
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.layers import Embedding, to_logits
+from transformer_flax.model.layers import to_logits
 from transformer_flax.model.linear import Dense
 from transformer_flax.model.registry import Kind, register
 from transformer_flax.model.scores import Additive, Dot
@@ -59,10 +59,6 @@ class OneHeadAttention(nn.Module):
         else:
             self.query = self.key = lambda x: x
             self.score = Dot(scaled=c.attention == "scaled_dot")
-
-    def keys(self, states: jax.Array) -> jax.Array:
-        """Returns the keys of the encoder's states: [B, S, d_model] -> [B, S, d_model]."""
-        return self.key(states)
 
     def __call__(self, y: jax.Array, memory: Memory) -> jax.Array:
         """y [B, T, d_model] attends to the memory -> [B, T, d_model]."""
@@ -119,7 +115,7 @@ class RecurrentTranslator(Seq2Seq):
         if self.config.attention == "none":
             last = jax.tree.leaves(states[-1])[-1][:, None].astype(x.dtype)  # h, also where an LSTM's state is (c, h)
             return Memory(last, last, jnp.ones((len(source), 1, 1), bool)), states
-        return Memory(self.attention.keys(x), x, mask[:, None]), states
+        return Memory(self.attention.key(x), x, mask[:, None]), states
 
     def init_cache(self, source: jax.Array, hypotheses: int, length: int) -> None:
         """Encodes source [B, S] for K hypotheses of each sentence. The cache's size does not depend on the length L.
@@ -142,9 +138,6 @@ class RecurrentTranslator(Seq2Seq):
             states.append(state)
         self.put_variable("cache", "states", states)
         return to_logits(*self._features(y, self.get_variable("memory", "memory")))
-
-    def _embed(self, embedding: Embedding, tokens: jax.Array) -> jax.Array:
-        return self.embedding_dropout(embedding(tokens).astype(self.config.dtype))
 
     def _after(self, x: jax.Array) -> jax.Array:
         # Only the states are kept in float32 from step to step.

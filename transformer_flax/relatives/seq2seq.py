@@ -12,7 +12,7 @@ import jax
 from transformer_flax.model.attention import attention_weights
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.dropout import Dropout
-from transformer_flax.model.layers import embeddings, to_logits
+from transformer_flax.model.layers import Embedding, embeddings, to_logits
 from transformer_flax.model.scores import ScoreFunction
 
 
@@ -64,3 +64,9 @@ class Seq2Seq(nn.Module):
     def features(self, source: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the factors of the logits: the decoder's output [B, T, d_model] and the embedding [V, d_model]."""
         raise NotImplementedError
+
+    def _embed(self, embedding: Embedding, tokens: jax.Array, positions: jax.Array | None = None) -> jax.Array:
+        x = embedding(tokens)
+        if positions is not None:
+            x = x + positions
+        return self.embedding_dropout(x.astype(self.config.dtype))
