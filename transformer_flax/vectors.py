@@ -73,20 +73,15 @@ def train() -> None:
         sides = [sides[chosen.sides]] if chosen.sides in sides else list(sides.values())
         words = sum(len(side.ids) - len(side) for side in sides)
         progress.say(f"{words:,} pieces of a vocabulary of {tokenizer.vocab_size:,}; {chosen.kind}")
-        started, shown, last = time.perf_counter(), 0, 0.0
+        started = time.perf_counter()
         with progress.bar("training") as update:
 
             def show(epochs: float, loss: float) -> None:
-                nonlocal shown, last
                 update(epochs, chosen.epochs, note=f"loss {loss:.3f}")
-                if int(epochs) > shown:  # these are the first batches of the next epoch
-                    shown = int(epochs)
-                    progress.say(f"epoch {shown} of {chosen.epochs}: loss {last:.3f} a word")
-                last = loss
+                if epochs == int(epochs):
+                    progress.say(f"epoch {int(epochs)} of {chosen.epochs}: loss {loss:.3f} a word")
 
             vectors = train_vectors(sides, tokenizer, chosen, config.seed, progress=show)
-        # The last batches end just before the last epoch's end.
-        progress.say(f"epoch {chosen.epochs} of {chosen.epochs}: loss {last:.3f} a word")
         vectors.save(output, config.to_dict())
         progress.say(
             f"{output}/ after {duration(time.perf_counter() - started)}, of {counted(len(vectors.words()), 'word')}"

@@ -239,8 +239,8 @@ def train_vectors(
     Args:
       sides: the text's sentences, in one language or both.
       seed: the same seed gives the same vectors.
-      progress: called after every `READ_EVERY` steps and at the end of an epoch, with the epochs done before the last
-        batch (so never all of them) and the loss per word since the last call.
+      progress: called after every `READ_EVERY` steps and at the end of each epoch, with the epochs done and the loss
+        per word since the last call.
 
     Raises:
       UserError: the text is empty, no word has a context, or the vectors are not finite.
@@ -255,22 +255,25 @@ def train_vectors(
     text = Text(sides, counts, config, seed)
     learned = 0
     for epoch in range(config.epochs):
-        batches = text.epoch(epoch)
+        batches, loss = text.epoch(epoch), 0.0
         while some := list(itertools.islice(batches, READ_EVERY)):
+            if some[0].done:
+                progress(epoch + some[0].done, loss)
             losses = []
             for rows in some:
                 left = 1 - (epoch + rows.done) / config.epochs
-                tables, *loss = update(
+                tables, *measured = update(
                     tables,
                     touch(rows, tokenizer.vocab_size),
                     np.float32(config.learning_rate * left),
                     kind=config.kind,
                     negatives=config.negatives,
                 )
-                losses.append(loss)
+                losses.append(measured)
             total, words = np.sum(jax.device_get(losses), axis=0)
             learned += words
-            progress(epoch + some[-1].done, total / max(words, 1))
+            loss = total / max(words, 1)
+        progress(epoch + 1, loss)
     if not learned:
         why = "every sentence is a single word"
         if config.subsample:
