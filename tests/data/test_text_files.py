@@ -93,7 +93,7 @@ def test_pairs_are_written_as_the_folder_that_they_are_read_from(tmp_path):
         read = load_pairs(config, split)
         assert read.read(range(len(read))) == wanted
     for splits, why in (
-        ({"dev": [("a", "b")]}, "there is no split 'dev'; the splits are train, valid and test"),
+        ({"dev": [("a", "b")]}, "there is no split 'dev'; the splits are train, valid, test"),
         ({"train": {"one": "eins"}}, "train has 'one', which is not a pair"),
         ({"train": [("a", "b", "c")]}, "which is not a pair"),
     ):

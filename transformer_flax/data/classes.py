@@ -21,8 +21,7 @@ class Classes:
     @classmethod
     def of(cls, pairs: Pairs) -> "Classes":
         """Returns the classes that occur as targets of these pairs, sorted."""
-        blocks = iterate_pairs(pairs, range(len(pairs)), 4096)
-        return cls(sorted({label for block in blocks for _, label in block}))
+        return cls(sorted({label for chunk in iterate_pairs(pairs) for _, label in chunk}))
 
     def __len__(self) -> int:
         return len(self.names)

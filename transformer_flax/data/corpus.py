@@ -21,7 +21,6 @@ from transformer_flax.prefetch import prefetch
 from transformer_flax.special_tokens import END_ID
 
 FORMAT = "3"  # increase when the content of cache entries changes
-CHUNK = 2048  # pairs encoded at a time
 THREADS = 3  # chunks that are encoded at the same time
 CHECKSUMS = "checksums.json"
 BLOCK_PAIRS = 1 << 18  # pairs processed by NumPy at a time, so that temporary arrays stay small
@@ -157,7 +156,7 @@ def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: path
         totals = dict.fromkeys(vocabularies, 0)
         for side in vocabularies:
             append(f"{side}.offsets", np.zeros(1))
-        chunks, done = iterate_pairs(pairs, range(len(pairs)), CHUNK), 0
+        chunks, done = iterate_pairs(pairs), 0
         for encoded in prefetch(encode, chunks, ahead=THREADS, threads=THREADS):
             for side, (tokens, lengths) in encoded.items():
                 ends = np.cumsum(lengths)

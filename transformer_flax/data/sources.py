@@ -7,15 +7,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from transformer_flax.data.normalisation import normalisers
-from transformer_flax.data.pairs import Pairs, iterate_pairs
+from transformer_flax.data.pairs import Pairs, iterate_pairs, require_split
 from transformer_flax.data.synthetic import number_pairs, symbol_pairs
 from transformer_flax.data.text_files import Lines, find_text, read_lines, require_as_many, require_text, text_folder
 from transformer_flax.data.tfds import tfds_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_root
 
-SPLITS = ("train", "valid", "test")
-BLOCK = 10_000  # pairs that are read at a time
 WITHOUT = {  # ends the message that there are no files of a split
     "valid": "; --config.data.held_out=0.1 keeps a tenth of train for it instead",
     "test": "; to train without a test split, set --config.eval.test=False",
@@ -32,8 +30,7 @@ def load_pairs(config, split: str) -> Pairs:
     Raises:
       UserError: the source, split, folder, data set, file or language does not exist, or a file is malformed.
     """
-    if split not in SPLITS:
-        raise UserError(f"there is no split {split!r}; the splits are {', '.join(SPLITS)}")
+    require_split(split)
     if config.source not in SOURCES:
         raise UserError(f"config.data.source is {config.source!r}; it must be one of {', '.join(SOURCES)}")
     pairs = SOURCES[config.source](config, split)
@@ -94,7 +91,7 @@ def folder_pairs(config, split: str) -> Pairs:
 
 def _part(train: Pairs, config, split: str) -> Pairs:
     """Returns the pairs of train that are its own, or those that are held out for valid."""
-    sources = (source for block in iterate_pairs(train, range(len(train)), BLOCK) for source, _ in block)
+    sources = (source for block in iterate_pairs(train) for source, _ in block)
     held_out = np.fromiter((_is_held_out(source, config.seed, config.held_out) for source in sources), bool)
     chosen = np.flatnonzero(held_out == (split == "valid"))
     identity = f"{split} of {train.fingerprint}, with {config.held_out} held out and seed {config.seed}"

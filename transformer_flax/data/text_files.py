@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from transformer_flax.data.pairs import require_split
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_error, write_whole
 
@@ -43,14 +44,14 @@ def write_pairs(
 
     Args:
       folder: created if necessary; existing files of the same names are replaced.
-      splits: the (source, target) pairs of each split, "train", "valid" and "test".
+      splits: the (source, target) pairs of each split; see `pairs.SPLITS`.
       source_language, target_language: the suffixes of the files.
 
     Raises:
       UserError: there is no such split, an item is not a pair, or a sentence has a line break or is not UTF-8.
     """
-    if unknown := sorted(splits.keys() - {"train", "valid", "test"}):
-        raise UserError(f"there is no split {unknown[0]!r}; the splits are train, valid and test")
+    for split in splits:
+        require_split(split)
     if source_language == target_language:
         raise UserError(f"both languages are {source_language!r}, so one file would replace the other")
     pathlib.Path(folder).mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,6 @@ ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
 MOST_BYTES = 1 << 26  # of a tokenizer file
 LARGEST_ID = 1 << 26  # above all ids
-SAMPLE_BLOCK = 4096  # pairs of a sample read at a time
 WORD = 32  # maximum letters of a word for word-pieces: finding the longest piece takes quadratic time
 APOSTROPHE = "['\u2019]"
 CONTRACTION = r"(?:[stmd]|re|ve|ll)(?!\p{L})"
@@ -284,10 +283,10 @@ def sample_texts(
     if len(indices) > max_pairs:
         indices = np.sort(np.random.default_rng(seed).choice(len(pairs), max_pairs, replace=False))
     done = 0
-    for block in iterate_pairs(pairs, indices, SAMPLE_BLOCK):
-        for pair in block:
+    for chunk in iterate_pairs(pairs, indices):
+        for pair in chunk:
             yield from pair[:1] if sources_only else pair
-        done += len(block)
+        done += len(chunk)
         progress(done, len(indices))
 
 
