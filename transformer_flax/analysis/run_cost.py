@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from transformer_flax.data.batches import rows_that_fit
 from transformer_flax.errors import UserError
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops, training_flops
 from transformer_flax.model.registry import kind_of, param_shapes
@@ -47,10 +48,7 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
             "config.data.tokens_per_batch / config.data.rows_multiple_of"
         )
 
-    def full_rows(width: int) -> int:
-        return data.tokens_per_batch // width // data.rows_multiple_of * data.rows_multiple_of
-
-    rows = full_rows(length)
+    rows = rows_that_fit(length, data.tokens_per_batch, data.rows_multiple_of)
     lengths = np.full(passes(config) * rows, length)
     parameters = count_parameters(model)
     step_flops = training_flops(model, lengths, lengths)
@@ -58,12 +56,9 @@ def cost_of(config: ConfigDict, *, device: str, peak: float, num_devices: int, u
     moments = jax.eval_shape(make_optimizer(config).init, param_shapes(model))
     tokens = len(kind_of(model).reads) * rows * length
     width = data.max_length if data.batching == "packed" else length  # of a row, to which attention is quadratic
+    full_rows = rows_that_fit(width, data.tokens_per_batch, data.rows_multiple_of)
     activations = activation_bytes(
-        model,
-        passes(config) * full_rows(width) // config.accumulation_steps,
-        width,
-        width,
-        loss_chunks=config.loss_chunks,
+        model, passes(config) * full_rows // config.accumulation_steps, width, width, loss_chunks=config.loss_chunks
     )
     # Memory holds a micro-batch's gradient beside the sum. It reuses the memory of the activations.
     own_gradient = max(0, total - activations) if config.accumulation_steps > 1 else 0

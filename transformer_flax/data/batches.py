@@ -52,6 +52,11 @@ def round_up(lengths: Any, multiple: int) -> Any:
     return -(-lengths // multiple) * multiple
 
 
+def rows_that_fit(lengths: Any, tokens_per_batch: int, multiple_of: int) -> Any:
+    """Returns the number of rows of a batch, for each row length: as many as fit, rounded down to the multiple."""
+    return tokens_per_batch // lengths // multiple_of * multiple_of
+
+
 class Batches(abc.ABC):
     """An endless random-access sequence: `batches[k]` is a pure function of (corpus, arguments, seed, k).
 
@@ -153,7 +158,7 @@ class Batches(abc.ABC):
     def _num_rows(self, lengths: np.ndarray) -> np.ndarray:
         """Returns the number of rows of a batch for each row length."""
         multiple = self._rows_multiple_of
-        rows = self._tokens_per_batch // lengths // multiple * multiple
+        rows = rows_that_fit(lengths, self._tokens_per_batch, multiple)
         if not rows.all():
             raise UserError(
                 f"config.data.tokens_per_batch is {self._tokens_per_batch}: too few for {multiple} "
