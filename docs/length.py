@@ -68,4 +68,4 @@ def measure(path: str):
 
 
 if __name__ == "__main__":
-    cli.run(main, takes_files=True)
+    cli.run(main)

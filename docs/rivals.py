@@ -159,4 +159,4 @@ def draw(runs, minutes, lengths, folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, takes_files=True)
+    cli.run(main)

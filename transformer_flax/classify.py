@@ -35,4 +35,4 @@ def _show(log_probs: np.ndarray, classes: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, takes_files=True)
+    cli.run(main)

@@ -4,6 +4,7 @@ Commands check their flags before they import JAX, which takes seconds.
 """
 
 import contextlib
+import inspect
 import io
 import logging
 import os
@@ -128,11 +129,11 @@ def require_picture(flag: str, name: str) -> None:
     require_writable(file)
 
 
-def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str = "") -> None:
+def run(main: Callable[..., None], *, afterwards: str = "") -> None:
     """Parses the flags and calls `main`. Prints an error as one message, and exits with status 2.
 
     The errors are a UserError, an OSError, and JAX's where memory is lacking. `main` gets the arguments that are not
-    flags. `afterwards` is added to the message of an interruption.
+    flags. If `main` takes none, they are errors. `afterwards` is added to the message of an interruption.
     """
 
     def parse_flags(argv: list[str]) -> list[str]:
@@ -146,7 +147,7 @@ def run(main: Callable[..., None], *, takes_files: bool = False, afterwards: str
 
     def guarded(argv: list[str]) -> None:
         files = argv[1:]
-        if files and not takes_files:
+        if files and not inspect.signature(main).parameters:
             _fail(f"unexpected argument {files[0]!r}; options are written --name=value, see --help")
         # Replaces absl's handler, which shows the INFO messages of libraries.
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, force=True)

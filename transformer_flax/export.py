@@ -31,4 +31,4 @@ def main(*outputs: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, takes_files=True)
+    cli.run(main)

@@ -34,4 +34,4 @@ def main(*names: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, takes_files=True)
+    cli.run(main)

@@ -111,4 +111,4 @@ def _show_scores(target: str, log_probs: Sequence[float], tokenizer: "Tokenizer"
 
 
 if __name__ == "__main__":
-    cli.run(main, takes_files=True)
+    cli.run(main)

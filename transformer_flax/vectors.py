@@ -151,4 +151,4 @@ def main(verb: str = "", *words: str) -> None:
 
 
 if __name__ == "__main__":
-    cli.run(main, takes_files=True)
+    cli.run(main)
