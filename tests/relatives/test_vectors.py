@@ -14,7 +14,7 @@ from transformer_flax.analysis.plots import plot_plane, principal_plane
 from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.relatives.vector_files import Vectors, count_whole_words
-from transformer_flax.relatives.word_vectors import OBJECTIVES, VectorConfig, train_vectors
+from transformer_flax.relatives.word_vectors import LOSSES, VectorConfig, train_vectors
 from transformer_flax.run import restore
 
 SMALL = {"d_model": 8, "rows_per_batch": 4, "epochs": 12, "subsample": 0.0, "learning_rate": 0.2}
@@ -22,7 +22,7 @@ CONFIG = VectorConfig(**{**configured.get_config().vectors, **SMALL})
 TOPIC_OF = {word: topic for topic in TOPICS for word in topic}
 
 
-@pytest.fixture(scope="module", params=OBJECTIVES)
+@pytest.fixture(scope="module", params=LOSSES)
 def planted(request):
     """Vectors of a text in which words of a topic stand together."""
     tokenizer, sentences = tokenise(planted_text())

@@ -18,27 +18,10 @@ from transformer_flax.errors import UserError
 from transformer_flax.relatives.vector_files import Vectors, count_whole_words
 from transformer_flax.special_tokens import NUM_SPECIAL, PAD_ID
 
-OBJECTIVES = ("skipgram", "cbow")
 SIDES = ("both", "interleaved", "source", "target")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class VectorConfig(CheckedConfig):
-    """Sizes and choices of the training. `configs/vectors.py` explains each field."""
-
-    section: ClassVar[str] = "vectors"
-
-    kind: str = one_of(OBJECTIVES)
-    d_model: int = size()
-    window: int = size()
-    negatives: int = size()
-    shared_negatives: int = size()
-    noise_power: float = checked(lambda v: 0 <= v <= 1, "a number from 0 to 1")
-    subsample: float = rate()
-    sides: str = one_of(SIDES)
-    epochs: int = size()
-    rows_per_batch: int = size()
-    learning_rate: float = positive()
+ROW = 64  # words. In longer rows, most products are of distant words. In shorter rows, the ends cut more windows.
+READ_EVERY = 100  # steps between reads of the losses; the host waits at each read
+EPSILON = 1e-10  # added to the sum of squares that Adagrad divides by
 
 
 def windows(sentences: jax.Array | np.ndarray, reach: jax.Array | np.ndarray) -> jax.Array:
@@ -87,7 +70,23 @@ def cbow_loss(v: jax.Array, u: jax.Array, noise: jax.Array, window: jax.Array, n
 LOSSES = {"skipgram": skipgram_loss, "cbow": cbow_loss}
 
 
-ROW = 64  # words. In longer rows, most products are of distant words. In shorter rows, the ends cut more windows.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VectorConfig(CheckedConfig):
+    """Sizes and choices of the training. `configs/vectors.py` explains each field."""
+
+    section: ClassVar[str] = "vectors"
+
+    kind: str = one_of(tuple(LOSSES))
+    d_model: int = size()
+    window: int = size()
+    negatives: int = size()
+    shared_negatives: int = size()
+    noise_power: float = checked(lambda v: 0 <= v <= 1, "a number from 0 to 1")
+    subsample: float = rate()
+    sides: str = one_of(SIDES)
+    epochs: int = size()
+    rows_per_batch: int = size()
+    learning_rate: float = positive()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,10 +166,6 @@ class Text:
             noise = np.minimum(np.searchsorted(self._noise, drawn, side="right"), len(self._noise) - 1)
             done = (block.start + (block.stop - block.start) * i / len(words)) / self._count
             yield Rows(words[i], sentences[i], reach, noise.astype(np.int32), done)
-
-
-READ_EVERY = 100  # steps between reads of the losses; the host waits at each read
-EPSILON = 1e-10  # added to the sum of squares that Adagrad divides by
 
 
 class Tables(NamedTuple):
