@@ -107,8 +107,8 @@ class BpeDropout:
         tokens, lengths = array.array(dtype.char), array.array("I")  # lists of lists take several times the memory
         for word in known:
             own = np.frombuffer(word, dtype).tolist()
-            is_spelt = len(own) < MOST_PIECES and added.isdisjoint(own)
-            parts = tokenizer.words([pieces[i] for i in own]) if is_spelt else []
+            is_varied = len(own) < MOST_PIECES and added.isdisjoint(own)
+            parts = tokenizer.words([pieces[i] for i in own]) if is_varied else []
             drawn = (
                 [ids[piece] for part in parts for piece in split_with_dropout(part, ranks, rate, rng)]
                 for _ in range(SPELLINGS - 1)

@@ -14,7 +14,7 @@ from transformer_flax.data.tfds import tfds_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_root
 
-WITHOUT = {  # ends the message that there are no files of a split
+IF_MISSING = {  # what to do if there are no files of a split
     "valid": "; --config.data.held_out=0.1 keeps a tenth of train for it instead",
     "test": "; to train without a test split, set --config.eval.test=False",
 }
@@ -70,10 +70,10 @@ def folder_pairs(config, split: str) -> Pairs:
     """
     folder = text_folder(config.path)
     languages = config.source_language, config.target_language
-    fields = "config.data.source_language and target_language are {} and {}; --languages=SOURCE-TARGET sets both"
-    hint = f"; {fields.format(*languages)}"
+    named = f"config.data.source_language and target_language are {languages[0]} and {languages[1]}"
+    hint = f"; {named}; --languages=SOURCE-TARGET sets both"
     if all(find_text(folder, f"train.{language}") for language in languages):
-        hint = WITHOUT.get(split, hint)
+        hint = IF_MISSING.get(split, hint)
     files = [require_text(folder, _file_of(split, config, language), hint=hint) for language in languages]
     source, target = (Lines(read_lines(file), cache_root(config.cache_dir)) for file in files)
     require_as_many(files[0], source, files[1], target)
@@ -120,7 +120,7 @@ def tsv_pairs(config, split: str) -> Pairs:
     With `config.held_out`, the valid split is a share of train; see `_file_of`.
     """
     share = config.held_out
-    file = require_text(text_folder(config.path), _file_of(split, config, "tsv"), hint=WITHOUT.get(split, ""))
+    file = require_text(text_folder(config.path), _file_of(split, config, "tsv"), hint=IF_MISSING.get(split, ""))
     rows = _read_table(file, config.label_column, config.text_column)
     if share and split != "test":  # not by `_part`: saved runs compare the digest of the lines that are kept
         wanted = split == "valid"

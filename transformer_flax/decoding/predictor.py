@@ -1,4 +1,4 @@
-"""Classifies text, with models, a tokenizer and the names of the classes: for classifiers what `translator` is."""
+"""Classifies text, with models, a tokenizer and the names of the classes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
