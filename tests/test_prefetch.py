@@ -8,7 +8,7 @@ from transformer_flax.prefetch import prefetch
 
 
 def test_values_come_in_order():
-    assert list(prefetch(lambda key: key**2, range(50), ahead=3)) == [key**2 for key in range(50)]
+    assert list(prefetch(lambda key: key**2, range(50), threads=3)) == [key**2 for key in range(50)]
     assert list(prefetch(str, [])) == []
 
 
@@ -22,7 +22,7 @@ def test_the_next_are_made_before_they_are_asked_for_and_no_more_of_them():
             third_is_made.set()
         return key
 
-    with contextlib.closing(prefetch(make, itertools.count(), ahead=2)) as values:
+    with contextlib.closing(prefetch(make, itertools.count())) as values:
         assert next(values) == 0
         assert third_is_made.wait(timeout=60)  # nobody has asked for it
         assert made == [0, 1, 2]

@@ -6,16 +6,14 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 
-def prefetch(
-    make: Callable[[Any], Any], keys: Iterable[Any], *, ahead: int = 2, threads: int = 1
-) -> Generator[Any, None, None]:
-    """Yields `make(key)` of each key, in order. Up to `ahead` values are computed before they are requested."""
+def prefetch(make: Callable[[Any], Any], keys: Iterable[Any], *, threads: int = 1) -> Generator[Any, None, None]:
+    """Yields `make(key)` of each key, in order. Up to `threads` + 1 values are computed before they are requested."""
     pool = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="prefetch")
     try:
         under_way = collections.deque()
         for key in keys:
             under_way.append(pool.submit(make, key))
-            if len(under_way) > ahead:
+            if len(under_way) > threads + 1:  # one is ready while each thread computes another
                 yield under_way.popleft().result()
         while under_way:
             yield under_way.popleft().result()

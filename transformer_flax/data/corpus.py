@@ -157,7 +157,7 @@ def _tokenize(pairs: Pairs, vocabularies: Mapping[str, Vocabulary], folder: path
         for side in vocabularies:
             append(f"{side}.offsets", np.zeros(1))
         chunks, done = iterate_pairs(pairs), 0
-        for encoded in prefetch(encode, chunks, ahead=THREADS, threads=THREADS):
+        for encoded in prefetch(encode, chunks, threads=THREADS):
             for side, (tokens, lengths) in encoded.items():
                 ends = np.cumsum(lengths)
                 append(f"{side}.offsets", ends + np.arange(1, len(ends) + 1) + totals[side])
