@@ -127,7 +127,7 @@ def vocabulary_with(token: str, number: int) -> str:
 )
 def test_a_tokenizer_that_nothing_could_be_done_with_is_refused(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
-    with pytest.raises(UserError, match=r"tokenizer\.json cannot be (read|used) as a tokenizer.*: ."):
+    with pytest.raises(UserError, match=r"tokenizer\.json cannot be read as a tokenizer: ."):
         Tokenizer.load(tmp_path / "tokenizer.json")
 
 

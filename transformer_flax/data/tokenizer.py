@@ -128,17 +128,14 @@ class Tokenizer:
         """
         try:
             _require_small_ids(read_json(file, largest=MOST_BYTES))
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise UserError(f"{file} cannot be read as a tokenizer: {reason}") from error
-        with _explained(f"{file} cannot be read as a tokenizer of Hugging Face's library"):
-            backend = tokenizers.Tokenizer.from_file(str(file))
-        try:
+            with _explained("Hugging Face's library refuses it"):
+                backend = tokenizers.Tokenizer.from_file(str(file))
             _require_usable(backend)
             tokenizer = cls(backend)
             tokenizer.decode(tokenizer.encode([PROBE])[0])
-        except UserError as error:
-            raise UserError(f"{file} cannot be used as a tokenizer: {error}") from error
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{file} cannot be read as a tokenizer: {reason}") from error
         return tokenizer
 
     def to_json(self) -> str:
