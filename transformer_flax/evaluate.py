@@ -74,7 +74,7 @@ def main() -> None:
     if isinstance(report, ClassReport):
         values = _show_labels(report, title, progress)
     else:
-        values = _show_translations(report, _also(run, report, references), title, progress)
+        values = _show_translations(report, _score_normalised(run, report, references), title, progress)
     json.dump(head | values, sys.stdout, indent=2)
     print(flush=True)
     if not isinstance(report, ClassReport) and TRANSLATIONS.value is not None:
@@ -93,7 +93,7 @@ def _split(run: "Run") -> tuple[list[str], list[str]]:
         raise UserError(f"{error}; --source and --reference score two files instead") from error
 
 
-def _also(run: "Run", report: "Report", references: list[str]) -> "TranslationScores | None":
+def _score_normalised(run: "Run", report: "Report", references: list[str]) -> "TranslationScores | None":
     """Scores the translations with the normalisation of --lowercase and --tokenized; None if neither is set."""
     from transformer_flax.data.normalisation import Normaliser
     from transformer_flax.decoding.scoring import score
@@ -107,14 +107,14 @@ def _also(run: "Run", report: "Report", references: list[str]) -> "TranslationSc
 
 
 def _show_translations(
-    report: "Report", also: "TranslationScores | None", title: str, progress: Progress
+    report: "Report", normalised: "TranslationScores | None", title: str, progress: Progress
 ) -> dict[str, Any]:
     """Prints a table; returns the values for JSON."""
     rows, signatures, values = [], {}, {}
-    if also:
+    if normalised:
         how = ", lower-cased" * LOWERCASE.value + ", of Moses' tokens" * TOKENIZED.value
-        rows, signatures = [[f"BLEU{how}", f"{also.bleu:.2f}"]], {"normalised": also.signature}
-        values = {"normalised_bleu": also.bleu, "normalised_signature": also.signature}
+        rows, signatures = [[f"BLEU{how}", f"{normalised.bleu:.2f}"]], {"normalised": normalised.signature}
+        values = {"normalised_bleu": normalised.bleu, "normalised_signature": normalised.signature}
     for warning in report.warnings:
         logger.warning(warning)
     progress.table(

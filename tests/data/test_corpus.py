@@ -153,7 +153,7 @@ def test_another_tokenizer_is_another_entry(tmp_path, tokenizer):
 
 def test_another_format_is_another_entry(tmp_path, tokenizer, monkeypatch):
     load_corpus(PAIRS, tokenizer, str(tmp_path))
-    monkeypatch.setattr("transformer_flax.data.corpus.FORMAT", "another")
+    monkeypatch.setattr("transformer_flax.data.corpus.FORMAT_VERSION", "another")
     load_corpus(PAIRS, tokenizer, str(tmp_path))
     assert len(entries(tmp_path)) == 2
 

@@ -20,7 +20,7 @@ from transformer_flax.files import cache_error, cache_root, read_json, whole_fol
 from transformer_flax.prefetch import prefetch
 from transformer_flax.special_tokens import END_ID
 
-FORMAT = "3"  # increase when the content of cache entries changes
+FORMAT_VERSION = "3"  # increase when the content of cache entries changes
 THREADS = 3  # chunks that are encoded at the same time
 CHECKSUMS = "checksums.json"
 BLOCK_PAIRS = 1 << 18  # pairs processed by NumPy at a time, so that temporary arrays stay small
@@ -106,7 +106,7 @@ def load_corpus(
     encodes them instead of the tokenizer. `progress` is called with (pairs done, all pairs) while tokenising.
     """
     vocabularies = {"source": tokenizer, "target": labels or tokenizer}
-    known = [FORMAT, pairs.fingerprint, tokenizer.to_json(), *([labels.to_json()] if labels else [])]
+    known = [FORMAT_VERSION, pairs.fingerprint, tokenizer.to_json(), *([labels.to_json()] if labels else [])]
     key = hashlib.sha256("\n".join(known).encode()).hexdigest()[:32]
     folder = cache_root(cache_dir) / "corpora" / key
     if folder.is_dir():

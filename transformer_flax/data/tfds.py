@@ -17,7 +17,7 @@ from transformer_flax.files import cache_root, whole_folder
 
 TFDS_SPLITS = {"train": "train", "valid": "validation", "test": "test"}  # our split names, and the names in TFDS
 ENTITY = re.compile(r"&(?:#[0-9]+|#[xX][0-9a-fA-F]+|[a-zA-Z][a-zA-Z0-9]*);")
-CLEANING = 1  # increase when `clean` changes
+CLEANING_VERSION = 1  # increase when `clean` changes
 SAMPLE = 256  # pairs that go into the fingerprint
 RETRIES = 5  # of a download, 6 s in all; TFDS's default of 10 takes more than 3 minutes without a network
 REMOTE = "://"  # marks a remote directory such as gs://bucket
@@ -64,7 +64,7 @@ def tfds_pairs(config, split: str) -> Pairs:
     languages = config.source_language, config.target_language
     read = functools.partial(_read, records, languages, builder.data_dir)
     about = info.splits[name]
-    identity = [info.full_name, about.name, about.shard_lengths, about.num_bytes, languages, CLEANING]
+    identity = [info.full_name, about.name, about.shard_lengths, about.num_bytes, languages, CLEANING_VERSION]
     sample = read(range(0, len(records), max(1, len(records) // SAMPLE)))
     return Pairs(hashlib.sha256(json.dumps([identity, sample]).encode()).hexdigest(), len(records), read)
 

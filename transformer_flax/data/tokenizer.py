@@ -44,7 +44,7 @@ WORDS = "|".join(
 )
 WORD_BYTES = 4 * (WORD + 2)  # with a space and an apostrophe, in UTF-8
 PROBE = f"a {' '.join(SPECIAL_TOKENS)} \U0010ffff"  # ends with an unassigned character, which few vocabularies have
-TRAINING = "1"  # increase when the same text and config would give another tokenizer
+TRAINING_VERSION = "1"  # increase when the same text and config would give another tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -294,7 +294,7 @@ def cached_tokenizer(pairs: Pairs, config, train: Callable[[], Tokenizer], *, so
     """
     settings = [config.tokenizer, config.vocab_size, config.tokenizer_sample, config.seed]
     sides = ["sources"] if sources_only else []
-    known = json.dumps([TRAINING, tokenizers.__version__, pairs.fingerprint, *settings, *sides])
+    known = json.dumps([TRAINING_VERSION, tokenizers.__version__, pairs.fingerprint, *settings, *sides])
     key = hashlib.sha256(known.encode()).hexdigest()[:32]
     folder = cache_root(config.cache_dir) / "tokenizers"
     for file in folder.glob(f"{key}.*.json"):
