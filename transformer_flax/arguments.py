@@ -210,17 +210,12 @@ def _set_fields(argv: list[str]) -> dict[str, str]:
 
 
 def _require_known(config: ConfigDict, argv: list[str]) -> None:
-    """Checks that a config has the fields that --config.FIELD=VALUE sets."""
+    """Checks that a config has the fields or sections that --config.FIELD=VALUE sets."""
+    known = flatten(config.to_dict())
     for field, argument in _set_fields(argv).items():
-        section, names = config, field.split(".")
-        for i, name in enumerate(names):
-            if not isinstance(section, ConfigDict) or name not in section:
-                near = difflib.get_close_matches(name, section, n=1) if i + 1 < len(names) else []  # a section
-                right = ".".join([*names[:i], *near, *names[i + 1 :]])
-                hint = f"did you mean --config.{right}?" if near else _suggest(name, config)
-                hint = hint or "the config file, and those it imports, list its fields"
-                raise UserError(f"{argument}: this config has no field {name!r}; {hint}")
-            section = section[name]
+        if not any(f"{name}.".startswith(f"{field}.") for name in known):
+            hint = _suggest(field, config) or "the config file, and those it imports, list its fields"
+            raise UserError(f"{argument}: this config has no field {field!r}; {hint}")
 
 
 def _suggest(name: str, config: ConfigDict | None, names: Iterable[str] = ()) -> str:
