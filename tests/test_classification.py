@@ -285,7 +285,8 @@ def test_lines_become_labels_with_their_probabilities(run, trained):
 
 def test_a_split_is_measured_and_drawn(trained, tmp_path):
     picture = tmp_path / "confusion.svg"
-    result = succeeds("evaluate", f"--workdir={trained[1]}", f"--confusion={picture}")
+    evaluate = "evaluate", f"--workdir={trained[1]}"
+    result = succeeds(*evaluate, f"--confusion={picture}")
     report = json.loads(result.stdout)
     assert report["accuracy"] == pytest.approx(trained[2]["test"].scalars["accuracy"])
     assert list(report["classes"]) == ["animal", "colour", "number"]
@@ -294,5 +295,9 @@ def test_a_split_is_measured_and_drawn(trained, tmp_path):
     assert "<svg" in picture.read_text()
     for file, message in (("a.jpeg", "must end in .png, .svg, .pdf"), ("no/a.png", "No such file")):
         assert message in refused("evaluate", "--workdir=/nowhere", f"--confusion={tmp_path / file}")
+    for flag in ("--lowercase", f"--translations={tmp_path / 'out'}"):
+        message = refused(*evaluate, flag)
+        assert f"{flag.partition('=')[0]} has no effect with " in message
+        assert ", which classifies" in message
     message = refused("classify", f"--workdir={tmp_path}")
     assert "holds no run" in message

@@ -53,15 +53,15 @@ def main() -> None:
         what = SOURCE.value
         sources, references = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(REFERENCE.value))
     run, settings = RESTORE()
-    if run.classes is None and CONFUSION.value is not None:
-        raise UserError(f"--confusion is for a run that classifies; {run.config.name} translates")
-    for flag in (LOWERCASE, TOKENIZED):
-        if flag.value and run.config.data[flag.name]:
-            raise UserError(f"--{flag.name} has no effect: {run.config.name} has config.data.{flag.name}=True")
-    if run.classes is not None and (LOWERCASE.value or TOKENIZED.value):
-        raise UserError(f"--lowercase and --tokenized are for a run that translates; {run.config.name} classifies")
-    if run.classes is not None and TRANSLATIONS.value is not None:
-        raise UserError(f"{run.config.name} classifies; python -m transformer_flax.classify prints its labels")
+    if run.classes is None:
+        cli.refuse_idle(["confusion"], f"with {run.config.name}, which translates")
+    else:
+        cli.refuse_idle(["lowercase", "tokenized"], f"with {run.config.name}, which classifies")
+        labels = "python -m transformer_flax.classify prints its labels"
+        cli.refuse_idle(["translations"], f"with {run.config.name}, which classifies ({labels})")
+    for name in ("lowercase", "tokenized"):
+        if run.config.data[name]:
+            cli.refuse_idle([name], f"with {run.config.name}, which has config.data.{name}=True")
     if SOURCE.value is None:
         with contextlib.redirect_stdout(sys.stderr):  # TFDS prints while it prepares a data set
             sources, references = _split(run)

@@ -101,6 +101,12 @@ def test_a_place_for_translations_that_cannot_be_written_is_told_of_before_any_w
     assert str(tmp_path / "no/out.txt") in message
 
 
+def test_a_flag_for_classifiers_is_refused_for_a_translator(finished, tmp_path):
+    message = refused("evaluate", f"--workdir={finished}", f"--confusion={tmp_path / 'a.png'}")
+    assert "--confusion has no effect with numbers, which translates: leave it out" in message
+    assert not (tmp_path / "a.png").exists()
+
+
 @pytest.mark.parametrize("name", ["a.txt", "b.txt"])
 def test_a_text_is_not_overwritten_by_its_translations(tmp_path, name):
     for text in ("a.txt", "b.txt"):
