@@ -54,7 +54,7 @@ class OneHeadAttention(nn.Module):
     def setup(self):
         c = self.config
         if c.attention == "additive":
-            self.query, self.key = (_dense(c, c.d_model, use_bias=False) for _ in range(2))
+            self.query, self.key = (_dense(c, use_bias=False) for _ in range(2))
             self.score = Additive(self.param("v", nn.initializers.normal(c.d_model**-0.5), (1, c.d_model)))
         else:
             self.query = self.key = lambda x: x
@@ -88,7 +88,7 @@ class RecurrentTranslator(Seq2Seq):
         self.decoder = [cell(c.d_model, dtype=c.dtype) for _ in range(c.num_layers)]
         self.decoder_over_time = [nn.RNN(cell) for cell in self.decoder]
         self.attention = OneHeadAttention(c)
-        self.output = _dense(c, c.d_model)
+        self.output = _dense(c)
         self.dropout = Dropout(c.dropout)
 
     def features(self, source: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -149,8 +149,8 @@ class RecurrentTranslator(Seq2Seq):
         return self.dropout(nn.tanh(self.output(joined))), self.output_embedding.embedding
 
 
-def _dense(config: RecurrentConfig, features: int, *, use_bias: bool = True) -> Dense:
-    return Dense(features, use_bias=use_bias, dtype=config.dtype, kernel_init=nn.initializers.xavier_uniform())
+def _dense(config: RecurrentConfig, *, use_bias: bool = True) -> Dense:
+    return Dense(config.d_model, use_bias=use_bias, dtype=config.dtype, kernel_init=nn.initializers.xavier_uniform())
 
 
 register("recurrent", Kind(RecurrentConfig, RecurrentTranslator, attention={"cross": "attention"}))
