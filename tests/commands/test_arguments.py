@@ -171,6 +171,12 @@ def test_a_flagfile_may_hold_the_config_its_fields_and_the_languages(command, tm
     assert flags.FLAGS["beam_size"].value == 2
 
 
+def test_a_path_may_begin_with_the_home_directory(command, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert command("--config.data.path=~/texts").data.path == "/home/ada/texts"
+    assert command("--config.data.path=texts~").data.path == "texts~"
+
+
 def test_languages_are_the_two_fields_and_nothing_else(command):
     config = command("--languages=de-fr")
     assert (config.data.source_language, config.data.target_language) == ("de", "fr")

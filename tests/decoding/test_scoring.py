@@ -73,12 +73,13 @@ def test_bleu_of_tokens_is_of_tokens_alone():
 
 
 @pytest.mark.parametrize("tokenized", [False, True])
-@pytest.mark.parametrize(("language", "tokens"), [("zh", "zh"), ("zh_CN", "zh"), ("ja", "char"), ("th", "char")])
+@pytest.mark.parametrize(("language", "tokens"), [("zh", "zh"), ("zh_CN", "zh"), ("cmn", "zh"), ("jpn", "char")])
 def test_bleu_of_a_language_without_blanks_counts_characters(language, tokens, tokenized):
     # Right are 5/6, 4/5, 3/4 and 2/3 of the n-grams: a product of 1/3.
     scores = score(["一二三四五六"], ["一二三四五七"], Normaliser(language, tokenized=tokenized))
     assert scores.bleu == pytest.approx(100 * (1 / 3) ** (1 / 4))
-    assert f"|tok:{tokens}|" in scores.signature
+    assert (f"|tok:{tokens}|punct:normalised|sacremoses:" in scores.signature) == tokenized
+    assert (f"|tok:{tokens}|smooth:" in scores.signature) != tokenized
 
 
 def test_bleu_is_of_the_corpus_with_a_brevity_penalty():

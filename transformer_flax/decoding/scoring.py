@@ -13,8 +13,12 @@ from numpy.typing import ArrayLike
 from transformer_flax.data.normalisation import PLAIN, Normaliser, moses_tools
 from transformer_flax.errors import UserError
 
-# sacreBLEU's tokenisation of languages without blanks between words. Its own of Japanese needs another package.
-UNSPACED = {"zh": "zh", **dict.fromkeys(("ja", "th", "km", "lo", "my"), "char")}
+# sacreBLEU's tokenisation of languages without blanks between words: Chinese; Japanese, Thai, Khmer, Lao, Burmese and
+# Tibetan. Its own of Japanese needs another package.
+UNSPACED = {
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn", "th", "tha", "km", "khm", "lo", "lao", "my", "mya", "bo", "bod"), "char"),
+}
 LENGTH_RATIOS = 0.9, 1.1  # `full_scores` warns of length ratios outside this range
 TOKENISED_SHARE = 0.1  # `full_scores` warns if a larger share of the lines has marks of a tokenizer
 
@@ -55,13 +59,16 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
     metric = sacrebleu.BLEU(lowercase=text.lowercase, tokenize=tokenize, force=True)
     bleu = metric.corpus_score(list(translations), [list(references)])
     matches = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))
-    signature = str(metric.get_signature()).replace("tok:none", _moses(text, "|punct:normalised"))
+    signature = str(metric.get_signature())
+    if text.tokenized:
+        tokens = tokenize.replace("none", f"moses-{text.base_language}")
+        signature = signature.replace(f"tok:{tokenize}", _by_moses(f"{tokens}|punct:normalised"))
     return TranslationScores(bleu.score, matches / len(references), signature, bleu.ratio)
 
 
-def _moses(text: Normaliser, how: str) -> str:
-    """Returns the part of a sacreBLEU signature that says how the tokens of `text` were made."""
-    return f"tok:moses-{text.base_language}{how}|sacremoses:{importlib.metadata.version('sacremoses')}"
+def _by_moses(tokens: str) -> str:
+    """Returns the part of a sacreBLEU signature that says how the tokens of a text were made."""
+    return f"tok:{tokens}|sacremoses:{importlib.metadata.version('sacremoses')}"
 
 
 def full_scores(translations: Sequence[str], references: Sequence[str], text: Normaliser) -> FullScores:
@@ -71,7 +78,8 @@ def full_scores(translations: Sequence[str], references: Sequence[str], text: No
     # These settings compute BLEU like multi-bleu.perl.
     tokenised = sacrebleu.BLEU(lowercase=text.lowercase, tokenize="none", smooth_method="none", force=True)
     compounds = "|compounds:##AT##" if text.base_language == "de" else ""
-    how = _moses(text, f"{compounds}|punct:{'normalised' if text.tokenized else 'ascii'}")
+    punctuation = "normalised" if text.tokenized else "ascii"
+    how = _by_moses(f"moses-{text.base_language}{compounds}|punct:{punctuation}")
     ours, theirs = (table2_tokens(lines, text) for lines in (translations, references))
     return FullScores(
         **vars(scores),

@@ -39,6 +39,11 @@ from transformer_flax.training.multihost import from_first, is_first
 
 # A resumed run may have other values of these fields. They do not affect what past steps have learned.
 MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
+# Of these, the fields that the scores of a final evaluation do not depend on.
+KEEPS_SCORES = (
+    *(*CHANGES_NOTHING, "steps", "checkpoint.keep"),
+    *(f"eval.{name}" for name in ("every", "sentences", "average", "patience", "test")),
+)
 RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # the entries of config.json
 LOCK = ".lock"
 UNSAFE = "*?[\\"  # Orbax takes these for a pattern: it writes checkpoints below such a folder that cannot be read
@@ -93,7 +98,7 @@ class RunDirectory:
         self.check(config, fingerprints, tokenizer)
         known = self._load_run() if self.config_file.exists() else {"data_fingerprints": {}}
         self.path.mkdir(parents=True, exist_ok=True)
-        kept = ("eval", "decode", "checkpoint") if self._is_evaluated(config) else ()
+        kept = ("eval", "decode", "checkpoint") if self._evaluated(config) >= _final_splits(config) else ()
         run = {
             "config": config.to_dict() | {section: known["config"][section] for section in kept},
             "data_fingerprints": known["data_fingerprints"] | fingerprints,
@@ -104,14 +109,13 @@ class RunDirectory:
         if not self.tokenizer_file.exists():  # another version may have formatted the same tokenizer differently
             self._write(self.tokenizer_file, tokenizer.to_json())
 
-    def _is_evaluated(self, config: ConfigDict) -> bool:
-        """Returns whether the run has ended and has an evaluation of each split, which training would not replace."""
+    def _evaluated(self, config: ConfigDict) -> set[str]:
+        """Returns the splits whose final evaluation is written, and would be kept; none if the run has not ended."""
         lines = read_json_lines(self.metrics_file) if self.metrics_file.exists() else []
         step = max(saved_steps(self.checkpoints), default=0)
         names = {name for line in lines if line.get("step") == step for name in line}
-        splits = ["valid", "test"] if config.eval.test else ["valid"]
         has_ended = step == config.steps or is_out_of_patience(lines, config.eval.patience)
-        return has_ended and names.issuperset(f"{split}/final" for split in splits)
+        return {split for split in ("valid", "test") if f"{split}/final" in names} if has_ended else set()
 
     @contextlib.contextmanager
     def lock(self) -> Generator[None]:
@@ -259,7 +263,10 @@ class RunDirectory:
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()
-        different = differences(flatten(run["config"]), flatten(config.to_dict()), MAY_CHANGE)
+        evaluated = self._evaluated(config)
+        is_partly = bool(evaluated) and not evaluated >= _final_splits(config)
+        may_change = KEEPS_SCORES if is_partly else MAY_CHANGE
+        different = differences(flatten(run["config"]), flatten(config.to_dict()), may_change)
         different += [
             f"the {split} data have changed"
             for split, fingerprint in fingerprints.items()
@@ -269,7 +276,8 @@ class RunDirectory:
             different.append(f"the tokenizer given is not {self.tokenizer_file}, which the run was started with")
         if different:
             lines = "".join(f"\n  {difference}" for difference in different)
-            raise UserError(f"{self.path} holds a run of another config:{lines}\nchoose another --workdir")
+            keep = "to evaluate another split in the same way, leave these fields as they are, or " if is_partly else ""
+            raise UserError(f"{self.path} holds a run of another config:{lines}\n{keep}choose another --workdir")
         step = max(saved_steps(self.checkpoints), default=0)
         if step > config.steps:
             raise UserError(
@@ -297,3 +305,8 @@ def is_out_of_patience(lines: Iterable[dict[str, Any]], patience: int) -> bool:
     """Returns whether the last `patience` evaluations during training brought no better validation loss; 0: never."""
     losses = [line["valid/loss"] for line in lines if "valid/loss" in line and "valid/final" not in line]
     return 0 < patience < len(losses) and not any(loss < min(losses[:-patience]) for loss in losses[-patience:])
+
+
+def _final_splits(config: ConfigDict) -> set[str]:
+    """Returns the splits that a run evaluates at its end and keeps."""
+    return {"valid", "test"} if config.eval.test else {"valid"}

@@ -230,13 +230,13 @@ def _find_classes(pairs: Pairs, config: ConfigDict, start: TrainedModel | None) 
     classes = Classes.of(pairs)
     if len(classes) < 2:
         raise UserError(f"all texts of the train split are of one class, {classes}: there is nothing to tell apart")
+    if start and start.classes and classes.names != start.classes.names:
+        raise UserError(f"the model of config.init_from knows the classes {start.classes}, and this text has {classes}")
     if len(classes) != config.model.num_classes:
         raise UserError(
             f"config.model.num_classes is {config.model.num_classes}, and the train split has {len(classes):,} classes "
             f"({classes}); set --config.model.num_classes={len(classes)}"
         )
-    if start and start.classes and classes.names != start.classes.names:
-        raise UserError(f"the model of config.init_from knows the classes {start.classes}, and this text has {classes}")
     return classes
 
 
@@ -287,5 +287,8 @@ def _say_sizes(run: PreparedRun, progress: Progress) -> None:
         f"{train.batches_per_epoch:,} batches an epoch, {config.steps / train.batches_per_epoch:,.1f} epochs; "
         "shapes (rows x tokens) " + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
+    if run.embeddings:
+        unseen = np.sum(run.embeddings.counts == 0)
+        progress.say(f"embeddings start from {config.embedding_init}, those of {unseen:,} pieces at random")
     if vocab_size != config.data.vocab_size:
         progress.say(f"the text's own vocabulary: {_describe(model_config(config, vocab_size))}")
