@@ -70,6 +70,15 @@ def test_poolings_are_compared_by_accuracy_and_a_report_says_so(tmp_path):
     assert figures.curves(comparison, ACCURACY)
 
 
+def test_perplexities_of_classes_compare_whatever_the_pieces_are():
+    config = flatten(classifier.get_config().to_dict())
+    changes = {"data.vocab_size": 9}
+    pieces = dataclasses.replace(classified("mean", 0), variant="base data.vocab_size=9", changes=changes)
+    comparison = compare([classified("mean", 0), pieces], config)
+    head = {"name": "trec", "config": config, "sessions": [SESSION]}
+    assert "Only their scores" not in report.as_markdown(comparison, head, ())
+
+
 def test_the_grid_has_the_fields_of_a_classifier(tmp_path):
     base = classifier.get_config()
     chosen = variants.make_variants(base, "base", axes=["model.pooling=mean,max", "model.num_layers=1"])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.ablation import made
 from tests.ablation.made import compare
-from transformer_flax.ablation import statistics, table3
+from transformer_flax.ablation import comparison, statistics, table3
 from transformer_flax.ablation.comparison import BLEU, EXACT_MATCH, LOG_PERPLEXITY, agreement
 from transformer_flax.errors import UserError
 
@@ -86,12 +86,14 @@ def test_a_run_that_diverged_has_failed(perplexity):
 def test_what_is_missing_is_known():
     names = [name for name in table3.ROWS if name not in ("A-h1", "big")]
     results = [result for result in made.sweep(names) if (result.variant, result.seed) not in (("E", 1), ("B-dk16", 0))]
-    comparison = compare([*results, made.failed("big", 0, "out of memory")])
-    assert comparison.missing_rows == ["A-h1"]
-    assert comparison.missing_seeds == {"B-dk16": [0], "E": [1], "big": [1, 2]}
-    assert [(result.variant, result.seed) for result in comparison.failed] == [("big", 0)]
+    compared = compare([*results, made.failed("big", 0, "out of memory")])
+    assert compared.missing_rows == ["A-h1"]
+    assert compared.missing_seeds == {"B-dk16": [0], "E": [1], "big": [1, 2]}
+    assert [(result.variant, result.seed) for result in compared.failed] == [("big", 0)]
     assert compare(made.sweep()).missing_rows == []
     assert compare(made.sweep()).missing_seeds == {}
+    config = {name: value for name, value in made.CONFIG.items() if name not in ("model.num_heads", "model.d_k")}
+    assert comparison.compare(results, config).missing_rows == []  # a model without heads has no such row
 
 
 def test_variants_of_ones_own_follow_the_rows_by_their_numbers():

@@ -270,6 +270,8 @@ def test_perplexities_of_other_pieces_are_not_for_comparison():
     assert told in text_of([made.result("base"), made.result("bpe-dropout")])
     fewer = [made.result("base"), made.result("base data.num_pairs=9", row="base", changes={"data.num_pairs": 9})]
     assert told in text_of(fewer)
+    reversed_ = {"data.source_language": "de", "data.target_language": "en"}
+    assert told in text_of([made.result("base"), made.result("reversed", row="base", changes=reversed_)])
     given = made.BASE | {"config": made.CONFIG | {"data.tokenizer_file": "tokenizer.json"}}
     assert told not in text_of(fewer, given)
     assert told not in text_of([made.result("base"), made.result("muon")])

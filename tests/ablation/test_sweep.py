@@ -215,6 +215,16 @@ def test_a_run_on_other_text_than_the_others_does_not_join_them(swept, config, t
     assert read(file)[1] == [before]
 
 
+def test_a_sweep_whose_results_are_lost_collects_them_from_its_runs(swept, config, tmp_path):
+    shutil.copytree(swept.workdir, tmp_path / "sweep")
+    file = tmp_path / "sweep/results.jsonl"
+    file.unlink()
+    factory = factory_of(config, tmp_path / "sweep")
+    trials = factory.trials(make_variants(factory.base, "base", axes=[f"{TOKENS}=512"]), range(1))
+    sweep(trials, factory, make_head(factory.base, "python", ""), InProcess())
+    assert read(file)[1] == [swept.small]
+
+
 def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
     before = (swept.workdir / "results.jsonl").read_text()
     factory = factory_of(config, swept.workdir)

@@ -306,6 +306,9 @@ def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finish
     del kept["crc32"]
     (tmp_path / "config.json").write_text(json.dumps(kept))
     assert run.result().steps == 200
+    (tmp_path / "tokenizer.json").rename(tmp_path / "lost")  # training makes it again
+    assert run.result() is None
+    (tmp_path / "lost").rename(tmp_path / "tokenizer.json")
     with pytest.raises(UserError, match=rf"another config \(config\.seed: {config.seed} there, 7 now\)"):
         Trial(run.variant, 7, tmp_path).result()
     kept["config"]["steps"] = 400
