@@ -50,7 +50,7 @@ def _show(name: str, cost: "Cost") -> None:
         per_token = {**cost.forward_flops, "forward": forward, "backward": cost.step_flops - forward}
         per_token["forward and backward"] = cost.step_flops
         progress.table(
-            f"floating-point operations, {cost.tokens_per_step:,} tokens a step",
+            f"floating-point operations, {cost.tokens_per_step:,} source and target tokens a step",
             ["", "MFLOP a token", "GFLOP a step"],
             [
                 [module, f"{flops / cost.tokens_per_step / 1e6:,.2f}", f"{flops / 1e9:,.2f}"]

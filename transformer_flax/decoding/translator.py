@@ -36,7 +36,7 @@ def _ignore(done: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """One hypothesis for a line."""
+    """One hypothesis for a line. An empty line has a single one, of no tokens and with log P 0."""
 
     text: str  # always a single line
     score: float  # log_prob / length penalty; hypotheses are ranked by it

@@ -49,9 +49,9 @@ def attention_weights(
     """Computes softmax(Q K^T / sqrt(d_k)), the left half of equation 1, in float32; or the softmax of another score.
 
     query [B, Q, H, d_k], key [B, M, H, d_k], mask broadcastable to [B, H, Q, M] -> [B, H, Q, M]. Attention is allowed
-    where the mask is True. Each row sums to 1. A row in which no key is allowed is all zeros, with finite gradients.
-    `scores.Dot` computes the score, and divides it by sqrt(d_k). With `offsets` [Q, M, d_k], [q, m] is added to key m
-    for query q.
+    where the mask is True. Each row sums to 1, but a row in which no key is allowed is all zeros, with finite
+    gradients. `scores.Dot` computes the score, and divides it by sqrt(d_k). With `offsets` [Q, M, d_k], `offsets[q, m]`
+    is added to key m for query q.
     """
     return masked_softmax(score.full(query, key, offsets), mask)
 
@@ -89,7 +89,7 @@ class MultiHeadAttention(nn.Module):
             self.score = Additive(self.param("v", nn.initializers.normal(c.d_k**-0.5), (c.num_heads, c.d_k)))
         else:
             self.score = Dot(scaled=c.compatibility == "scaled_dot")
-        self.r = c.neighbourhood if self.to_itself else 0
+        self.r = c.neighbourhood if self.to_itself else 0  # of section 4; 0: unrestricted
         self.rotary = self.to_itself and c.positions == "rotary"
         self.distances = Distances(c) if self.to_itself and c.positions == "relative" else None
 
@@ -99,7 +99,10 @@ class MultiHeadAttention(nn.Module):
         return self.is_mutable_collection("intermediates")
 
     def __call__(self, x: jax.Array, memory: jax.Array, mask: jax.Array) -> jax.Array:
-        """x [B, Q, d_model] attends to memory [B, M, d_model] under mask [B | 1, 1, Q | 1, M] -> [B, Q, d_model]."""
+        """x [B, Q, d_model] attends to memory [B, M, d_model] under mask [B | 1, 1, Q | 1, M] -> [B, Q, d_model].
+
+        In self-attention, the memory is x itself.
+        """
         query, key, value = self.query(x), self.key(memory), self.value(memory)  # of all heads
         if self.rotary:
             turns = jnp.asarray(sinusoids(x.shape[1], self.config.d_k))

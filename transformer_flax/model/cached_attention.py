@@ -15,8 +15,8 @@ from transformer_flax.model.scores import ScoreFunction
 def ancestor_mask(ancestors: jax.Array, position: jax.Array, r: int = 0) -> jax.Array:
     """Returns True where hypothesis k may attend to the key that hypothesis j wrote at position l.
 
-    ancestors int [B, K, L] -> [B, 1, K, K * L], the keys ordered by (j, l). [b, k, l] of `ancestors` is the hypothesis
-    j that wrote the token of hypothesis k at position l. The key must belong to a token of hypothesis k, at `position`,
+    ancestors int [B, K, L] -> [B, 1, K, K * L], the keys ordered by (j, l). `ancestors[b, k, l]` is the hypothesis j
+    that wrote the token of hypothesis k at position l. The key must belong to a token of hypothesis k, at `position`,
     the last one written, or before. In local self-attention (section 4), it must also be at most r // 2 positions
     before. With r = 0, attention is unrestricted.
     """

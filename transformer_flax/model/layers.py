@@ -95,7 +95,7 @@ class EncoderLayer(nn.Module):
     """A layer of the encoder (section 3.1; figure 1, left): self-attention, then feed-forward."""
 
     config: LayerConfig
-    residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm`, or another of `residuals`
+    residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm`, unless `choose_start` has another
 
     def setup(self):
         self.self_attention = MultiHeadAttention(self.config, to_itself=True)
@@ -117,7 +117,7 @@ class DecoderLayer(nn.Module):
     """
 
     config: LayerConfig
-    residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm`, or another of `residuals`
+    residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm`, unless `choose_start` has another
 
     def setup(self):
         self.self_attention = CachedAttention(self.config, to_itself=True)

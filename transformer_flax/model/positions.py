@@ -58,16 +58,16 @@ def positions_in_segments(segments: jax.Array) -> jax.Array:
     return column - jax.lax.cummax(jnp.where(begins, column, 0), axis=1)
 
 
-def rotate(x: jax.Array, sinusoids: jax.Array) -> jax.Array:
+def rotate(x: jax.Array, turns: jax.Array) -> jax.Array:
     """Rotates queries or keys by angles that depend on their positions: rotary positions (Su et al., 2021).
 
     The pair of features (2i, 2i+1) is rotated by the angle pos / 10000^(2i / d_k) of the paper's sinusoids. The product
     of a query at position m and a key at position n then depends on the positions only through n - m.
 
-    x [B, P, H, d_k], sinusoids [P | 1, d_k] -> [B, P, H, d_k]. `sinusoids` are the sines and cosines of the angles, as
-    the function `sinusoids` returns them. With [1, d_k], all P positions turn by the same angles.
+    x [B, P, H, d_k], turns [P | 1, d_k] -> [B, P, H, d_k]. `turns` are the sines and cosines of the angles, as
+    `sinusoids` returns them. With [1, d_k], all P positions turn by the same angles.
     """
-    sine, cosine = sinusoids[:, None, 0::2], sinusoids[:, None, 1::2]  # [P, 1, d_k / 2]
+    sine, cosine = turns[:, None, 0::2], turns[:, None, 1::2]  # [P, 1, d_k / 2]
     first, second = x[..., 0::2], x[..., 1::2]
     turned = jnp.stack([first * cosine - second * sine, first * sine + second * cosine], axis=-1)
     return turned.reshape(x.shape).astype(x.dtype)
