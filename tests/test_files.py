@@ -150,6 +150,16 @@ def test_a_changed_line_is_told_with_its_place(tmp_path):
         read_json_lines(tmp_path / "nowhere.jsonl")
 
 
+def test_lines_are_not_written_to_a_file_that_an_editor_has_replaced(tmp_path):
+    file = tmp_path / "lines.jsonl"
+    writer = JsonLines(file, [{"a": 1}])
+    (tmp_path / "edited").write_bytes(file.read_bytes())
+    (tmp_path / "edited").replace(file)
+    with pytest.raises(UserError, match=r"lines\.jsonl was replaced or deleted while it was written"):
+        writer.write({"a": 2})
+    writer.close()
+
+
 def test_a_line_that_has_no_room_leaves_the_file_as_it_was(tmp_path):
     file = tmp_path / "lines.jsonl"
     program = """if True:

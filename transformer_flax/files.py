@@ -141,6 +141,8 @@ class JsonLines:
 
     def write(self, line: dict[str, Any]) -> None:
         """Appends a line. If it cannot be written, the file is unchanged."""
+        if not os.fstat(self._stream.fileno()).st_nlink:  # an editor may replace the file; this one has no name now
+            raise UserError(f"{self._file} was replaced or deleted while it was written; run the same command again")
         data = _encode_line(line)
         length = self._stream.seek(0, os.SEEK_END)
         try:

@@ -16,6 +16,7 @@ from ml_collections import config_flags
 
 from transformer_flax import cli
 from transformer_flax.arguments import SeedsParser, define_config
+from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def main() -> None:
         from transformer_flax.ablation import report
         from transformer_flax.ablation.results import REPORT, RESULTS, read
 
-        print(f"report: {report.write(*read(workdir / RESULTS), workdir / REPORT)}")
+        Progress().say(f"report: {report.write(*read(workdir / RESULTS), workdir / REPORT)}")
         return
     given = config_flags.get_override_values(flags.FLAGS["config"])  # by field or section
     if "seed" in given:

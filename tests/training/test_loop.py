@@ -237,12 +237,14 @@ def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path, 
         run("run", steps=4, **DONE)
 
 
-def test_the_time_of_a_run_goes_on_from_a_checkpoint_after_which_nothing_was_logged(run, done, tmp_path):
+def test_the_time_of_a_run_goes_on_from_a_checkpoint_after_which_nothing_was_logged(run, done, tmp_path, capsys):
     file = tmp_path / "run/metrics.jsonl"
     seconds = [line["seconds"] for line in read_json_lines(file) if "train/loss" in line][-1]
     file.unlink()
+    capsys.readouterr()
     run("run", **DONE | {"steps": 7})
     assert read_json_lines(file)[0]["seconds"] > seconds
+    assert "metrics.jsonl lacks the 6 steps so far\n" in capsys.readouterr().out
 
 
 def test_averages_are_of_the_last_regular_checkpoints_and_name_those_that_are_missing(run, done, tmp_path, capsys):

@@ -135,7 +135,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     assert snapshot(tmp_path).keys() == {"thesis.tex"}
 
 
-@pytest.mark.parametrize("name", ["[drop=0.1]", "**", "a?", "a\\b"])
+@pytest.mark.parametrize("name", ["[drop=0.1]", "**", "a?", "a\\b", "\udcff"])
 def test_a_folder_whose_checkpoints_could_not_be_read_is_refused(tmp_path, name):
     with pytest.raises(UserError, match="cannot hold checkpoints"):
         RunDirectory(tmp_path / name / "run").claim(small_config(), DATA, TOKENIZER)

@@ -18,7 +18,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import is_partial, try_lock
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.run_directory import RunDirectory
+from transformer_flax.training.run_directory import RunDirectory, require_safe
 
 LOCK = ".lock"
 POLL = 0.5  # seconds
@@ -60,7 +60,8 @@ def sweep(
         failed = _Sweep(trials, factory, journal, launcher, interruption).run(together=together)
         from transformer_flax.ablation import report  # here, because drawing takes seconds to load
 
-        print(f"report: {report.write(journal.head, journal.results.values(), factory.workdir / REPORT)}")
+        file = report.write(journal.head, journal.results.values(), factory.workdir / REPORT)
+        Progress().say(f"report: {file}")
     if failed:
         many = f"{len(failed)} of {len(trials)} runs failed" if len(failed) > 1 else f"a run of {len(trials)} failed"
         raise UserError(f"{many}: {', '.join(map(str, failed))}; the same command tries again")
@@ -69,6 +70,7 @@ def sweep(
 @contextlib.contextmanager
 def _claim(workdir: pathlib.Path) -> Generator[None]:
     """Context manager: creates a sweep's directory if needed, and keeps other sweeps out of it."""
+    require_safe(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     names = {file.name for file in workdir.iterdir() if not is_partial(file)} - {LOCK}
     if names and not names & {RESULTS, JOBS_LOCK, FOLDER}:  # a damaged file of results may have been moved away

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import jax
 
 from transformer_flax.files import cache_root
+from transformer_flax.training.multihost import share
 
 # How to decompress a program, and the error for one that is cut short, by the first byte: that of zlib's or zstd's
 # format. JAX uses zstd where Python has it.
@@ -35,6 +36,10 @@ def keep_compiled(cache_dir: str) -> pathlib.Path:
         given = str(cache_root(cache_dir) / "compiled" / machine)
         jax.config.update("jax_compilation_cache_dir", given)
     _remove_cut_short(pathlib.Path(str(given)))
+    if share()[1] > 1 and jax.default_backend() == "cpu":
+        # Only the first process would find its programs. At the first step it would wait for the others, which compile,
+        # and Gloo gives up after 30 seconds.
+        jax.config.update("jax_enable_compilation_cache", False)
     return pathlib.Path(str(given))
 
 

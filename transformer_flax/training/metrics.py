@@ -107,7 +107,7 @@ class MetricsWriter:
     ):
         self._send = send
         self._lines = StepLines(file, step)
-        kept, self.dropped = self._lines.kept, self._lines.dropped
+        self.kept, self.dropped = kept, _ = self._lines.kept, self._lines.dropped
         self._written, self._score = [*kept], f"valid/{score}"
         self._started = time.monotonic() - max([seconds, *(line.get("seconds", 0.0) for line in kept[-1:])])
         self._events = None

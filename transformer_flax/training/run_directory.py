@@ -70,11 +70,7 @@ class RunDirectory:
         `fingerprints` are those of the run's data, by name. Without a tokenizer, any tokenizer in the directory is
         accepted.
         """
-        where = str(self.checkpoints.resolve())
-        if unsafe := [character for character in UNSAFE if character in where]:
-            raise UserError(
-                f"a path with {' or '.join(unsafe)} in it cannot hold checkpoints: {where}; choose another --workdir"
-            )
+        require_safe(self.path)
         if self.params_file.exists():
             raise UserError(
                 f"{self.path} is an exported model, which cannot be resumed; to start from it, set another "
@@ -299,6 +295,16 @@ class RunDirectory:
             write_whole(file, text)
         except OSError as error:
             raise UserError(f"{file} cannot be written: {error.strerror}; fix this and run the same command") from error
+
+
+def require_safe(folder: pathlib.Path) -> None:
+    """Checks that the path of a folder can hold checkpoints."""
+    where = str(folder.resolve())
+    bad = [f"{character} in it" for character in UNSAFE if character in where]
+    if where != where.encode(errors="replace").decode():  # bytes that are not UTF-8, or a locale without them
+        bad.append("characters outside UTF-8")
+    if bad:
+        raise UserError(f"a path with {' or '.join(bad)} cannot hold checkpoints: {where!r}; choose another --workdir")
 
 
 def is_out_of_patience(lines: Iterable[dict[str, Any]], patience: int) -> bool:
