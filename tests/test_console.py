@@ -11,8 +11,9 @@ import termios
 
 import pytest
 
-from tests.commands.process import ENVIRONMENT
+from tests.commands.process import ENVIRONMENT, started
 from tests.conftest import ROOT
+from tests.forked import PATIENCE
 from transformer_flax.console import Progress
 
 MEASURED = "loss 3.123", "ppl 12.10", "lr 1.20e-03", "6,789 tokens/s", "MFU 12%", "3.45 steps/s", "4:20 left"
@@ -97,6 +98,8 @@ import os, sys
 from transformer_flax.console import Progress
 
 progress = Progress()
+with progress.bar("working"):
+    progress.say("line")
 for number in range(3):
     progress.say(f"line {number}")
     progress.table("title", ["a"], [["b"]])
@@ -117,3 +120,10 @@ os._exit(0)
     reason = "No space left on device" if lost == "a full disk" else "Broken pipe"
     warning = f"WARNING: the output cannot be written ({reason}); the work goes on without it\n"
     assert (done.returncode, done.stderr) == (0, warning + "done\n")
+
+
+def test_a_command_that_only_prints_ends_with_its_reader():
+    with started("cost", "--config=configs/numbers.py", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.wait(PATIENCE) == 141
+        assert process.stderr.read() == b""

@@ -162,7 +162,7 @@ def _reword(error: Exception) -> str:
 def parse(argv: list[str]) -> list[str]:
     """Parses the flags of a command line. Returns the program's name and the arguments that are not flags."""
     # Most shells leave the ~ of --workdir=~/runs as it is.
-    argv = [re.sub(r"(?<==)~[^/]*", lambda home: os.path.expanduser(home[0]), argument, count=1) for argument in argv]
+    argv = [re.sub(r"^(--?[\w.]+=)~(?=/)", rf"\1{pathlib.Path.home()}", argument) for argument in argv]
     try:
         if "config" in flags.FLAGS:
             parser: Any = flags.FLAGS["config"].parser

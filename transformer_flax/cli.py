@@ -142,7 +142,7 @@ def run(main: Callable[..., None], *, afterwards: str = "") -> None:
             return parse(argv)
         except UserError as error:
             _fail(str(error))
-        except (SystemExit, BrokenPipeError):  # after --help, for which absl exits with status 1
+        except (SystemExit, OSError):  # after --help, for which absl exits with status 1
             _end(0)
 
     def guarded(argv: list[str]) -> None:

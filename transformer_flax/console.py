@@ -41,7 +41,7 @@ class Progress:
             redirect_stdout=not stderr,  # otherwise, results would be drawn into the bars
             speed_estimate_period=300,  # seconds: some bars, such as a sweep's, move once a minute
         )
-        self._has_warned = False
+        self._has_begun = self._has_warned = False
 
     def __enter__(self) -> "Progress":
         self._bars.start()
@@ -89,14 +89,16 @@ class Progress:
         self._print(table)
 
     def _print(self, what: str | rich.table.Table, **how: Any) -> None:
-        """Prints. Work goes on if the disk of the output is full, or if its reader, such as `tee`, has ended."""
+        """Prints. Work that has begun to show bars continues on a full disk, and without its reader, such as `tee`."""
         try:
             self._console.print(what, **how)
         except OSError as error:
+            if not self._has_begun:
+                raise
             if not self._has_warned:
                 self._has_warned = True
                 with contextlib.suppress(OSError):
-                    text = f"WARNING: the output cannot be written ({error.strerror}); the work goes on without it"
+                    text = f"WARNING: the output cannot be written ({error.strerror}); the command continues without it"
                     print(text, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
@@ -106,6 +108,7 @@ class Progress:
         `update` also takes `note=`, a text that stays until the next note, and `left=`, the seconds left, which replace
         the bar's own estimate.
         """
+        self._has_begun = True
         task = self._bars.add_task(escape(description), total=None, completed=start, note="")
         try:
             yield lambda done, of=None, **more: self._bars.update(task, completed=done, total=of, **more)

@@ -83,9 +83,8 @@ def main() -> None:
     given = config_flags.get_override_values(flags.FLAGS["config"])  # by field or section
     if "seed" in given:
         raise UserError("--config.seed has no effect in a sweep: set --seeds, as in --seeds=101,102")
-    for name in ("partition", "time_limit", "devices", "sbatch"):
-        if flags.FLAGS[name].present and LAUNCHER.value != "slurm":
-            raise UserError(f"--{name} needs --launcher=slurm")
+    if LAUNCHER.value != "slurm":
+        cli.refuse_idle(("partition", "time_limit", "devices", "sbatch"), "without --launcher=slurm")
     import jax
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for the runs

@@ -27,8 +27,8 @@ WORKDIR = flags.DEFINE_string(
 
 def main() -> None:
     place = COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value
-    if not DISTRIBUTED.value and any(value is not None for value in place):
-        raise UserError("--coordinator, --num_processes and --process_id need --distributed")
+    if not DISTRIBUTED.value:
+        cli.refuse_idle(("coordinator", "num_processes", "process_id"), "without --distributed")
     if SEEDS.value and "seed" in config_flags.get_override_values(flags.FLAGS["config"]):
         raise UserError("--config.seed has no effect with --seeds: leave one of them out")
     from transformer_flax.training.loop import train

@@ -4,8 +4,6 @@ import io
 import json
 import re
 
-import rich.console
-
 from configs import numbers
 from tests.ablation.test_results import HEAD
 from tests.ablation.test_trials import Nowhere, trained
@@ -15,6 +13,7 @@ from transformer_flax.ablation.sweep import _Sweep
 from transformer_flax.ablation.trials import TrialFactory
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.training.interruption import Interruption
+from transformer_flax.training.run_directory import RunDirectory
 
 
 def watched(tmp_path, monkeypatch, *, terminal: bool) -> str:
@@ -27,13 +26,13 @@ def watched(tmp_path, monkeypatch, *, terminal: bool) -> str:
         "width": 120 if terminal else 1_000,
     }  # in which no path is broken
     monkeypatch.setattr("transformer_flax.ablation.sweep.POLL", 0.5)  # bars are drawn every 0.1 s
-    real = rich.console.Console
-    monkeypatch.setattr(console.rich.console, "Console", lambda **given: real(**given | options))
+    real = console._Console
+    monkeypatch.setattr(console, "_Console", lambda **given: real(**given | options))
     base = numbers.get_config()
     (tmp_path / "mine.toml").write_text('"a[bold]b" = {model.dropout = 0.3}\n')
     factory = TrialFactory("configs/numbers.py", base, {}, tmp_path)
     trials = factory.trials(make_variants(base, "E", file=tmp_path / "mine.toml"), seeds=range(1))
-    trials[1].path.mkdir(parents=True)
+    (RunDirectory(trials[1].path).checkpoints / "240").mkdir(parents=True)
     lines = [trained(250, 2.0, 1e9), trained(1000, 2.0, 1e9)]
     (trials[1].path / "metrics.jsonl").write_text(f"{json.dumps(lines[0])}\n")
     journal = Journal(tmp_path / "results.jsonl", HEAD)
@@ -50,7 +49,7 @@ class Unfinished(Nowhere):
 
 def test_a_terminal_shows_how_far_each_run_is(tmp_path, monkeypatch):
     told = watched(tmp_path, monkeypatch, terminal=True)
-    assert "a[bold]b seed 0 resumes from step 250" in told
+    assert "a[bold]b seed 0 resumes from step 240" in told
     line = next(line for line in told.splitlines() if "250/1000" in line)
     assert "a[bold]b seed 0" in line
     assert line.split("250/1000")[1].strip().endswith("loss 0.400")
@@ -59,7 +58,7 @@ def test_a_terminal_shows_how_far_each_run_is(tmp_path, monkeypatch):
 
 def test_elsewhere_only_lines_are_printed(tmp_path, monkeypatch):
     told = watched(tmp_path, monkeypatch, terminal=False).split("\n\n")[0]
-    begins, resumes = "E seed 0 begins; log: ", "a[bold]b seed 0 resumes from step 250; log: "
+    begins, resumes = "E seed 0 begins; log: ", "a[bold]b seed 0 resumes from step 240; log: "
     first, second = told.splitlines()[1:3]
     assert first == f"{begins}{tmp_path / 'E/seed0.log'}"
     assert re.fullmatch(rf"{re.escape(resumes + str(tmp_path))}/a_bold_b-\w{{8}}/seed0\.log", second)

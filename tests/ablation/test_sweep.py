@@ -269,7 +269,7 @@ def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--partition=gpu", "--partition needs --launcher=slurm"),
+        ("--partition=gpu", "--partition has no effect without --launcher=slurm"),
         ("--config.seed=3", "--config.seed has no effect in a sweep: set --seeds, as in --seeds=101,102"),
     ],
 )

@@ -174,7 +174,8 @@ def test_a_flagfile_may_hold_the_config_its_fields_and_the_languages(command, tm
 def test_a_path_may_begin_with_the_home_directory(command, monkeypatch):
     monkeypatch.setenv("HOME", "/home/ada")
     assert command("--config.data.path=~/texts").data.path == "/home/ada/texts"
-    assert command("--config.data.path=texts~").data.path == "texts~"
+    for other in ("texts~", "~", "x=~/y"):
+        assert command(f"--config.data.path={other}").data.path == other
 
 
 def test_languages_are_the_two_fields_and_nothing_else(command):

@@ -232,6 +232,7 @@ def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path, 
         run("run", **DONE | {"eval__test": True, "decode__beam_size": 1})
     run("run", **DONE | {"eval__test": True, "checkpoint__keep": 5, "eval__sentences": 1})
     assert "test/final" in read_json_lines(tmp_path / "run/metrics.jsonl")[-1]
+    assert RunDirectory(tmp_path / "run").load_config().eval.test
     jax.tree.map(np.testing.assert_array_equal, before, final_state(tmp_path / "run", 6))
     with pytest.raises(UserError, match=r"at step 6 already, past config\.steps=4"):
         run("run", steps=4, **DONE)

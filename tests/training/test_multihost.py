@@ -270,7 +270,7 @@ def test_processes_that_no_cluster_has_started_are_told_what_to_give(tmp_path):
     message = refused("--distributed", f"--workdir={tmp_path}")
     assert "--coordinator=HOST:PORT --num_processes=N --process_id=0 ... N-1" in message
     assert "HOST:PORT" in refused("--distributed", "--coordinator=here", "--num_processes=2", "--process_id=0")
-    assert "--process_id need --distributed" in refused("--process_id=0")
+    assert "--process_id has no effect without --distributed" in refused("--process_id=0")
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ UNMOVED = 1e-30  # times the paper's learning rate: less than any entry's last d
 def made_vectors(tokenizer: Tokenizer, d_model: int = 16, seed: int = 0) -> Vectors:
     rng = np.random.default_rng(seed)
     counts = np.ones(tokenizer.vocab_size, np.int64)
-    return Vectors.make(tokenizer, rng.normal(size=(tokenizer.vocab_size, d_model)), counts, counts, rng)
+    counts[-2:] = 0
+    return Vectors.make(tokenizer, rng.normal(size=(tokenizer.vocab_size, d_model)), counts, 0 * counts, rng)
 
 
 @pytest.fixture
@@ -53,9 +54,10 @@ def config_of(tmp_path, **changes):
     )
 
 
-def test_a_run_starts_from_exactly_these_vectors_and_goes_on_with_no_others(vectors, tmp_path):
+def test_a_run_starts_from_exactly_these_vectors_and_goes_on_with_no_others(vectors, tmp_path, capsys):
     config = config_of(tmp_path)
     train(config, tmp_path / "run")
+    assert f"initial embeddings: {tmp_path / 'vectors'}; 2 pieces at random\n" in capsys.readouterr().out
     params = restore(tmp_path / "run").params
     np.testing.assert_array_equal(params["embedding"]["embedding"], vectors.vectors)
 

@@ -32,7 +32,7 @@ GROUP_COLOURS = dict(zip(("A", "B", "C", "D", "E", "big"), COLOURS, strict=False
 MARKERS = "os^DvP*Xp<>hd8"  # tell points of the same colour apart
 MOST_NAMED = 24  # variants in a column of a legend
 LONGEST_TITLE = 34  # most characters of a panel's title
-INCH_A_LETTER = 0.07  # of a variant's name
+INCHES_PER_LETTER = 0.07  # of a variant's name
 PAPER_MARK: dict[str, Any] = {
     "color": INK,
     "marker": "D",
@@ -87,7 +87,7 @@ def differences(comparison: Comparison) -> Figure | None:
     entries = [entry for entry in comparison.entries if entry.effects]
     if not entries:
         return None
-    figure = Figure(figsize=(8.3 + INCH_A_LETTER * _longest_name(entries), 1.7 + 0.25 * len(entries)))
+    figure = Figure(figsize=(8.3 + INCHES_PER_LETTER * _longest_name(entries), 1.7 + 0.25 * len(entries)))
     for axes, measure in zip(figure.subplots(1, 2, sharey=True), comparison.measures, strict=True):
         effects = [entry.effects[measure] for entry in entries]
         scale = _papers_scale(measure, effects)
@@ -121,7 +121,7 @@ def scores(comparison: Comparison) -> Figure | None:
         return None
     perplexity, score = comparison.measures
     panels, columns = 1 + comparison.is_of_table3, -(-len(comparison.entries) // MOST_NAMED)
-    figure = Figure(figsize=(4 * panels + (0.6 + INCH_A_LETTER * _longest_name(comparison.entries)) * columns, 4.2))
+    figure = Figure(figsize=(4 * panels + (0.6 + INCHES_PER_LETTER * _longest_name(comparison.entries)) * columns, 4.2))
     axes, *papers = figure.subplots(1, panels, squeeze=False).flat
     axes.set(title="here", ylabel=score.level_name)
     markers: dict[str, Iterator[str]] = {}
@@ -168,7 +168,7 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
     ] or [("base", [])]
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
-    width = max(3, 0.9 + INCH_A_LETTER * _longest_name(drawn))  # each panel holds its legend
+    width = max(3, 0.9 + INCHES_PER_LETTER * _longest_name(drawn))  # each panel holds its legend
     figure = Figure(figsize=(width * max(columns, 2), 0.4 + 2.3 * rows))
     all_axes = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
     for place, (axes, (fields, entries)) in enumerate(zip(all_axes, panels, strict=False)):

@@ -51,11 +51,14 @@ class Estimator:
         self._seconds = sum(result.seconds for result in known) / expected if known else 1 / (rate * UTILISATION)
 
     def flops(self, trial: Trial, step: int = 0) -> float:
-        """Returns the expected FLOPs of a trial after a step."""
+        """Returns the FLOPs that a trial is expected to need after a step."""
         return self._flops * assumed_flops(trial.variant) * (1 - step / trial.steps)
 
     def seconds(self, trial: Trial, step: int = 0) -> float:
-        """Returns the expected seconds of a trial after a step; NaN if no trial has finished and there is no rate."""
+        """Returns the seconds that a trial is expected to need after a step.
+
+        NaN if no trial has finished and there is no rate.
+        """
         return self._seconds * assumed_flops(trial.variant) * (1 - step / trial.steps)
 
 

@@ -31,13 +31,8 @@ from transformer_flax.files import write_whole
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 MOST_IN_TITLE = 3  # most fields that a title names
 # Fields that change the tokens of the text, or the tokens that a model has learned for it.
-TOKENS = {
-    f"data.{name}"
-    for name in (
-        *("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized"),
-        *("source_language", "target_language"),
-    )
-}
+PIECES = ("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized")
+TOKENS = {f"data.{name}" for name in (*PIECES, "source_language", "target_language")}
 # Fields that change the text that a tokenizer is learned from.
 LEARNED = {f"data.{name}" for name in ("num_pairs", "held_out", "tokenizer_sample", "seed", "source", "name", "path")}
 NONE = "—"  # an empty cell

@@ -11,7 +11,7 @@ from typing import Any
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.plan import Estimator, assumed_flops
 from transformer_flax.ablation.results import REPORT, RESULTS, Journal, Result, require_same_data, require_same_variants
-from transformer_flax.ablation.slurm import FOLDER, Slurm
+from transformer_flax.ablation.slurm import Slurm
 from transformer_flax.ablation.trials import Job, Trial, TrialFactory, make_jobs
 from transformer_flax.console import Progress, counted, duration
 from transformer_flax.errors import UserError
@@ -57,11 +57,12 @@ def sweep(
                 "no run is of the base itself, so the report cannot say what a change does: add base to --rows, and "
                 "the base's value to each --grid"
             )
-        failed = _Sweep(trials, factory, journal, launcher, interruption).run(together=together)
+        running = _Sweep(trials, factory, journal, launcher, interruption)
+        failed = running.run(together=together)
         from transformer_flax.ablation import report  # here, because drawing takes seconds to load
 
         file = report.write(journal.head, journal.results.values(), factory.workdir / REPORT)
-        Progress().say(f"report: {file}")
+        running.progress.say(f"report: {file}")
     if failed:
         many = f"{len(failed)} of {len(trials)} runs failed" if len(failed) > 1 else f"a run of {len(trials)} failed"
         raise UserError(f"{many}: {', '.join(map(str, failed))}; the same command tries again")
@@ -73,7 +74,7 @@ def _claim(workdir: pathlib.Path) -> Generator[None]:
     require_safe(workdir)
     workdir.mkdir(parents=True, exist_ok=True)
     names = {file.name for file in workdir.iterdir() if not is_partial(file)} - {LOCK}
-    if names and not names & {RESULTS, JOBS_LOCK, FOLDER}:  # a damaged file of results may have been moved away
+    if names and not names & {RESULTS, JOBS_LOCK}:  # a damaged file of results may have been moved away
         raise UserError(f"{workdir} holds no sweep, but {min(names)}; choose another --workdir")
     with (workdir / LOCK).open("a") as lock:
         if not try_lock(lock):
@@ -97,18 +98,18 @@ class _Sweep:
         self._jobs: list[Job] = []  # jobs that have not ended
         self._left: dict[Trial, int] = {}  # the trials of these jobs, each with its step
         self._failed: list[Trial] = []
-        self._progress = Progress()
+        self.progress = Progress()
         self._bars: dict[Trial, tuple[contextlib.ExitStack, Callable]] = {}  # of trials that are being trained
         self._sizes: dict[Trial, int] = {}  # bytes of each metrics file when it was last read
 
     def run(self, *, together: bool) -> list[Trial]:
         """Trains the unfinished trials; returns the trials that failed."""
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._progress)
+            stack.enter_context(self.progress)
             self._left = {trial: 0 for trial in self._trials if not self._has_finished(trial)}
             done = len(self._trials) - len(self._left)
             already = f", of which {done:,} had finished before" if done else ""
-            self._progress.say(f"{counted(len(self._trials), 'run')} in {self._factory.workdir}{already}")
+            self.progress.say(f"{counted(len(self._trials), 'run')} in {self._factory.workdir}{already}")
             if self._left:
                 self._journal.begin()
             stack.callback(self._launcher.stop)  # also after an error
@@ -119,7 +120,7 @@ class _Sweep:
                     key=lambda job: (seeds.index(job.trials[0].seed), -assumed_flops(job.trials[0].variant))
                 )
             self._launcher.submit(self._jobs)
-            show = stack.enter_context(self._progress.bar("runs", done))
+            show = stack.enter_context(self.progress.bar("runs", done))
             while self._jobs:
                 if self._interruption.asked:  # before poll: a job that the same signal ended has not failed
                     fate = self._launcher.stop()
@@ -168,14 +169,14 @@ class _Sweep:
                 bar, _ = self._bars.pop(trial)
                 bar.close()
             if result.finished:
-                self._progress.say(f"{trial} has finished in {duration(result.seconds)}: {_show_scores([result])}")
+                self.progress.say(f"{trial} has finished in {duration(result.seconds)}: {_show_scores([result])}")
             else:
                 self._failed.append(trial)
-                self._progress.say(f"{trial} FAILED: {result.error}")
+                self.progress.say(f"{trial} FAILED: {result.error}")
         if any(trial in self._failed for trial in job.trials):
             last = [line for line in last_of(job.log).splitlines() if line.strip()][-SHOWN:]
             lines = [*last, f"all of it: {job.log}", f"by hand: {self._factory.shown(job)}"]
-            self._progress.say("\n".join(f"    {line}" for line in lines))
+            self.progress.say("\n".join(f"    {line}" for line in lines))
 
     def _watch(self, job: Job) -> None:
         """Shows the progress of a job's trials whose metrics have changed."""
@@ -190,9 +191,9 @@ class _Sweep:
             if trial not in self._bars:
                 saved = max(saved_steps(RunDirectory(trial.path).checkpoints), default=0)
                 step = f"resumes from step {saved:,}" if saved else "begins"
-                self._progress.say(f"{trial} {step}; log: {job.log}")
+                self.progress.say(f"{trial} {step}; log: {job.log}")
                 bar = contextlib.ExitStack()
-                self._bars[trial] = bar, bar.enter_context(self._progress.bar(str(trial), progress.step))
+                self._bars[trial] = bar, bar.enter_context(self.progress.bar(str(trial), progress.step))
             _, show = self._bars[trial]
             show(progress.step, trial.steps, note=str(progress))
 
@@ -219,7 +220,7 @@ class _Sweep:
             else:
                 rows.append([name, "", counts, results[0].error if results else "", ""])
         columns = ["variant", "parameters", "seeds", "validation data, mean of the seeds", "time"]
-        self._progress.table(f"{self._factory.workdir}/{RESULTS}", columns, rows)
+        self.progress.table(f"{self._factory.workdir}/{RESULTS}", columns, rows)
 
 
 def _show_scores(results: Sequence[Result]) -> str:

@@ -22,7 +22,7 @@ from transformer_flax.model.registry import kind_of
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.config_fields import AUTO, flatten
-from transformer_flax.training.run_directory import RunDirectory
+from transformer_flax.training.run_directory import RunDirectory, final_splits
 
 RESERVED = (RESULTS, REPORT, "slurm")  # names in a sweep's directory that no variant's folder may have
 MOST_CHARACTERS = 120  # most characters of a folder's name, without the checksum
@@ -92,8 +92,7 @@ class Trial:
           UserError: the working directory holds a run of another config.
         """
         workdir, progress = RunDirectory(self.path), self.progress()
-        splits = {"valid", "test"} if self.variant.config.eval.test else {"valid"}
-        ended = splits <= progress.scores.keys()
+        ended = progress.scores.keys() >= {*final_splits(self.variant.config)}
         if not (ended or workdir.config_file.exists()):
             return None
         theirs, ours = flatten(workdir.load_config().to_dict()), flatten(self.variant.config.to_dict())

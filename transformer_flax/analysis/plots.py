@@ -29,7 +29,7 @@ from transformer_flax.training.run_directory import RunDirectory
 
 File = str | os.PathLike | None
 INCH_A_TOKEN = 0.26
-INCH_A_LETTER = 0.09
+INCHES_PER_LETTER = 0.09
 INCHES_OF_LINES = 1.7  # from the tokens above to the tokens below
 INCHES_OF_TITLE = 2.6  # the least width of a figure with lines
 INCHES_A_HEAD = 0.65, 0.2  # in a legend, across and down
@@ -153,7 +153,7 @@ def plot_lines(
     chosen = range(len(rows)) if word is None else _find(word, attention, kind)
     wide = max(len(rows), len(columns))
     above, below = ((wide - len(labels)) / 2 for labels in (rows, columns))  # centres the shorter side
-    room = [(INCH_A_LETTER * max(map(len, labels)) + 0.15) / INCHES_OF_LINES for labels in (rows, columns)]
+    room = [(INCHES_PER_LETTER * max(map(len, labels)) + 0.15) / INCHES_OF_LINES for labels in (rows, columns)]
     width = max(INCH_A_TOKEN * (wide + 1), INCHES_OF_TITLE)
     down = math.ceil(len(heads) * INCHES_A_HEAD[0] / width)
     head_room = 0.3 + INCHES_A_HEAD[1] * down  # inches of the title and the legend

@@ -17,7 +17,9 @@ from transformer_flax.errors import UserError
 # Tibetan. Its own of Japanese needs another package.
 UNSPACED = {
     **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
-    **dict.fromkeys(("ja", "jpn", "th", "tha", "km", "khm", "lo", "lao", "my", "mya", "bo", "bod"), "char"),
+    **dict.fromkeys(
+        ("ja", "jpn", "th", "tha", "km", "khm", "lo", "lao", "my", "mya", "bur", "bo", "bod", "tib"), "char"
+    ),
 }
 LENGTH_RATIOS = 0.9, 1.1  # `full_scores` warns of length ratios outside this range
 TOKENISED_SHARE = 0.1  # `full_scores` warns if a larger share of the lines has marks of a tokenizer
@@ -61,7 +63,7 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
     matches = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))
     signature = str(metric.get_signature())
     if text.tokenized:
-        tokens = tokenize.replace("none", f"moses-{text.base_language}")
+        tokens = f"moses-{text.base_language}" if tokenize == "none" else tokenize
         signature = signature.replace(f"tok:{tokenize}", _by_moses(f"{tokens}|punct:normalised"))
     return TranslationScores(bleu.score, matches / len(references), signature, bleu.ratio)
 

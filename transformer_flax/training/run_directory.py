@@ -39,11 +39,9 @@ from transformer_flax.training.multihost import from_first, is_first
 
 # A resumed run may have other values of these fields. They do not affect what past steps have learned.
 MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
-# Of these, the fields that the scores of a final evaluation do not depend on.
-KEEPS_SCORES = (
-    *(*CHANGES_NOTHING, "steps", "checkpoint.keep"),
-    *(f"eval.{name}" for name in ("every", "sentences", "average", "patience", "test")),
-)
+# These fields may change if only one split has its final evaluation. They do not affect its scores.
+ON_THE_WAY = ("every", "sentences", "average", "patience")  # of config.eval
+KEEPS_SCORES = (*CHANGES_NOTHING, "steps", "checkpoint.keep", "eval.test", *(f"eval.{name}" for name in ON_THE_WAY))
 RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # the entries of config.json
 LOCK = ".lock"
 UNSAFE = "*?[\\"  # Orbax takes these for a pattern: it writes checkpoints below such a folder that cannot be read
@@ -94,7 +92,7 @@ class RunDirectory:
         self.check(config, fingerprints, tokenizer)
         known = self._load_run() if self.config_file.exists() else {"data_fingerprints": {}}
         self.path.mkdir(parents=True, exist_ok=True)
-        kept = ("eval", "decode", "checkpoint") if self._evaluated(config) >= _final_splits(config) else ()
+        kept = ("eval", "decode", "checkpoint") if self._evaluated(config) >= {*final_splits(config)} else ()
         run = {
             "config": config.to_dict() | {section: known["config"][section] for section in kept},
             "data_fingerprints": known["data_fingerprints"] | fingerprints,
@@ -260,7 +258,7 @@ class RunDirectory:
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()
         evaluated = self._evaluated(config)
-        is_partly = bool(evaluated) and not evaluated >= _final_splits(config)
+        is_partly = bool(evaluated) and not evaluated >= {*final_splits(config)}
         may_change = KEEPS_SCORES if is_partly else MAY_CHANGE
         different = differences(flatten(run["config"]), flatten(config.to_dict()), may_change)
         different += [
@@ -313,6 +311,6 @@ def is_out_of_patience(lines: Iterable[dict[str, Any]], patience: int) -> bool:
     return 0 < patience < len(losses) and not any(loss < min(losses[:-patience]) for loss in losses[-patience:])
 
 
-def _final_splits(config: ConfigDict) -> set[str]:
-    """Returns the splits that a run evaluates at its end and keeps."""
-    return {"valid", "test"} if config.eval.test else {"valid"}
+def final_splits(config: ConfigDict) -> list[str]:
+    """Returns the splits that a run evaluates at its end."""
+    return ["valid", "test"] if config.eval.test else ["valid"]

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from transformer_flax.allocator import keep_memory
-from transformer_flax.console import Progress
+from transformer_flax.console import Progress, counted
 from transformer_flax.data.batches import Batches, training_batches
 from transformer_flax.data.bpe_dropout import BpeDropout
 from transformer_flax.data.classes import Classes
@@ -29,7 +29,7 @@ from transformer_flax.training.config_checks import check, device_dtype, given_t
 from transformer_flax.training.config_fields import AUTO, flatten, needs_bfloat16, require_only
 from transformer_flax.training.fine_tuning import are_trained, complete_run, load_embeddings
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
-from transformer_flax.training.run_directory import RunDirectory
+from transformer_flax.training.run_directory import RunDirectory, final_splits
 from transformer_flax.training.sharding import Parallel, divide_cpu, make_parallel
 from transformer_flax.training.trained_model import TrainedModel, checksum, load_model, parse_name
 
@@ -116,7 +116,10 @@ def prepare_run(config: ConfigDict, directory: RunDirectory, progress: Progress)
 def prepare_seeds(
     configs: Sequence[ConfigDict], directories: Sequence[RunDirectory], progress: Progress
 ) -> list[PreparedRun]:
-    """Does what `prepare_run` does for runs that differ only in their seed. They share all but their batches."""
+    """Does what `prepare_run` does for runs that differ only in their seed.
+
+    They share all but their config, directory and batches.
+    """
     index, size = share()
     if from_first(configs[0].to_json) != configs[0].to_json():
         raise UserError(f"process {index} of {size} has another config than process 0; give all the same flags")
@@ -179,7 +182,7 @@ def _prepare(
 
 def _load_splits(config: ConfigDict, progress: Progress) -> dict[str, Pairs]:
     """Returns the pairs of every split that the run uses, and checks that no split is empty."""
-    splits = ["train", "valid", *(["test"] if config.eval.test else [])]
+    splits = ["train", *final_splits(config)]
     with progress.aside():  # TFDS shows its own bars while it prepares a dataset
         pairs = {split: load_pairs(config.data, split) for split in splits}
     for split in splits:
@@ -205,7 +208,7 @@ def _load_start(config: ConfigDict, progress: Progress) -> TrainedModel | None:
 
 
 def _say_changes(configs: Sequence[ConfigDict], directories: Sequence[RunDirectory], progress: Progress) -> None:
-    """Prints what is different in runs that are resumed: config fields that are newer, another end of a cooldown."""
+    """Prints what differs in resumed runs: new config fields, and another end of a cooldown."""
     added = {}
     for config, directory in zip(configs, directories, strict=True):
         added |= directory.added_fields()
@@ -288,7 +291,7 @@ def _say_sizes(run: PreparedRun, progress: Progress) -> None:
         "shapes (rows x tokens) " + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
     )
     if run.embeddings:
-        unseen = np.sum(run.embeddings.counts == 0)
-        progress.say(f"embeddings start from {config.embedding_init}, those of {unseen:,} pieces at random")
+        unseen = np.sum(run.embeddings.counts[0] == 0)
+        progress.say(f"initial embeddings: {config.embedding_init}; {counted(int(unseen), 'piece')} at random")
     if vocab_size != config.data.vocab_size:
         progress.say(f"the text's own vocabulary: {_describe(model_config(config, vocab_size))}")
