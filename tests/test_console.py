@@ -118,7 +118,7 @@ os._exit(0)
             text=True,
         )
     reason = "No space left on device" if lost == "a full disk" else "Broken pipe"
-    warning = f"WARNING: the output cannot be written ({reason}); the work goes on without it\n"
+    warning = f"WARNING: the output cannot be written ({reason}); the command continues without it\n"
     assert (done.returncode, done.stderr) == (0, warning + "done\n")
 
 
