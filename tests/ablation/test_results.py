@@ -1,6 +1,7 @@
 """results.jsonl: whole lines, the last of each run, of one base."""
 
 import dataclasses
+import json
 
 import pytest
 
@@ -143,7 +144,7 @@ def test_results_of_two_sweeps_in_one_file_are_refused(file, tmp_path):
     Journal(file, HEAD).append(RESULT)
     Journal(tmp_path / "other.jsonl", HEAD | {"config": HEAD["config"] | {"steps": 200}}).append(RESULT)
     file.write_bytes(file.read_bytes() + (tmp_path / "other.jsonl").read_bytes())
-    with pytest.raises(UserError, match="the results of another sweep begin in it"):
+    with pytest.raises(UserError, match="must describe one sweep, in its first line: keep each sweep in its own file"):
         read(file)
 
 
@@ -180,14 +181,15 @@ def test_a_damaged_line_is_refused_by_its_number(file, damaged):
 
 
 def test_a_file_that_does_not_say_what_was_swept_is_refused(file):
-    with pytest.raises(UserError, match="no sweep has been started there"):
+    with pytest.raises(UserError, match="cannot be read: No such file or directory"):
         read(file)
     file.write_text('{"variant": "A-h1"}\n')
     with pytest.raises(UserError, match="damaged in line 1: it is no result"):
         Journal(file, HEAD)
     file.write_text('{"config": {}, "name": "numbers"}\n')
-    with pytest.raises(UserError, match="damaged in line 1: it does not say what was swept"):
+    with pytest.raises(UserError, match="damaged in line 1: it is no result"):
         read(file)
-    file.write_text("")
-    with pytest.raises(UserError, match="damaged in line 1: it does not say what was swept"):
-        read(file)
+    for text in ("", json.dumps(SESSION) + "\n", json.dumps(dataclasses.asdict(RESULT)) + "\n"):
+        file.write_text(text)
+        with pytest.raises(UserError, match="must describe one sweep, in its first line"):
+            read(file)

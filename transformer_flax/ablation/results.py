@@ -66,16 +66,16 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
     The head gets an entry "sessions": the command, versions, hardware and commit of each session, in order. A last line
     without a newline is ignored: a kill has cut it short.
     """
-    if not file.exists():
-        raise UserError(f"there is no {file}: no sweep has been started there")
-    head, *lines = read_json_lines(file, _parse_line) or [{}]
-    if not isinstance(head, dict) or not {*HEAD} <= head.keys():
-        raise UserError(f"{file} is damaged in line 1: it does not say what was swept; move the file away")
+    lines = read_json_lines(file, _parse_line)
     results = {line.key: line for line in lines if isinstance(line, Result)}
-    sessions = [_session(head), *(line for line in lines if not isinstance(line, Result))]
-    if any(session.keys() != {*SESSION} for session in sessions):
-        raise UserError(f"{file} is damaged: the results of another sweep begin in it; keep each sweep in its own file")
-    return head | {"sessions": sessions}, list(results.values())
+    others = [line for line in lines if not isinstance(line, Result)]
+    heads = [line for line in others if "config" in line]
+    if not heads or heads != lines[:1]:
+        raise UserError(
+            f"{file} must describe one sweep, in its first line: keep each sweep in its own file, or move this one away"
+        )
+    head, *sessions = others
+    return head | {"sessions": [_session(head), *sessions]}, list(results.values())
 
 
 def _session(head: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _show(changes: Mapping[str, Any]) -> str:
 
 def _parse_line(values: dict[str, Any]) -> Any:
     """Returns the result of a line; or the line itself, if it is a head or describes a session."""
-    if "config" in values or values.keys() == {*SESSION}:
+    if {*HEAD} <= values.keys() or values.keys() == {*SESSION}:
         return values
     try:
         result = Result(**values)
