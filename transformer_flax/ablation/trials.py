@@ -104,7 +104,7 @@ class Trial:
                 f"{self.path} holds a run of another config ({'; '.join(different)}); move it away, or choose another "
                 "--workdir"
             )
-        if not ended or not workdir.tokenizer_file.exists():  # training makes the tokenizer again
+        if not ended:
             return None
         vocab_size, fingerprints = workdir.load_tokenizer().vocab_size, workdir.load_fingerprints()
         return self._result(progress, vocab_size, status=FINISHED, error="", fingerprints=fingerprints)
@@ -184,11 +184,6 @@ class TrialFactory:
 
     def trials(self, variants: Sequence[Variant], seeds: Sequence[int]) -> list[Trial]:
         """Makes all trials, seed by seed. An interrupted sweep has then trained all variants about equally often."""
-        taken: dict[str, Variant] = {}
-        for variant in variants:
-            one = taken.setdefault(folder_name(variant.name).lower(), variant)
-            if one is not variant:
-                raise UserError(f"two variants would lie in one folder, {one.name!r} and {variant.name!r}; rename one")
         return [
             Trial(variant, seed, self.workdir / folder_name(variant.name) / f"seed{seed}")
             for seed in seeds
@@ -271,7 +266,7 @@ def _share_seconds(lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for line in lines:
         if "train/learning_rate" in line:  # an evaluation belongs to the process that trained before it
             at_once = line.get("train/seeds_at_once", 1)
-        share += (line["seconds"] - before) / max(1, at_once)
+        share += (line["seconds"] - before) / at_once
         before = line["seconds"]
         shared.append(line | {"seconds": round(share, 2)})
     return shared
