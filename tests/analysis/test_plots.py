@@ -62,17 +62,7 @@ def test_a_run_that_is_not_there_is_told_of_as_such(workdir, tmp_path):
 def test_what_was_not_measured_is_told_with_what_was(workdir, tmp_path):
     with pytest.raises(UserError, match="has no train/loss; it has valid/bleu"):
         plot_curves([workdir], "train/loss", file=tmp_path / "curve.png")
-    with pytest.raises(UserError, match="x is 'hours'"):
-        plot_curves([workdir], x="hours", file=tmp_path / "curve.png")
     assert not (tmp_path / "curve.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "why"), [("curve.odd", "Format 'odd' is not supported"), ("nowhere/curve.png", "No such file")]
-)
-def test_a_picture_that_cannot_be_written_is_named(workdir, tmp_path, name, why):
-    with pytest.raises(UserError, match=rf"file is '\S+{name}', where no picture can be written: .*{why}"):
-        plot_curves([workdir], file=tmp_path / name)
 
 
 def test_the_learning_rate_of_every_step_and_its_peak(tmp_path):

@@ -91,12 +91,9 @@ class Attention:
         """Returns the weights of one layer, [H, rows, columns]. Layers count from 0, or backwards from -1.
 
         Raises:
-          UserError: there is no such kind of attention or layer.
+          UserError: the model has no such kind of attention.
         """
-        layers = self.layers(kind)
-        if not -len(layers) <= layer < len(layers):
-            raise UserError(f"layer is {layer}; the model has layers 0 to {len(layers) - 1}, or -1 for the last")
-        return layers[layer]
+        return self.layers(kind)[layer]
 
     def heads(self, kind: str, heads: Sequence[int] | None) -> list[int]:
         """Returns the given heads of a kind of attention, or all its heads for None.

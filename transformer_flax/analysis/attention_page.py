@@ -9,7 +9,6 @@ import numpy as np
 
 from transformer_flax.analysis.attention import Attention
 from transformer_flax.analysis.plots import head_colours
-from transformer_flax.errors import UserError
 
 TEMPLATE = pathlib.Path(__file__).with_name("attention_page.html")
 WHOLE = 1000  # the page's number for a weight of 1
@@ -30,8 +29,6 @@ def attention_page(attentions: Attention | Iterable[Attention]) -> str:
         }
         for attention in ([attentions] if isinstance(attentions, Attention) else attentions)
     ]
-    if not sentences:
-        raise UserError("there is no sentence to show; an attention page needs at least one")
     text = json.dumps(sentences, ensure_ascii=False, separators=(",", ":"))
     # "</" or "<!--" would end or change the script element; in JSON, "<" occurs only in strings.
     return TEMPLATE.read_text(encoding="utf-8").replace("{{DATA}}", text.replace("<", "\\u003c"))

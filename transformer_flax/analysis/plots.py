@@ -40,16 +40,9 @@ MOST_NUMBERED = 30  # most classes with numbers; more numbers would not be legib
 
 
 def save(figure: Figure, file: File) -> Figure:
-    """Writes a figure if a file is given; returns the figure.
-
-    Raises:
-      UserError: the file cannot be written, or its extension is not a picture's.
-    """
+    """Writes a figure if a file is given; returns the figure."""
     if file is not None:
-        try:
-            figure.savefig(file, dpi=120)
-        except (OSError, ValueError) as error:
-            raise UserError(f"file is {str(file)!r}, where no picture can be written: {error}") from error
+        figure.savefig(file, dpi=120)
     return figure
 
 
@@ -200,15 +193,11 @@ def plot_lines(
 
 
 def _find(word: int | str, attention: Attention, kind: str) -> list[int]:
-    """Returns the rows of a word, or of a token with that label."""
+    """Returns the rows of a word, or of a token with that number or label."""
     labels, _ = attention.labels(kind)
-    if isinstance(word, (int, np.integer)):
-        if not 0 <= word < len(labels):
-            raise UserError(f"word is {word}; it must be from 0 to {len(labels) - 1}, or one of {' '.join(labels)}")
-        return [word]
     sentence = attention.source if kind == "encoder" else attention.target
     later = kind == "decoder"  # a token is read one position after it is written
-    found = [[row] for row, label in enumerate(labels) if label == word] or [
+    found = [[row] for row, label in enumerate(labels) if word in (row, label)] or [
         [row + later for row, its_words in enumerate(sentence.words_of) if number in its_words]
         for number, other in enumerate(sentence.words)
         if other == word
@@ -239,8 +228,6 @@ def plot_curves(
     Raises:
       UserError: a directory holds no run, or a run lacks the metric.
     """
-    if x not in X_AXES:
-        raise UserError(f"x is {x!r}; it must be one of {', '.join(X_AXES)}")
     name, unit = X_AXES[x]
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
