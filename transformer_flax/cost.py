@@ -15,7 +15,6 @@ from absl import flags
 from transformer_flax import cli
 from transformer_flax.arguments import define_config
 from transformer_flax.console import Progress, duration
-from transformer_flax.errors import UserError
 from transformer_flax.training.config_fields import AUTO, complete, flatten, needs_bfloat16
 from transformer_flax.training.peak_flops import PEAKS
 
@@ -28,13 +27,15 @@ CONFIG = define_config("base.py")
 DEVICES = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 15.7} | {
     name: peak.bfloat16 / 1e12 for name, peak in PEAKS.items()
 }
-DEVICE = flags.DEFINE_string("device", "P100", f"device to train on: {', '.join(DEVICES)}; the paper used 8 P100")
+DEVICE = flags.DEFINE_enum(
+    "device", "P100", list(DEVICES), "device to train on, or --peak_tflops; the paper used 8 P100"
+)
 NUM_DEVICES = flags.DEFINE_integer("num_devices", 8, "number of devices", 1)
 PEAK = flags.DEFINE_float(
-    "peak_tflops", None, "TFLOP/s of a device that --device does not list; it is taken to compute in bfloat16"
+    "peak_tflops", None, "TFLOP/s of a device that --device does not list; it is taken to compute in bfloat16", 0.001
 )
 UTILISATION = flags.DEFINE_float(
-    "utilisation", 0.3, "share of the peak that the model's products reach (MFU)", 0.0, 1.0
+    "utilisation", 0.3, "share of the peak that the model's products reach (MFU)", 0.001, 1.0
 )
 LENGTH = flags.DEFINE_integer("length", 30, "tokens of each source and target sentence, end symbol included", 2)
 JSON = flags.DEFINE_bool("json", False, "print JSON instead of tables")
@@ -77,16 +78,8 @@ def _show(name: str, cost: "Cost") -> None:
 
 
 def main() -> None:
-    for name, value in (("utilisation", UTILISATION.value), ("peak_tflops", PEAK.value)):
-        if value is not None and not value > 0:
-            raise UserError(f"--{name} is {value}; it must be above 0")
     if PEAK.value is not None:
         cli.refuse_idle(["device"], "with --peak_tflops")
-    if DEVICE.value not in DEVICES:
-        raise UserError(
-            f"--device={DEVICE.value} is unknown; name one of {', '.join(DEVICES)}, or give the peak rate of yours "
-            "with --peak_tflops"
-        )
     config = complete(CONFIG())
     if flatten(config.to_dict()).get("model.dtype") == AUTO:
         has_bfloat16 = PEAK.value or DEVICE.value in PEAKS or needs_bfloat16(config)

@@ -84,11 +84,12 @@ def test_a_length_that_no_batch_has_is_refused():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--utilisation=0"], "--utilisation is 0.0; it must be above 0"),
+        (["--utilisation=0"], "--utilisation=0: it must be a number in the range [0.001, 1.0]"),
+        (["--peak_tflops=0"], "--peak_tflops=0: it must be number >= 0.001"),
         (
             ["--device=abacus"],
-            "--device=abacus is unknown; name one of K80, K40, M40, P100, V100, A100, H100, H200, TPUv4, TPUv5e, "
-            "TPUv5p, TPUv6e, or give the peak rate of yours with --peak_tflops",
+            "--device=abacus: it must be one of K80, K40, M40, P100, V100, A100, H100, H200, TPUv4, TPUv5e, TPUv5p, "
+            "TPUv6e",
         ),
         (["--device=A100", "--peak_tflops=3"], "--device has no effect with --peak_tflops: leave it out"),
     ],
