@@ -291,8 +291,6 @@ def over_training(comparison: Comparison) -> dict[int, Comparison]:
     if comparison.base is None or not comparison.rows:
         return {}
     runs = [run for entry in comparison.entries if entry.row or entry is comparison.base for run in entry.runs]
-    if not all(run.curve for run in runs):
-        return {}
     found = {}
     for step in sorted({int(point["step"]) for run in comparison.base.runs for point in run.curve}):
         then = [_at(run, step, comparison.config["steps"]) for run in runs]

@@ -102,7 +102,7 @@ class Local:
                 process_group=0,  # Ctrl-C reaches only the sweep, which signals its processes once
                 preexec_fn=_die_with(os.getpid()),
             )
-        if slot.cpus and sys.platform == "linux":
+        if slot.cpus:
             with contextlib.suppress(ProcessLookupError):  # the process has ended
                 os.sched_setaffinity(popen.pid, slot.cpus)  # before Python has started any threads
         self._running.append(_Process(job, slot, popen, start))
