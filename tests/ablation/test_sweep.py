@@ -107,7 +107,7 @@ def test_what_cannot_fit_into_memory_is_told_and_the_others_are_trained(swept):
     assert (swept.small.status, swept.small.error) == ("finished", "")
     assert f"base {TOKENS}=2097152 seed 0 FAILED: out of memory (RESOURCE_EXHAUSTED)\n" in said
     assert f"--config.eval.final_average=1 --config.{TOKENS}=2097152 --config.name=numbers-base," in said  # by hand
-    assert message == f"a run of 2 failed: base {TOKENS}=2097152 seed 0; the same command tries again"
+    assert message == f"1 of 2 runs failed: base {TOKENS}=2097152 seed 0; the same command tries again"
     assert (swept.workdir / "report/report.md").exists()
 
 
@@ -120,7 +120,7 @@ def test_a_sweep_without_its_base_warns_that_the_report_has_no_effects(config, t
         caplog.clear()
         trials = factory.trials(make_variants(factory.base, rows, axes=axes), seeds=range(1))
         launcher = Local(factory.workdir, [Slot(ENVIRONMENT)], lambda job: ["false"])
-        with pytest.raises(UserError, match="a run of 1 failed"):
+        with pytest.raises(UserError, match="1 of 1 run failed"):
             sweep(trials, factory, make_head(factory.base, "python", ""), launcher)
         assert caplog.text.count("no run is of the base itself") == warnings
 

@@ -64,8 +64,8 @@ def sweep(
         file = report.write(journal.head, journal.results.values(), factory.workdir / REPORT)
         running.progress.say(f"report: {file}")
     if failed:
-        many = f"{len(failed)} of {len(trials)} runs failed" if len(failed) > 1 else f"a run of {len(trials)} failed"
-        raise UserError(f"{many}: {', '.join(map(str, failed))}; the same command tries again")
+        many = f"{len(failed):,} of {counted(len(trials), 'run')}"
+        raise UserError(f"{many} failed: {', '.join(map(str, failed))}; the same command tries again")
 
 
 @contextlib.contextmanager
