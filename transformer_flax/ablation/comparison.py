@@ -40,7 +40,7 @@ class Measure:
 
 def _perplexity(loss: float) -> float:
     """Returns e^loss, clipped: the interval of a few seeds that differ much may exceed the largest float."""
-    return math.exp(max(-LARGEST_LOSS, min(LARGEST_LOSS, loss))) if math.isfinite(loss) else loss
+    return math.exp(max(-LARGEST_LOSS, min(LARGEST_LOSS, loss)))
 
 
 # Log-perplexity is the cross-entropy in nats. A difference of two log-perplexities is a ratio of two perplexities. This

@@ -155,7 +155,7 @@ def explain(status: int, said: str) -> str:
         return ""
     if sign := next((sign for sign in OUT_OF_MEMORY if sign in said), None):
         return f"out of memory ({sign})"
-    if status in (-signal.SIGKILL, 128 + signal.SIGKILL):
+    if status == -signal.SIGKILL:
         return "probably out of memory: killed by SIGKILL"
     _, found, message = f"\n{said}".rpartition("\nerror: ")  # a command ends right after its message
     if found:
