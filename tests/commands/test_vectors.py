@@ -86,7 +86,7 @@ def test_the_config_is_found_from_anywhere(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [sys.executable, "-c", ELSEWHERE, "nearest", "--vectors=nowhere", "dog"]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert result.stderr == "error: there is no folder nowhere of word vectors\n"
+    assert result.stderr == "error: nowhere holds no word vectors: there is no nowhere/vectors.npy\n"
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_where_embeddings_are_not_tied_those_of_words_start_from_them():
             r"train another one: set .*tokenizer_file=\S+/vectors/tokenizer.json .*vocab_size=300",
         ),
         ({"model.d_model": 18}, r"config\.model\.d_model is 18, and the vectors .* have 16 entries"),
-        ({"embedding_init": "nowhere"}, "no folder nowhere of word vectors"),
+        ({"embedding_init": "nowhere"}, "nowhere holds no word vectors"),
     ],
 )
 def test_vectors_that_do_not_fit_are_refused_before_anything_starts(vectors, tmp_path, changes, message):

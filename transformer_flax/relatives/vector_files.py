@@ -122,23 +122,16 @@ class Vectors:
         Raises:
           UserError: the folder does not exist, holds something else, or is damaged.
         """
-        if not folder.is_dir():
-            raise UserError(f"there is no folder {folder} of word vectors")
-        if not (folder / DESCRIPTION).exists():
-            raise UserError(f"{folder} holds no word vectors: it has no {DESCRIPTION}")
+        if not (file := folder / f"{ARRAYS[0]}.npy").exists():
+            raise UserError(f"{folder} holds no word vectors: there is no {file}")
         try:
-            description = verify_checksum(read_json(folder / DESCRIPTION))
-            if "data_fingerprints" in description:
-                raise UserError(f"{folder} holds a run and no word vectors; translate or classify opens it")
-            checksums = description["checksums"]
+            checksums = verify_checksum(read_json(folder / DESCRIPTION))["checksums"]
             contents = {name: (folder / name).read_bytes() for name in (TOKENIZER, *(f"{name}.npy" for name in ARRAYS))}
             for name, content in contents.items():
                 if zlib.crc32(content) != checksums[name]:
                     raise ValueError(f"{name} has changed")
             tokenizer = Tokenizer.load(folder / TOKENIZER)
             arrays = {name: np.load(io.BytesIO(contents[f"{name}.npy"]), allow_pickle=False) for name in ARRAYS}
-        except UserError:
-            raise
         except Exception as error:  # damaged headers make NumPy raise errors of many types
             raise UserError(f"{folder} cannot be read as word vectors ({error}); train them again") from error
         return cls(tokenizer, **arrays)
