@@ -11,15 +11,13 @@ newstest2014, and big, with dropout 0.1, 41.8 (41.0 in the text).
 from ml_collections import ConfigDict
 
 from configs import base, big
-from transformer_flax.errors import UserError
+from transformer_flax.errors import look_up
 
 SIZES = {"base": base, "big": big}
 
 
 def get_config(size: str = "base") -> ConfigDict:
-    if size not in SIZES:
-        raise UserError(f"en_fr.py:{size}: the size behind the colon must be one of {', '.join(SIZES)}")
-    config = SIZES[size].get_config()
+    config = look_up("the size behind the colon", size, SIZES).get_config()
     config.name = "en_fr" if size == "base" else "en_fr_big"
     config.data.update(name="wmt14_translate/fr-en", target_language="fr", tokenizer="wordpiece", vocab_size=32_000)
     config.model.dropout = 0.1  # of big, too (section 6.1)

@@ -13,7 +13,7 @@ FOLDER holds Multi30k. A run takes a quarter of an hour of one core; docs/rivals
 from ml_collections import ConfigDict
 
 from configs import convolutional, multi30k, recurrent
-from transformer_flax.errors import UserError
+from transformer_flax.errors import look_up
 
 KINDS = {"transformer": multi30k, "recurrent": recurrent, "convolutional": convolutional}
 OWN = {  # values of model and optimizer; docs/rivals.md explains how rates and dropout were chosen
@@ -27,9 +27,7 @@ OWN = {  # values of model and optimizer; docs/rivals.md explains how rates and 
 
 
 def get_config(kind: str = "transformer") -> ConfigDict:
-    if kind not in KINDS:
-        raise UserError(f"rivals_small.py:{kind}: the kind behind the colon must be one of {', '.join(KINDS)}")
-    config = KINDS[kind].get_config()
+    config = look_up("the kind behind the colon", kind, KINDS).get_config()
     config.name = f"rivals_small-{kind}"
     config.steps = 7_500  # 10.6 epochs
     config.update(OWN[kind])

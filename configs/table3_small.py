@@ -25,15 +25,13 @@ As in the paper, the final step's raw parameters are scored, on the validation s
 from ml_collections import ConfigDict
 
 from configs import multi30k, numbers
-from transformer_flax.errors import UserError
+from transformer_flax.errors import look_up
 
 DATA = {"numbers": numbers, "multi30k": multi30k}
 
 
 def get_config(data: str = "numbers") -> ConfigDict:
-    if data not in DATA:
-        raise UserError(f"table3_small.py:{data}: the data behind the colon must be one of {', '.join(DATA)}")
-    config = DATA[data].get_config()
+    config = look_up("the data behind the colon", data, DATA).get_config()
     config.name = f"table3_small-{data}"
     config.label_smoothing = 0.1
     config.model.update(num_layers=3, num_heads=8, dropout=0.1)

@@ -1,7 +1,8 @@
 """Exceptions whose messages are written for the user."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class UserError(ValueError):
@@ -17,6 +18,13 @@ class Interrupted(Exception):  # noqa: N818 (not an error)
     def __init__(self, message: str, signal: int):
         super().__init__(message)
         self.signal, self.exit_status = int(signal), 128 + signal
+
+
+def look_up(what: str, name: str, known: Mapping[str, Any]) -> Any:
+    """Returns what is known by the name that the user chose for `what`, such as a field of the config."""
+    if name not in known:
+        raise UserError(f"{what} is {name!r}; it must be one of {', '.join(known)}")
+    return known[name]
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
-from transformer_flax.errors import UserError, did_you_mean
+from transformer_flax.errors import UserError, did_you_mean, look_up
 from transformer_flax.model.config import ModelConfig, TransformerConfig
 from transformer_flax.model.residuals import init_admin
 from transformer_flax.model.transformer import Transformer
@@ -92,9 +92,7 @@ def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
 
 def find_kind(name: str) -> Kind:
     """Returns the kind of that name."""
-    if not isinstance(name, str) or name not in KINDS:
-        raise UserError(f"config.model.kind is {name!r}; it must be one of {', '.join(KINDS)}")
-    return KINDS[name]
+    return look_up("config.model.kind", name, KINDS)
 
 
 def kind_of(config: ModelConfig) -> Kind:
