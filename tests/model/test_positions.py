@@ -90,8 +90,10 @@ def test_more_positions_than_were_learned_are_refused_with_what_to_do(too_long):
     def run(source, target):
         variables = {"params": random_params(LEARNED)}
         if too_long == "output":
-            length = LEARNED.max_length + 1
-            return Transformer(LEARNED).apply(variables, source, 1, length, method="init_cache", mutable=True)
+            model, length = Transformer(LEARNED), LEARNED.max_length + 1
+            _, cache = model.apply(variables, source, 1, length, method="init_cache", mutable=["memory", "cache"])
+            zero = np.zeros((1, 1), np.int32)
+            return model.apply(variables | cache, zero, zero, 0, method="decode_step", mutable=["cache"])
         return Transformer(LEARNED).apply(variables, source, target)
 
     # Indexing an array past its end gives the last row in JAX, silently.

@@ -133,7 +133,6 @@ class Transformer(nn.Module):
         Fills the collections "memory" (of the source sentence) and "cache" (of the output tokens so far). B is the
         first axis of every array.
         """
-        self.positions(length)  # raises an error if fewer positions were learned
         self.put_variable("memory", "mask", padding_mask(source))
         self.decoder.init_cache(self.encode(source), hypotheses, length)
         self.put_variable("cache", "ancestors", jnp.zeros((source.shape[0], hypotheses, length), jnp.int32))
