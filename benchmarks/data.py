@@ -54,7 +54,7 @@ class Lines(list):
 
 
 def read_pairs() -> Lines:
-    if SOURCE.value is not None and TARGET.value is not None:
+    if SOURCE.value is not None:
         sides = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))
         return Lines(itertools.islice(zip(*sides, strict=True), LINES.value))
     pairs = load_pairs(numbers.get_config().data, "train")

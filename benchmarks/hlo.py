@@ -42,10 +42,6 @@ class Instruction:
         found = re.search(rf"\b{attribute}=(?:{{([^}}]*)}}|([\w.-]+))", self.attributes)
         return (found[1] or found[2]).split(", ") if found else []
 
-    def dims_in(self, attribute: str, text: str | None = None) -> list[int]:
-        found = re.search(rf"\b{attribute}={{([\d,]*)}}", text or self.attributes)
-        return [int(n) for n in found[1].split(",") if n] if found else []
-
     @property
     def bytes(self) -> int:
         return sum(array.bytes for array in self.result)
@@ -162,7 +158,8 @@ class Program:
             if kernel.opcode != "dot":
                 numbers = re.sub(r'"(\w+)":\["?([\d",]*)\]', lambda m: f"{m[1]}={{{m[2]}}}".replace('"', ""), numbers)
                 numbers = numbers.replace("_dimensions=", "_dims=")
-            contracted = kernel.dims_in("lhs_contracting_dims", numbers)
+            dims = re.search(r"\blhs_contracting_dims={([\d,]*)}", numbers)
+            contracted = [int(d) for d in dims[1].split(",") if d] if dims else []
             found[a.type if a.type == b.type else "f32"] += (
                 2 * math.prod(kernel.result[0].dims) * math.prod(a.dims[d] for d in contracted)
             )

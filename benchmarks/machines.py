@@ -37,9 +37,7 @@ class Machine:
 
     def flops(self, kind: str) -> float:
         """Returns the peak rate of products of operands of a type."""
-        peak = data_sheet_flops(self.name, "bfloat16" if kind == "bf16" else "float32")
-        assert peak is not None
-        return peak
+        return data_sheet_flops(self.name, "bfloat16" if kind == "bf16" else "float32")
 
     @property
     def description(self) -> str:

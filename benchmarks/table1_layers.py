@@ -98,7 +98,7 @@ def make_layers(d: int, heads: int, k: int, r: int) -> dict[str, Apply]:
 
 def applied_once(layers: Mapping[str, Apply]) -> dict[str, Apply]:
     """Replaces the recurrent layer with one application of its cell, the operation that its path counts."""
-    whole: functools.partial = layers["recurrent"]  # pyrefly: ignore (all of them are)
+    whole: functools.partial = layers["recurrent"]
     return {**layers, "recurrent": functools.partial(recurrent_once, **whole.keywords)}
 
 
