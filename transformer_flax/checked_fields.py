@@ -52,8 +52,7 @@ class CheckedConfig:
             if must := requirement(field, value):
                 raise UserError(f"config.{self.section}.{field.name} is {value!r}; it must be {must}")
 
-    def require(self, name: str, is_valid: Callable[[Any], bool], must: str) -> None:
-        """Checks a field against a condition that depends on other fields."""
-        value = getattr(self, name)
-        if not is_valid(value):
-            raise UserError(f"config.{self.section}.{name} is {value!r}; it must be {must}")
+    def require(self, name: str, is_valid: bool, must: str) -> None:
+        """Refuses the value of a field unless it `is_valid` beside other fields."""
+        if not is_valid:
+            raise UserError(f"config.{self.section}.{name} is {getattr(self, name)!r}; it must be {must}")

@@ -70,25 +70,30 @@ class LayerConfig(ModelConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.positions in SINUSOIDS:
-            self.require("d_model", lambda v: v % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
+            self.require("d_model", self.d_model % 2 == 0, "even: sinusoids come in pairs of a sine and a cosine")
         if self.start in DEEP_STARTS:
-            self.require("pre_norm", lambda v: not v, f"False with start={self.start}, which has its own residuals")
+            self.require("pre_norm", not self.pre_norm, f"False with start={self.start}, which has its own residuals")
         if self.positions == "rotary":
-            self.require("d_k", lambda v: v % 2 == 0, "even: rotary positions turn features in pairs")
+            self.require("d_k", self.d_k % 2 == 0, "even: rotary positions turn features in pairs")
             self.require(
                 "compatibility",
-                lambda v: v != "additive",
+                self.compatibility != "additive",
                 "scaled_dot or dot with rotary positions, as only products depend on the distance alone",
             )
         if self.attention_implementation == "cudnn":
-            self.require("dtype", lambda v: v == "bfloat16", "bfloat16 for cuDNN's attention")
-            self.require("attention_dropout", lambda v: v == 0, "0 for cuDNN's attention, which keeps no weights")
-            self.require("compatibility", lambda v: v != "additive", "scaled_dot or dot for cuDNN's attention")
-            self.require("positions", lambda v: v != "relative", "anything but relative for cuDNN's attention")
-            self.require("d_k", lambda v: v % 8 == 0 and v <= 256, "a multiple of 8 up to 256 for cuDNN's attention")
+            self.require("dtype", self.dtype == "bfloat16", "bfloat16 for cuDNN's attention")
+            self.require(
+                "attention_dropout", self.attention_dropout == 0, "0 for cuDNN's attention, which keeps no weights"
+            )
+            self.require("compatibility", self.compatibility != "additive", "scaled_dot or dot for cuDNN's attention")
+            self.require("positions", self.positions != "relative", "anything but relative for cuDNN's attention")
+            self.require(
+                "d_k", self.d_k % 8 == 0 and self.d_k <= 256, "a multiple of 8 up to 256 for cuDNN's attention"
+            )
             blocks = "0, or at least 4 with an even half, for cuDNN's attention, which takes no blocks of odd width"
-            self.require("neighbourhood", lambda v: v == 0 or (v >= 4 and v // 2 % 2 == 0), blocks)
-            self.require("d_v", lambda v: v == self.d_k, f"{self.d_k}, d_k, for cuDNN's attention")
+            half = self.neighbourhood // 2
+            self.require("neighbourhood", self.neighbourhood == 0 or (half >= 2 and half % 2 == 0), blocks)
+            self.require("d_v", self.d_v == self.d_k, f"{self.d_k}, d_k, for cuDNN's attention")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -39,7 +39,7 @@ class ConvolutionalConfig(Seq2SeqConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self.require("kernel_width", lambda v: v % 2 == 1, "odd: the encoder sees as many words before as after")
+        self.require("kernel_width", self.kernel_width % 2 == 1, "odd: the encoder sees as many words before as after")
 
 
 class GatedConvolution(nn.Module):

@@ -39,7 +39,7 @@ class RecurrentConfig(Seq2SeqConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        self.require("d_model", lambda v: v % 2 == 0, "even: each direction of the encoder has half of it")
+        self.require("d_model", self.d_model % 2 == 0, "even: each direction of the encoder has half of it")
 
 
 class OneHeadAttention(nn.Module):
