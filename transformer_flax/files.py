@@ -19,7 +19,6 @@ from typing import IO, Any
 from transformer_flax.errors import UserError
 
 CHECKSUM = "crc32"
-MOST_JSON_BYTES = 1 << 20  # bytes, the limit for a JSON file; a run's files have some thousand
 ABANDONED_SECONDS = 24 * 3600  # nobody still writes a partial file that has not changed for so long
 
 logger = logging.getLogger(__name__)
@@ -99,15 +98,8 @@ def require_other(output: str, inputs: Iterable[str | int]) -> None:
         raise UserError(f"{output} is an input; write to another file")
 
 
-def read_json(file: pathlib.Path, *, largest: int = MOST_JSON_BYTES) -> Any:
-    """Reads a JSON file of at most `largest` bytes."""
-    if file.exists() and not file.is_file():
-        raise ValueError("it is not a plain file")  # reading a pipe or a device might never end
-    with file.open("rb") as stream:
-        content = stream.read(largest + 1)
-    if len(content) > largest:
-        raise ValueError(f"it has more than {largest:,} bytes")
-    return json.loads(content)
+def read_json(file: pathlib.Path) -> Any:
+    return json.loads(file.read_bytes())
 
 
 def with_checksum(value: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import os
 import pathlib
 import zlib
 
@@ -80,7 +79,6 @@ def test_a_value_that_is_used_and_of_another_type_or_unknown_is_named(tmp_path, 
         '{"config": {"__class__": 1, "keys": 2}, "data_fingerprints": {}}',
         '{"config": {}, "data_fingerprints": {}}',
         '{"config": {"data": []}, "data_fingerprints": {}}',
-        " " * 2**21,
     ],
     ids=lambda content: content[:40],
 )
@@ -92,11 +90,10 @@ def test_json_that_is_no_config_is_refused_by_its_name(tmp_path, content):
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda file: os.symlink("/dev/zero", file)])
-def test_what_never_ends_is_not_read(tmp_path, name, make):
+def test_a_folder_in_place_of_a_file_is_named(tmp_path, name):
     claim(tmp_path)
     (tmp_path / name).unlink()
-    make(tmp_path / name)
+    (tmp_path / name).mkdir()
     with pytest.raises(UserError, match=name):
         load_setup(RunDirectory(tmp_path))
 
@@ -119,7 +116,7 @@ def vocabulary_with(token: str, number: int) -> str:
     "content",
     [
         tokenizer_with(continuing_subword_prefix="x" * 5000),  # of which the library panics
-        vocabulary_with("new", 2**31 - 1),  # for which it asks for so much memory that the process is ended
+        vocabulary_with("new", 2**31 - 1),
         vocabulary_with("<end>", 3),
         tokenizer_with(model="/etc/passwd"),
     ],
