@@ -187,7 +187,7 @@ def test_what_a_classifier_does_not_do_is_told(run):
         run.evaluate(["the cat"], ["animal"], beam_size=1)
     with pytest.raises(UserError, match="classify takes a list of lines, not a string"):
         run.classify("the cat")
-    with pytest.raises(UserError, match="'plant' is none of the classes that the model knows, which are animal"):
+    with pytest.raises(UserError, match="the label 'plant' is none of the classes of the train split"):
         run.evaluate(["a rose"], ["plant"])
     with pytest.raises(UserError, match="there are no lines to evaluate; give at least one"):
         run.evaluate([], [])

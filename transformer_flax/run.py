@@ -13,6 +13,7 @@ import numpy as np
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.checked_fields import TYPES
+from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.text_files import require_as_many
@@ -212,7 +213,7 @@ class Run(TrainedModel):
     def _evaluate_labels(self, sources, references, progress, settings) -> ClassReport:
         predictor = self.predictor(**settings)
         references = [*map(self.normalise[1], references)]
-        score_labels(references, references, predictor.classes)  # refuses an unknown class before the work
+        Classes(predictor.classes).encode_flat(references)  # refuses an unknown class before the work
         compiled, started = predictor.compilations, time.perf_counter()
         found = list(predictor.log_probabilities(sources, progress=progress))
         seconds, compilations = time.perf_counter() - started, predictor.compilations - compiled
