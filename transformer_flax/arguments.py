@@ -124,8 +124,6 @@ def load_config(argument: str | os.PathLike[str]) -> ConfigDict:
         config = get_config(*arguments)
     except UserError:
         raise
-    except SyntaxError as error:
-        raise UserError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
     except Exception as error:
         *_, (last, _) = frames = list(traceback.walk_tb(error.__traceback__))
         lines = [line for frame, line in frames if frame.f_code.co_filename == file]

@@ -140,7 +140,7 @@ def test_too_little_memory_is_told_with_what_needs_less():
             BASED.format(module="number", mistake=""),
             ", line 1: ImportError: cannot import name 'number' from 'configs'",
         ),
-        (BASED.format(module="base", mistake="config.steps = = 3"), ", line 6: invalid syntax"),
+        (BASED.format(module="base", mistake="config.steps = = 3"), ": SyntaxError: invalid syntax (mine.py, line 6)"),
         ("steps = 3\n", " defines no function get_config; configs/numbers.py shows one"),
         ("def get_config(row):\n    return row\n", ": this config needs an argument behind a colon"),
     ],
