@@ -196,10 +196,7 @@ def arrange(argv: list[str], *, default: str) -> list[str]:
                 f"--languages={pair}: give the source and the target, as in de-en; set names with a hyphen with "
                 + " and ".join(f"--config.{field}" for field in LANGUAGES)
             )
-        for field, language in zip(LANGUAGES, named, strict=True):
-            if field in _set_fields(arguments):
-                raise UserError(f"--languages sets config.{field}: leave --languages or --config.{field} out")
-            arranged.append(f"--config.{field}={language}")
+        arranged += [f"--config.{field}={language}" for field, language in zip(LANGUAGES, named, strict=True)]
     return arranged + arguments
 
 

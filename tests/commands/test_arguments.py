@@ -186,12 +186,9 @@ def test_languages_are_the_two_fields_and_nothing_else(command):
     assert flags.FLAGS["config"].override_values.keys() == {"data.source_language", "data.target_language"}
 
 
-def test_languages_are_not_named_twice(command):
-    message = (
-        r"--languages sets config\.data\.target_language: leave --languages or --config\.data\.target_language out"
-    )
-    with pytest.raises(UserError, match=message):
-        command("--config.data.target_language=fr", "--languages=de-en")
+def test_a_field_overrides_the_languages(command):
+    config = command("--config.data.target_language=fr", "--languages=de-en")
+    assert (config.data.source_language, config.data.target_language) == ("de", "fr")
 
 
 def test_seeds_are_listed_or_counted_from_0():
