@@ -6,6 +6,7 @@ the alignment error rate to standard error. A line of more than --max_input_leng
 """
 
 import pathlib
+import re
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -37,8 +38,6 @@ def main() -> None:
         raise UserError("name a text to align: --source=FILE")
     if TARGET.value is not None:
         cli.refuse_idle((*cli.SEARCH, "batch_size", "window", "translations"), "with --target")
-    if GOLD.value is None:
-        cli.refuse_idle(["first"], "without --gold")
     if GOLD.value is not None and TARGET.value is None:
         raise UserError("--gold needs --target=FILE, the sentences whose words it links")
     layers, heads = (_numbers(flag) for flag in (LAYERS, HEADS))
@@ -103,12 +102,11 @@ def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:
 
 
 def _numbers(flag: flags.FlagHolder) -> list[int] | None:
-    if flag.value == []:
-        raise UserError(f"--{flag.name} is empty; it must be whole numbers, as in 0,2")
-    try:
-        return None if flag.value is None else [int(number) for number in flag.value]
-    except ValueError as error:
-        raise UserError(f"--{flag.name} is {','.join(flag.value)}; it must be whole numbers, as in 0,2") from error
+    if flag.value is None:
+        return None
+    if not flag.value or not all(re.fullmatch("-?[0-9]+", number) for number in flag.value):
+        raise UserError(f"--{flag.name} is {','.join(flag.value)!r}; it must be whole numbers, as in 0,2")
+    return [int(number) for number in flag.value]
 
 
 if __name__ == "__main__":

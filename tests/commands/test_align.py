@@ -50,9 +50,8 @@ def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
     for option in "beam_size=2", "batch_size=2", "window=2", "translations=out":
         name = option.partition("=")[0]
         assert f"--{name} has no effect with --target" in refused("align", *files, f"--{option}")
-    assert "--first has no effect without --gold" in refused("align", *files, "--first=1")
-    assert "--layers is last; it must be whole numbers" in refused("align", files[0], "--layers=last")
-    assert "--heads is empty; it must be whole numbers" in refused("align", files[0], "--heads=")
+    assert "--layers is 'last'; it must be whole numbers" in refused("align", files[0], "--layers=last")
+    assert "--heads is ''; it must be whole numbers" in refused("align", files[0], "--heads=")
     assert "--gold needs --target=FILE" in refused("align", files[0], "--gold=gold")
     for gold, why in ("1-1", "1-1 is a link of a word"), ("0?2", "as the sentences have 1 and 2 words"):
         (tmp_path / "gold").write_text(f"{gold}\n\n\n")
