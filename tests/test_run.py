@@ -193,8 +193,8 @@ def test_what_is_no_text_and_what_is_no_setting_is_refused_in_words(run):
         run.translate(["zwei", 7])
     with pytest.raises(UserError, match="lines is 'zwei'; it must be a list of lines, not a string"):
         next(run.translator().search("zwei"))
-    with pytest.raises(UserError, match="translate takes a list of lines, not a dict"):
-        run.translate({"zwei": "two"})
+    with pytest.raises(UserError, match=r"attentions takes a list of strings; line 1 is \['zwei'\] of type list"):
+        run.attention(["zwei"])
     with pytest.raises(UserError, match="'beam' is not a setting of numbers; did you mean 'beam_size'"):
         run.translate(["zwei"], beam=3)
     with pytest.raises(UserError, match="'beam_siez' is not a setting of numbers; did you mean 'beam_size'"):

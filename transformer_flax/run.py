@@ -5,7 +5,7 @@ import inspect
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -256,8 +256,6 @@ class Run(TrainedModel):
         Raises:
           UserError: as `attentions` does.
         """
-        if not isinstance(source, str):
-            raise UserError(f"attention takes one line, not {source!r}; attentions takes several")
         [attention] = self.attentions([source], None if target is None else [target], **settings)
         return attention
 
@@ -353,10 +351,8 @@ def _texts(method: str, lines: Iterable[str]) -> list[str]:
     Raises:
       UserError: `lines` is not a list of strings.
     """
-    if isinstance(lines, (str, bytes)):
+    if isinstance(lines, str):
         raise UserError(f"{method} takes a list of lines, not a string: [{lines[:40]!r}]")
-    if isinstance(lines, (Mapping, Set)):
-        raise UserError(f"{method} takes a list of lines, not a {type(lines).__name__}")
     lines = list(lines)
     for number, line in enumerate(lines, 1):
         if not isinstance(line, str):
