@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.data.text_files import require_as_many, require_characters
+from transformer_flax.data.text_files import require_as_many
 from transformer_flax.line_io import LineIO, open_input
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ SEED = flags.DEFINE_integer("seed", 0, "seed of samples")
 
 def main(*files: str) -> None:
     own_settings = _own_settings()
-    require_characters(PREFIX.value or "", "--prefix")
     beside = PREFIX_FILE.value if TARGET.value is None else TARGET.value
     with IO.opened(files, beside=beside):
         lines: Iterable[str] = IO

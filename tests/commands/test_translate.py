@@ -283,12 +283,6 @@ def test_a_line_that_is_not_utf_8_is_refused_on_request(file, flag):
     assert message == f"{bad}, line 2: not UTF-8 (invalid start byte at byte 1)"
 
 
-def test_a_prefix_that_is_not_utf_8_is_refused():
-    prefix = os.fsdecode(b"--prefix=zwan\xffzig")
-    message = r"--prefix is 'zwan\udcffzig', which is not UTF-8 (surrogates not allowed at 4)"
-    assert refused("translate", "--workdir=nowhere", prefix) == message
-
-
 def test_a_line_that_is_too_long_is_refused_on_request(finished, expected, file):
     options = [f"--workdir={finished}", "--window=1", "--long=refuse"]
     message = refused("translate", *options, given="siebenhundert\n" + "einhundert " * 20, out=f"{expected[0]}\n")

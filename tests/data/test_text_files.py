@@ -102,6 +102,5 @@ def test_pairs_are_written_as_the_folder_that_they_are_read_from(tmp_path):
     with pytest.raises(UserError, match="both languages are 'en'"):
         write_pairs(tmp_path / "refused", {"train": [("a", "b")]}, "en", "en")
     assert not (tmp_path / "refused/train.en").exists()
-    for sentence, why in (("a\nb", "has a line break"), ("\ud800", "not UTF-8")):
-        with pytest.raises(UserError, match=why):
-            write_pairs(tmp_path, {"train": [("a", sentence)]})
+    with pytest.raises(UserError, match="has a line break"):
+        write_pairs(tmp_path, {"train": [("a", "a\nb")]})

@@ -48,7 +48,7 @@ def write_pairs(
       source_language, target_language: the suffixes of the files.
 
     Raises:
-      UserError: there is no such split, an item is not a pair, or a sentence has a line break or is not UTF-8.
+      UserError: there is no such split, an item is not a pair, or a sentence has a line break.
     """
     for split in splits:
         require_split(split)
@@ -62,7 +62,6 @@ def write_pairs(
         for side, language in enumerate((source_language, target_language)):
             file, sentences = pathlib.Path(folder) / f"{split}.{language}", [pair[side] for pair in pairs]
             for sentence in sentences:
-                require_characters(sentence, f"a sentence of {file}")
                 if "\n" in sentence or "\r" in sentence:
                     raise UserError(f"{sentence[:80]!r} has a line break; {file} holds one sentence a line")
             write_whole(file, "".join(f"{sentence}\n" for sentence in sentences))
@@ -128,14 +127,6 @@ def read_lines(file: pathlib.Path) -> Iterator[str]:
     """Yields the lines of a file."""
     with open_text(file) as stream:
         yield from decode_lines(stream, str(file))
-
-
-def require_characters(text: str, what: str) -> None:
-    """Refuses a lone surrogate (half a character), which a str can hold but UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{what} is {text[:80]!r}, which is not UTF-8 ({error.reason} at {error.start})") from error
 
 
 def read_side_by_side(source: pathlib.Path, target: pathlib.Path) -> tuple[list[str], list[str]]:

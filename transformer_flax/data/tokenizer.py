@@ -14,7 +14,6 @@ import numpy as np
 import tokenizers
 
 from transformer_flax.data.pairs import Pairs, iterate_pairs
-from transformer_flax.data.text_files import require_characters
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_error, cache_root, write_whole
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
@@ -151,7 +150,7 @@ class Tokenizer:
             encodings = self._encode([self._space + text if text else "" for text in texts])
         except TypeError:
             for text in texts:  # checked only after an error: checking millions of texts takes time
-                require_characters(text, "a text")
+                _require_characters(text)
             raise
         lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
         every = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
@@ -220,6 +219,14 @@ def _whole_words(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token=UNKNOWN))
     backend.pre_tokenizer = split
     return backend
+
+
+def _require_characters(text: str) -> None:
+    """Refuses a lone surrogate (half a character), which a str can hold but UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"a text is {text[:80]!r}, which is not UTF-8 ({error.reason} at {error.start})") from error
 
 
 def _require_usable(backend: tokenizers.Tokenizer) -> None:
