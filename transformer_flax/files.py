@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import pathlib
-import re
 import shutil
 import time
 import uuid
@@ -36,10 +35,8 @@ def named_errors(name: str) -> Generator[None]:
 def write_whole(file: pathlib.Path, content: str | bytes) -> None:
     """Replaces a file, or a link of that name, by this content. The file is never partly written.
 
-    Partial files that killed processes left behind are removed: those without a random part in the name, as early
-    versions wrote them, at once, and all others after a day.
+    Partial files that killed processes left behind are removed after a day.
     """
-    file.with_name(f".{file.name}.partial").unlink(missing_ok=True)
     for abandoned in file.parent.glob(f".{glob.escape(file.name)}.*.partial"):
         with contextlib.suppress(OSError):  # another process has finished or removed it
             if time.time() - abandoned.lstat().st_mtime > ABANDONED_SECONDS:
@@ -68,10 +65,9 @@ def whole_folder(folder: pathlib.Path) -> Generator[pathlib.Path]:
     If another process has made `folder` in the meantime, the other process's folder stays. Folders that killed
     processes left behind are removed after a day.
     """
-    for abandoned in folder.parent.glob(f"{glob.escape(folder.name)}.partial.*"):
+    for abandoned in folder.parent.glob(f"{glob.escape(folder.name)}.partial.{'[0-9a-f]' * 32}"):
         with contextlib.suppress(OSError):  # another process has finished or removed it
-            ours = re.fullmatch(r"[0-9a-f]{32}", abandoned.name.rpartition(".")[2])
-            if ours and time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
+            if time.time() - abandoned.stat().st_mtime > ABANDONED_SECONDS:
                 shutil.rmtree(abandoned)
     partial = folder.with_name(f"{folder.name}.partial.{uuid.uuid4().hex}")
     partial.mkdir(parents=True)
