@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
-from transformer_flax.checked_fields import TYPES
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
 from transformer_flax.data.sources import load_pairs
@@ -163,9 +162,6 @@ class Run(TrainedModel):
             raise UserError(f"sampling is {sampling!r}; it must be a Sampling, as in Sampling(temperature=0.7)")
         settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
         require_settings(settings)
-        for name, type_ in {"nbest": int, "num_devices": int, "refuse_long": bool}.items():
-            if type(value := settings.get(name, type_())) is not type_:
-                raise UserError(f"{name} is {value!r}; it must be {TYPES[type_]}")
         return {name: value for name, value in self.config.decode.items() if name in known} | settings
 
     def _require_translator(self) -> None:
