@@ -61,7 +61,7 @@ def test_a_damaged_one_is_told_removed_and_made_anew(config, tmp_path, caplog, d
     file.write_bytes(damage(content))
     with caplog.at_level(logging.WARNING):
         assert not is_found(PAIRS, config)
-    assert f"the tokenizer in {file} is damaged (it has changed" in caplog.text
+    assert f"the tokenizer in {file} is damaged and is made anew" in caplog.text
     assert file.read_bytes() == content
 
 

@@ -290,13 +290,10 @@ def cached_tokenizer(pairs: Pairs, config, train: Callable[[], Tokenizer], *, so
     key = hashlib.sha256(known.encode()).hexdigest()[:32]
     folder = cache_root(config.cache_dir) / "tokenizers"
     for file in folder.glob(f"{key}.*.json"):
-        try:
-            if file.name != _cache_name(key, file.read_bytes()):
-                raise UserError("it has changed since it was made")
+        if file.name == _cache_name(key, file.read_bytes()):
             return Tokenizer.load(file)
-        except (OSError, UserError) as error:
-            logger.warning("the tokenizer in %s is damaged (%s) and is made anew", file, error)
-            file.unlink(missing_ok=True)
+        logger.warning("the tokenizer in %s is damaged and is made anew", file)
+        file.unlink(missing_ok=True)
     tokenizer = train()
     content = tokenizer.to_json().encode()
     try:
