@@ -83,9 +83,7 @@ def _read(records, languages: tuple[str, str], folder: str, indices: Sequence[in
             features = example.features.feature
             source, target = (features[language].bytes_list.value[0].decode() for language in languages)
             pairs.append((clean(source), clean(target)))
-    except UnicodeDecodeError as error:
-        raise UserError(f"{folder}, pair {indices[len(pairs)]:,}: not UTF-8 ({error.reason})") from error
-    except (RuntimeError, DecodeError) as error:  # raised by array_record, by protobuf
+    except (RuntimeError, DecodeError, UnicodeDecodeError) as error:  # raised by array_record, by protobuf, by decode
         raise UserError(f"{folder} is damaged ({error}); remove it, and it is prepared anew") from error
     return pairs
 
@@ -143,9 +141,7 @@ def _find(tfds, config):
         raise UserError(f"config.data.name is {config.name!r}: {reason}; TFDS has {near}") from error
     except Exception as error:  # a remote directory raises errors of many types
         raise UserError(f"{place} cannot be read: {error}") from error
-    features = builder.info.features
-    fields = dict(features) if isinstance(features, tfds.features.FeaturesDict) else {}
-    texts = [name for name, kind in fields.items() if isinstance(kind, tfds.features.Text)]
+    texts = [name for name, kind in builder.info.features.items() if isinstance(kind, tfds.features.Text)]
     for field in ("source_language", "target_language"):
         if config[field] not in texts:
             there = ", ".join(texts) or "none"
