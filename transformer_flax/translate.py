@@ -66,8 +66,6 @@ def _own_settings() -> dict[str, Any]:
     """Checks that the flags agree. Returns the settings of the translator that are not in the config."""
     if not SAMPLE.value:
         cli.refuse_idle(("temperature", "top_k", "top_p", "seed"), "without --sample")
-    if TEMPERATURE.value == 0:
-        cli.refuse_idle(("top_k", "top_p", "seed"), "with --temperature=0, which is greedy search")
     for chosen, idle in {
         "target": ("nbest", "scores", "sample", "prefix", "prefix_file", *cli.SEARCH),
         "sample": ("beam_size",),

@@ -97,7 +97,7 @@ def number_pairs(config, split: str) -> Pairs:
     languages = config.source_language, config.target_language
     numbers = split_numbers(split, config)
     for language in languages:
-        _number_words(int(numbers.max(initial=0)), language)
+        _number_words(int(numbers.max()), language)
     version = importlib.metadata.version("num2words")
     described = f"numbers {split} {languages} {version}".encode() + numbers.astype("<i8").tobytes()
 
