@@ -13,7 +13,6 @@ from absl import flags
 
 from transformer_flax import cli
 from transformer_flax.errors import UserError
-from transformer_flax.files import require_free
 
 RESTORE = cli.define_run(names=())
 FORMAT = flags.DEFINE_enum("format", "safetensors", ["safetensors", "ctranslate2"], "what OUTPUT is to be")
@@ -23,7 +22,6 @@ def main(*outputs: str) -> None:
     if len(outputs) != 1:
         raise UserError("name one folder to write: python -m transformer_flax.export --workdir=runs/NAME OUTPUT")
     output = pathlib.Path(outputs[0])
-    require_free(output)
     run, _ = RESTORE()
     run.export(output, FORMAT.value)
     size = sum(file.stat().st_size for file in output.iterdir())
