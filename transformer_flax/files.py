@@ -162,8 +162,6 @@ def read_json_lines(
     try:
         for line in file.read_bytes().split(b"\n")[:-1]:
             parsed.append(parse(verify_checksum(json.loads(line))))
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:  # from JSON, UTF-8, a checksum, or `parse`
         raise UserError(
             f"{file} is damaged in line {len(parsed) + 1:,}: {error}; correct that line or move the file away"
