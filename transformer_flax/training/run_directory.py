@@ -166,13 +166,12 @@ class RunDirectory:
     def load_tokenizer(self) -> Tokenizer:
         """Returns the run's tokenizer, which must not have changed since the run was made."""
         tokenizer = Tokenizer.load(self.tokenizer_file)
-        if self.config_file.exists():
-            known = self._load_run().get("tokenizer_crc32")  # None if a user has removed the entry
-            if known is not None and known != self._tokenizer_checksum(tokenizer):
-                raise UserError(
-                    f"{self.tokenizer_file} has changed since the run was made, so its pieces may no longer be those "
-                    "that the model has learned; put the original there"
-                )
+        known = self._load_run().get("tokenizer_crc32")  # None if a user has removed the entry
+        if known not in (None, self._tokenizer_checksum(tokenizer)):
+            raise UserError(
+                f"{self.tokenizer_file} has changed since the run was made, so its pieces may no longer be those that "
+                "the model has learned; put the original there"
+            )
         return tokenizer
 
     def _tokenizer_checksum(self, tokenizer: Tokenizer) -> int:
