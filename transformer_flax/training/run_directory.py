@@ -211,11 +211,7 @@ class RunDirectory:
         steps = [int(step) for step in found if step.isdecimal()]  # "5.test" is of another split
         if not steps:
             raise UserError(f"{self.path} has no translations of the {split} split")
-        file = self._outputs_file("translations", split, max(steps))
-        try:
-            text = file.read_text("utf-8")
-        except (OSError, ValueError) as error:
-            raise UserError(f"{file} cannot be read as translations: {error}") from error
+        text = self._outputs_file("translations", split, max(steps)).read_text("utf-8")
         return text.removesuffix("\n").split("\n")
 
     def _load_run(self) -> dict:
