@@ -81,7 +81,7 @@ def test_a_checksum_is_of_names_too_and_stays_the_same():
 
 def test_ctranslate2_translates_like_the_run(run, tmp_path):
     run.export(tmp_path / "model", "ctranslate2")
-    with pytest.raises(UserError, match="model is a model for CTranslate2, whose library opens it"):
+    with pytest.raises(UserError, match=r"is not the config of a run.* models for CTranslate2 by its library"):
         restore(tmp_path / "model")
     sources = [line for line in run.split("test")[0] if line]
     extra = run.config.decode.max_extra_length

@@ -146,10 +146,16 @@ def test_a_folder_whose_checkpoints_could_not_be_read_is_refused(tmp_path, name)
         RunDirectory(tmp_path / "link").claim(small_config(), DATA, TOKENIZER)
 
 
-@pytest.mark.parametrize("content", [b'{"config": {', b"[]", b'{"model_type": "bert"}', b"\xff\xfe", b""])
-def test_a_damaged_config_and_one_of_another_program_are_named(tmp_path, content):
+@pytest.mark.parametrize("content", [b'{"config": {', b"[]", b"\xff\xfe", b""])
+def test_a_damaged_config_is_named(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(UserError, match=r"config\.json cannot be read as the config of a run"):
+        RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
+
+
+def test_the_config_of_another_program_is_told_from_a_run_s(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match=r"config\.json is not the config of a run, as it has an entry 'model_type'"):
         RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
 
 

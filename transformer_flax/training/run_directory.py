@@ -149,11 +149,7 @@ class RunDirectory:
 
     def load_config(self) -> ConfigDict:
         """Returns the run's config. Fields that are newer than the run have their defaults."""
-        config = self._load_run()["config"]
-        try:
-            return complete(ConfigDict(config))
-        except (ValueError, AttributeError) as error:  # a field's name has a dot or is a method's name
-            raise self._unreadable(error) from error
+        return complete(ConfigDict(self._load_run()["config"]))
 
     def added_fields(self) -> dict[str, Any]:
         """Returns the fields that the run's config lacks because the run is older than the fields; {} without a run."""
@@ -216,39 +212,30 @@ class RunDirectory:
 
     def _load_run(self) -> dict:
         if not self.path.is_dir():
-            others = self.path.parent.glob("*/")
-            beside = {path.name: str(path) for path in others if not (path / "model.bin").exists()}  # CTranslate2's
+            beside = {path.name: str(path) for path in self.path.parent.glob("*/")}
             near = difflib.get_close_matches(self.path.name, beside, n=1)
             hint = f"; did you mean {beside[near[0]]!r}?" if near else ""
             raise UserError(f"there is no directory {self.path}{hint}")
         if not self.config_file.exists():
             raise UserError(f"{self.path} holds no run: it has no {self.config_file.name}{self._runs_below()}")
-        if (self.path / "model.bin").exists():
-            raise UserError(f"{self.path} is a model for CTranslate2, whose library opens it (docs/translating.md)")
         try:
             run = verify_checksum(read_json(self.config_file))
-            if "checksums" in run:
-                raise UserError(f"{self.path} holds word vectors, which python -m transformer_flax.vectors opens")
-            if unknown := sorted(run.keys() - RUN):
-                raise ValueError(f"it has an entry {unknown[0]!r}")
-            if not (isinstance(run["config"], dict) and isinstance(run["data_fingerprints"], dict)):
-                raise ValueError("not the config of a run")
-            return run
-        except UserError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:  # ValueError: also if not JSON or not UTF-8
-            raise self._unreadable(error) from error
+        except (OSError, ValueError) as error:  # ValueError: also if not JSON or not UTF-8
+            raise UserError(
+                f"{self.config_file} cannot be read as the config of a run ({error}); restore the original, or correct "
+                f"it and delete its {CHECKSUM!r}"
+            ) from error
+        if others := sorted(run.keys() - RUN):
+            raise UserError(
+                f"{self.config_file} is not the config of a run, as it has an entry {others[0]!r}; word vectors are "
+                "opened by python -m transformer_flax.vectors, and models for CTranslate2 by its library"
+            )
+        return run
 
     def _runs_below(self) -> str:
         """Names some runs in the directory, such as seeds, for a message; empty if there are none."""
         runs = sorted(str(file.parent) for file in self.path.glob(f"*/{self.config_file.name}"))
         return f"; there are {', '.join(runs[:5])}" if runs else ""
-
-    def _unreadable(self, error: Exception) -> UserError:
-        return UserError(
-            f"{self.config_file} cannot be read as the config of a run ({error}); restore the original, or correct it "
-            f"and delete its {CHECKSUM!r}"
-        )
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()
