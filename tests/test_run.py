@@ -373,7 +373,7 @@ def test_a_checkpoint_that_training_deletes_meanwhile_is_no_longer_chosen(made, 
 
     monkeypatch.setattr(trained_model, "load_params", delete_oldest_first)
     assert restore(training, average=4).params_from == "the mean of the parameters at steps 20, 30, 34"
-    with pytest.raises(UserError, match="has no checkpoint of step 10"):
+    with pytest.raises(UserError, match=r"has no checkpoints of steps \[10, 20\]; it has those of 20, 25"):
         restore(training, steps=[10, 20])
 
 
@@ -424,18 +424,10 @@ def test_an_average_that_is_none_is_refused(made, average):
     assert "number of checkpoints" in str(refusal.value)
 
 
-def test_a_missing_step_is_refused_with_those_that_are_there(made):
-    with pytest.raises(UserError, match=r"run has no checkpoint of step 15; it has those of 10, 20, 25, 30, 34"):
-        restore(made, steps=[10, 15])
-    with pytest.raises(UserError, match=r"no checkpoint of step 0;"):
-        restore(made, steps=0)
-
-
-@pytest.mark.parametrize("steps", [[], "25", 25.0, [True]], ids=repr)
-def test_a_step_that_is_no_whole_number_is_refused(made, steps):
-    with pytest.raises(UserError, match="it must be the step of a checkpoint") as refusal:
+@pytest.mark.parametrize("steps", [[10, 15], 0, [], "25"], ids=repr)
+def test_a_missing_step_is_refused_with_those_that_are_there(made, steps):
+    with pytest.raises(UserError, match=r"run has no checkpoints of steps .*; it has those of 10, 20, 25, 30, 34"):
         restore(made, steps=steps)
-    assert f"steps is {steps!r}" in str(refusal.value)
 
 
 def test_runs_with_different_tokenizers_are_no_ensemble(made, tmp_path):

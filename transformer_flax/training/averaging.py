@@ -58,8 +58,8 @@ def choose(
     `average` is EMA, or if it is None and the run keeps one.
 
     Raises:
-      UserError: there is no checkpoint, a named step has none or is no whole number, `average` is no number and not
-        EMA, or is above 1 beside `steps`, or no moving average was kept.
+      UserError: there is no checkpoint, a named step has none, `average` is no number and not EMA, or is above 1 beside
+        `steps`, or no moving average was kept.
     """
     saved = saved_steps(directory)
     if not saved:
@@ -79,14 +79,11 @@ def choose(
         raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
     kind = EMA if average == EMA else "params"
     if steps is not None:
-        named = np.ravel(steps)
-        if not named.size or not np.issubdtype(named.dtype, np.integer):
-            raise UserError(f"steps is {steps!r}; it must be the step of a checkpoint, a whole number, or several")
-        steps = sorted({*named.tolist()})
-        if missing := [step for step in steps if step not in saved]:
+        named = {*np.ravel(steps).tolist()}
+        if not named or not named.issubset(saved):
             there = ", ".join(map(str, saved))
-            raise UserError(f"{directory.parent} has no checkpoint of step {missing[0]}; it has those of {there}")
-        return Choice(steps, kind)
+            raise UserError(f"{directory.parent} has no checkpoints of steps {steps!r}; it has those of {there}")
+        return Choice([step for step in saved if step in named], kind)
     if average == EMA:
         return Choice(saved[-1:], kind)
     average = int(average)
