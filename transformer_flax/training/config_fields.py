@@ -172,14 +172,6 @@ def _fields_of(config: Container[str]) -> Any:
     return vector_run_config() if "vectors" in config else RunConfig
 
 
-def require_run(config: ConfigDict) -> None:
-    """Checks that a config is a run's, not one of word vectors."""
-    if "model" not in config:
-        raise UserError(
-            "the config has no section config.model; configs/vectors.py is for python -m transformer_flax.vectors train"
-        )
-
-
 def require_fields(section: ConfigDict, dataclass: Any = None, where: str = "config", *, saved: bool = False) -> None:
     """Checks the names, the types and the ranges of a config's fields, each field by itself.
 
@@ -262,8 +254,7 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     from transformer_flax.model.registry import KINDS
 
     sections = {name.rpartition(".")[0] for name in config} | {""}
-    named = config.get("model.kind", "transformer")
-    kind = KINDS.get(named) if isinstance(named, str) else None
+    kind = KINDS.get(config.get("model.kind", "transformer"))
     defaults = _defaults(_fields_of(sections))
     defaults |= {"model.kind": "transformer"} | (_defaults(kind.config, "model.") if kind else {})
     return {

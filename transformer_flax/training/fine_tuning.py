@@ -12,7 +12,7 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import DEEP_STARTS, ModelConfig
 from transformer_flax.relatives.vector_files import TOKENIZER, Vectors
-from transformer_flax.training.config_fields import complete, require_run
+from transformer_flax.training.config_fields import complete
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.trained_model import load_setup, parse_name
 
@@ -33,7 +33,10 @@ EMBEDDINGS = ("embedding", "source_embedding", "target_embedding")  # names of w
 
 def complete_run(config: ConfigDict) -> ConfigDict:
     """Returns a run's config with the defaults of missing fields, and the tokenizer's fields of its `init_from`."""
-    require_run(config)
+    if "model" not in config:
+        raise UserError(
+            "the config has no section config.model; configs/vectors.py is for python -m transformer_flax.vectors train"
+        )
     config = complete(config)
     if config.init_from:
         theirs, tokenizer, _ = initial_setup(config)

@@ -24,7 +24,7 @@ from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import make_config, make_model, param_shapes
 from transformer_flax.training.averaging import choose, mean
 from transformer_flax.training.checkpoint_files import UnreadableError, load_params, saved_steps
-from transformer_flax.training.config_fields import require_fields, require_run
+from transformer_flax.training.config_fields import require_fields
 from transformer_flax.training.run_directory import RunDirectory
 
 
@@ -92,7 +92,6 @@ def load_setup(place: RunDirectory) -> tuple[ConfigDict, Tokenizer, ModelConfig]
     """Reads the config, the tokenizer and the model's config of a run, and checks them."""
     config, tokenizer = place.load_config(), place.load_tokenizer()
     try:
-        require_run(config)
         require_fields(config, saved=True)
         model = make_config(tokenizer.vocab_size, config.model)
     except UserError as error:
