@@ -276,13 +276,14 @@ def test_processes_that_no_cluster_has_started_are_told_what_to_give(tmp_path):
 @pytest.mark.parametrize(
     ("config", "processes", "message"),
     [
-        ({"mode": "jit", "num_devices": 2}, [0, 0, 1, 1], "num_devices is 2; 2 processes use all their 4"),
+        ({"mode": "jit", "num_devices": 2}, [0, 0, 1, 1], "num_devices is 2; there are 4 .*; 0 takes all"),
         ({"mode": "jit", "num_devices": 0}, [0, 1, 1], r"process 0: 1, process 1: 2\); they must have the same"),
     ],
 )
 def test_what_several_processes_cannot_do_is_refused(monkeypatch, config, processes, message):
-    devices = [types.SimpleNamespace(process_index=index, id=id) for id, index in enumerate(processes)]
+    devices = [
+        types.SimpleNamespace(process_index=index, id=id, device_kind="cpu") for id, index in enumerate(processes)
+    ]
     monkeypatch.setattr(jax, "devices", lambda: devices)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match=message):
         make_parallel(ConfigDict({"shard_params": False} | config), 8, 1)

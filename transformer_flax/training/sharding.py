@@ -181,12 +181,15 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
     """
     # Rows are divided among the processes in order of the process index, which the device ids need not follow.
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-    if jax.process_count() > 1:
-        _check_processes(config, devices)
-    if not 0 <= config.num_devices <= len(devices):
+    counts = collections.Counter(device.process_index for device in devices)
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"process {index}: {count}" for index, count in counts.items())
+        raise UserError(f"the processes have different numbers of devices ({listed}); they must have the same")
+    least = len(devices) if len(counts) > 1 else 1
+    if config.num_devices and not least <= config.num_devices <= len(devices):
         raise UserError(
-            f"config.parallel.num_devices is {config.num_devices}; this machine has {len(devices)} "
-            f"({devices[0].device_kind}); 0 takes all"
+            f"config.parallel.num_devices is {config.num_devices}; there are {len(devices)} "
+            f"({devices[0].device_kind}); 0 takes all, as several processes must"
         )
     devices = tuple(devices[: config.num_devices or None])
     parts = len(devices) * accumulation_steps * loss_chunks
@@ -198,16 +201,3 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
             "devices (config.parallel.num_devices), steps (config.accumulation_steps) or chunks (config.loss_chunks)"
         )
     return Pmap(devices) if config.mode == "pmap" else Parallel(devices, shard_params=config.shard_params)
-
-
-def _check_processes(config, devices: list[jax.Device]) -> None:
-    """Checks that several processes can use these devices as `config.parallel` specifies."""
-    if config.num_devices not in (0, len(devices)):
-        raise UserError(
-            f"config.parallel.num_devices is {config.num_devices}; {jax.process_count()} processes use all their "
-            f"{len(devices)} devices: set it to 0"
-        )
-    counts = collections.Counter(device.process_index for device in devices)
-    if len(set(counts.values())) > 1:
-        listed = ", ".join(f"process {index}: {counts[index]}" for index in sorted(counts))
-        raise UserError(f"the processes have different numbers of devices ({listed}); they must have the same")
