@@ -17,7 +17,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
-from transformer_flax.training.config_fields import require_fields, require_only
+from transformer_flax.training.config_fields import require_only
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import fit
@@ -41,13 +41,9 @@ def train_seeds(
       Interrupted: a signal asked the runs to end; no finished work is lost.
     """
     check_seeds(config)
-    if RunDirectory(workdir).config_file.exists():
-        raise UserError(f"{workdir} holds a run of one seed; choose another --workdir for several")
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
     config = checked_config(config, *directories)
     configs = [ConfigDict({**config.to_dict(), "seed": seed}) for seed in seeds]
-    for each in configs:
-        require_fields(each)
     intervals = config.checkpoint.every, config.eval.every or config.steps
     # Not the last step: a run whose first checkpoint is of the last step counts as trained alone.
     first = min(*intervals, config.steps - 1)
