@@ -26,7 +26,7 @@ from transformer_flax.model.registry import find_kind, param_shapes
 from transformer_flax.relatives.vector_files import Vectors
 from transformer_flax.training.compilation_cache import keep_compiled
 from transformer_flax.training.config_checks import check, device_dtype, given_tokenizer, model_config
-from transformer_flax.training.config_fields import AUTO, flatten, needs_bfloat16, require_only
+from transformer_flax.training.config_fields import AUTO, needs_bfloat16, require_only
 from transformer_flax.training.fine_tuning import are_trained, complete_run, load_embeddings
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
 from transformer_flax.training.run_directory import RunDirectory, final_splits
@@ -70,7 +70,7 @@ def checked_config(config: ConfigDict, *directories: RunDirectory) -> ConfigDict
     divide_cpu(config.parallel.cpu_devices)
     if config.model.dtype == AUTO:
         if begun:
-            config.model.dtype = flatten(begun[0].load_config().to_dict()).get("model.dtype", "float32")
+            config.model.dtype = begun[0].load_config().model.dtype
         else:
             config.model.dtype = "bfloat16" if needs_bfloat16(config) else device_dtype()
     return config
