@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import pathlib
-import re
 import sys
 import zlib
 from collections.abc import Callable, Generator
@@ -23,7 +22,6 @@ from transformer_flax.files import read_json
 from transformer_flax.training.multihost import share
 
 PATIENCE = 60  # seconds to wait for the pending tasks of a failed read
-STEP = re.compile("0|[1-9][0-9]{0,17}")  # the name of a checkpoint's folder
 
 
 class UnreadableError(UserError):
@@ -40,7 +38,7 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
         raise UserError(
             f"{directory} is a link to {directory.readlink()}, which is not there: mount its disk, or put it back"
         )
-    return sorted(int(folder.name) for folder in directory.glob("*") if STEP.fullmatch(folder.name))
+    return sorted(int(folder.name) for folder in directory.glob("*") if folder.name.isdecimal())
 
 
 def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kind: str = "params") -> Any:
