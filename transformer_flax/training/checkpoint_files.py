@@ -144,9 +144,9 @@ def _load_seal(folder: pathlib.Path) -> dict[str, Any]:
     The seal is read directly from Orbax's file. Orbax would also read the description of each array, and TensorStore
     0.1.86 never frees the memory of these descriptions.
     """
-    metadata = read_json(folder / METADATA).get("custom_metadata")
-    if not metadata or zlib.crc32(metadata.get("seal", "").encode()) != metadata.get("crc32"):
-        raise ValueError("its seal is broken or missing")
+    metadata = read_json(folder / METADATA)["custom_metadata"]
+    if zlib.crc32(metadata["seal"].encode()) != metadata["crc32"]:
+        raise ValueError("its seal is broken")
     return json.loads(metadata["seal"])
 
 
