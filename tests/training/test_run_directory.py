@@ -1,4 +1,5 @@
 import json
+import zlib
 
 import pytest
 
@@ -120,7 +121,8 @@ def test_a_run_that_is_claimed_again_keeps_its_tokenizer_s_file_as_it_is(tmp_pat
     file = tmp_path / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text("utf-8"))), "utf-8")  # as another version formats it
     run = json.loads((tmp_path / "config.json").read_text())
-    del run["tokenizer_crc32"], run["crc32"]
+    del run["crc32"]
+    run["tokenizer_crc32"] = zlib.crc32(file.read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(run))
     before = file.read_bytes()
     workdir.claim(small_config(), DATA, workdir.load_tokenizer())

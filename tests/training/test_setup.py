@@ -376,7 +376,7 @@ def test_a_split_that_has_changed_is_not_evaluated(finished, tmp_path):
         run.split("test")
 
 
-def test_a_tokenizer_put_in_place_of_the_run_s_is_refused_with_and_without_checksums(folder, tmp_path):
+def test_a_tokenizer_put_in_place_of_the_run_s_is_refused(folder, tmp_path):
     given = {"data__path": str(folder), "data__cache_dir": str(tmp_path / "cache"), "data__max_length": 20}
     config = small_config(**given, steps=1)
     run = tmp_path / "run"
@@ -388,13 +388,6 @@ def test_a_tokenizer_put_in_place_of_the_run_s_is_refused_with_and_without_check
     config.steps = 2
     for attempt in (lambda: restore(run), lambda: train(config, run)):
         with pytest.raises(UserError, match=r"tokenizer\.json has changed since the run was made"):
-            attempt()
-
-    noted = json.loads((run / "config.json").read_text())
-    del noted["tokenizer_crc32"], noted["crc32"]
-    (run / "config.json").write_text(json.dumps(noted))
-    for attempt in (lambda: restore(run), lambda: train(config, run)):
-        with pytest.raises(UserError, match=r"run/checkpoints/1 cannot be read: it is damaged, .* or of another model"):
             attempt()
 
 

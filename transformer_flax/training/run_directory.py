@@ -162,8 +162,7 @@ class RunDirectory:
     def load_tokenizer(self) -> Tokenizer:
         """Returns the run's tokenizer, which must not have changed since the run was made."""
         tokenizer = Tokenizer.load(self.tokenizer_file)
-        known = self._load_run().get("tokenizer_crc32")  # None if a user has removed the entry
-        if known not in (None, self._tokenizer_checksum(tokenizer)):
+        if self._load_run()["tokenizer_crc32"] != self._tokenizer_checksum(tokenizer):
             raise UserError(
                 f"{self.tokenizer_file} has changed since the run was made, so its pieces may no longer be those that "
                 "the model has learned; put the original there"
@@ -248,7 +247,7 @@ class RunDirectory:
             for split, fingerprint in fingerprints.items()
             if run["data_fingerprints"].get(split, fingerprint) != fingerprint
         ]
-        if tokenizer and not self._is_own(tokenizer, run.get("tokenizer_crc32")):
+        if tokenizer and not self._is_own(tokenizer, run["tokenizer_crc32"]):
             different.append(f"the tokenizer given is not {self.tokenizer_file}, which the run was started with")
         if different:
             lines = "".join(f"\n  {difference}" for difference in different)
@@ -261,11 +260,11 @@ class RunDirectory:
                 f"least {step}, or choose another --workdir"
             )
 
-    def _is_own(self, tokenizer: Tokenizer, checksum: int | None) -> bool:
-        """Returns whether a tokenizer is the run's; `checksum` is the entry in config.json, None if it is missing."""
+    def _is_own(self, tokenizer: Tokenizer, checksum: int) -> bool:
+        """Returns whether a tokenizer is the run's; `checksum` is the entry in config.json."""
         if self.tokenizer_file.exists():
             return self.load_tokenizer().to_json() == tokenizer.to_json()
-        return checksum in (None, self._tokenizer_checksum(tokenizer))
+        return checksum == self._tokenizer_checksum(tokenizer)
 
     def _write(self, file: pathlib.Path, text: str) -> None:
         if not is_first():
