@@ -18,6 +18,7 @@ from typing import IO, Any
 from transformer_flax.errors import UserError
 
 CHECKSUM = "crc32"
+MOST_BYTES = 1 << 26  # of a file of a run; the tokenizer's is the largest, with some million
 ABANDONED_SECONDS = 24 * 3600  # nobody still writes a partial file that has not changed for so long
 
 logger = logging.getLogger(__name__)
@@ -94,8 +95,17 @@ def require_other(output: str, inputs: Iterable[str | int]) -> None:
         raise UserError(f"{output} is an input; write to another file")
 
 
+def read_bounded(file: pathlib.Path) -> bytes:
+    """Reads a file of a run. Others may have made it, so one of more than `MOST_BYTES` is refused, unread."""
+    with file.open("rb") as stream:
+        content = stream.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+    return content
+
+
 def read_json(file: pathlib.Path) -> Any:
-    return json.loads(file.read_bytes())
+    return json.loads(read_bounded(file))
 
 
 def with_checksum(value: dict[str, Any]) -> dict[str, Any]:

@@ -113,10 +113,11 @@ def _prompt() -> Iterator[str]:
     """Yields the lines that are typed."""
     import readline  # noqa: F401  gives input() history and line editing
 
+    sys.stdin.reconfigure(errors="surrogateescape")  # terminals may send invalid UTF-8
     with contextlib.suppress(EOFError):
         while True:
             line = input("> " if sys.stdout.isatty() else "")
-            yield line.encode(errors="surrogateescape").decode(errors="replace")  # terminals may send invalid UTF-8
+            yield line.encode(errors="surrogateescape").decode(errors="replace")
     print(file=sys.stderr)
 
 

@@ -11,7 +11,11 @@ from tests import forked
 from tests.conftest import ROOT
 from tests.forked import PATIENCE
 
-ENVIRONMENT = os.environ | {"TERM": "dumb", "PYTHONUNBUFFERED": ""}  # lines have to come out without its help
+ENVIRONMENT = os.environ | {
+    "TERM": "dumb",
+    "PYTHONUNBUFFERED": "",  # lines have to come out without its help
+    "PYTHONIOENCODING": "utf-8:strict",  # as in all locales but C
+}
 
 
 @contextlib.contextmanager

@@ -79,6 +79,15 @@ def test_json_that_is_no_config_is_refused_by_its_name(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_file_that_would_fill_the_memory_is_not_read(tmp_path, name):
+    claim(tmp_path)
+    with (tmp_path / name).open("ab") as file:
+        file.truncate(2**40)
+    with pytest.raises(UserError, match=rf"{name} cannot be read .*it has more than 67,108,864 bytes"):
+        load_setup(RunDirectory(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_a_folder_in_place_of_a_file_is_named(tmp_path, name):
     claim(tmp_path)
     (tmp_path / name).unlink()

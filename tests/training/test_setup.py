@@ -236,7 +236,7 @@ def test_a_tokenizer_file_is_checked_before_anything_else(own, tmp_path):
         UserError, match=r"vocab_size is 300, and .*own\.json has 20 tokens; set --config.*vocab_size=20"
     ):
         check(small_config(data__tokenizer_file=str(own)))
-    with pytest.raises(UserError, match=r"nowhere\.json cannot be read as a tokenizer: .*No such file"):
+    with pytest.raises(UserError, match=r"nowhere\.json cannot be read as a tokenizer: No such file"):
         check(small_config(data__tokenizer_file=str(tmp_path / "nowhere.json")))
 
 

@@ -15,7 +15,7 @@ import tokenizers
 
 from transformer_flax.data.pairs import Pairs, iterate_pairs
 from transformer_flax.errors import UserError
-from transformer_flax.files import cache_error, cache_root, write_whole
+from transformer_flax.files import cache_error, cache_root, read_bounded, write_whole
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
 LOSSLESS = ("bpe", "wordpiece")
@@ -123,13 +123,15 @@ class Tokenizer:
           UserError: the file cannot be read or used; gives the file and the reason.
         """
         try:
+            content = read_bounded(file)
             with _explained("Hugging Face's library refuses it"):
-                backend = tokenizers.Tokenizer.from_file(str(file))
+                backend = tokenizers.Tokenizer.from_buffer(content)
             _require_usable(backend)
             tokenizer = cls(backend)
             tokenizer.decode(tokenizer.encode([PROBE])[0])
-        except UserError as error:
-            raise UserError(f"{file} cannot be read as a tokenizer: {error}") from error
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{file} cannot be read as a tokenizer: {reason}") from error
         return tokenizer
 
     def to_json(self) -> str:
