@@ -113,7 +113,7 @@ def _prompt() -> Iterator[str]:
     """Yields the lines that are typed."""
     import readline  # noqa: F401  gives input() history and line editing
 
-    sys.stdin.reconfigure(errors="surrogateescape")  # terminals may send invalid UTF-8
+    sys.stdin.reconfigure(errors="surrogateescape")  # pyrefly: ignore (a TextIOWrapper); terminals may send any bytes
     with contextlib.suppress(EOFError):
         while True:
             line = input("> " if sys.stdout.isatty() else "")
