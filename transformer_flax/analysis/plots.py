@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from transformer_flax.analysis.alignment import Links, word_weights
 from transformer_flax.analysis.attention import Attention
 from transformer_flax.decoding.scoring import ClassScores
-from transformer_flax.errors import UserError
+from transformer_flax.errors import UserError, look_up
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.optimizer import make_schedule
 from transformer_flax.training.run_directory import RunDirectory
@@ -226,9 +226,9 @@ def plot_curves(
       x: "minutes" since the run began, evaluation included, or "step".
 
     Raises:
-      UserError: a directory holds no run, or a run lacks the metric.
+      UserError: a directory holds no run, a run lacks the metric, or `x` is unknown.
     """
-    name, unit = X_AXES[x]
+    name, unit = look_up("x", x, X_AXES)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     directories = [*map(RunDirectory, [workdirs] if isinstance(workdirs, (str, os.PathLike)) else workdirs)]

@@ -11,7 +11,7 @@ from transformer_flax.data.pairs import Pairs, iterate_pairs, require_split
 from transformer_flax.data.synthetic import number_pairs, symbol_pairs
 from transformer_flax.data.text_files import Lines, find_text, read_lines, require_as_many, require_text, text_folder
 from transformer_flax.data.tfds import tfds_pairs
-from transformer_flax.errors import UserError
+from transformer_flax.errors import UserError, look_up
 from transformer_flax.files import cache_root
 
 IF_MISSING = {  # what to do if there are no files of a split
@@ -31,9 +31,7 @@ def load_pairs(config, split: str) -> Pairs:
       UserError: the source, split, folder, data set, file or language does not exist, or a file is malformed.
     """
     require_split(split)
-    if config.source not in SOURCES:
-        raise UserError(f"config.data.source is {config.source!r}; it must be one of {', '.join(SOURCES)}")
-    pairs = SOURCES[config.source](config, split)
+    pairs = look_up("config.data.source", config.source, SOURCES)(config, split)
     if config.source in READ and split == "train" and config.num_pairs:
         pairs = _first(pairs, config.num_pairs)
     return _normalised(pairs, config) if any(normalisers(config)) else pairs
