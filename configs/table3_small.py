@@ -36,11 +36,13 @@ def get_config(data: str = "numbers") -> ConfigDict:
     config.label_smoothing = 0.1
     config.model.update(num_layers=3, num_heads=8, dropout=0.1)
     if data == "numbers":
-        config.steps, evaluations = 300, 4
+        config.steps = 300
+        evaluations = 4
         config.model.update(d_model=64, d_ff=256, d_k=8, d_v=8)
         config.optimizer.update(factor=0.3, warmup_steps=100)  # the paper's factor is for batches 12 times as large
     else:
-        config.steps, evaluations = 5_000, 10
+        config.steps = 5_000
+        evaluations = 10
         config.data.update(vocab_size=2_000, num_buckets=6)
         config.data.update(batching="packed", max_length=64)  # one shape of training, compiled once
         config.model.update(d_model=128, d_ff=512, d_k=16, d_v=16, branch_init=0.5)  # 0.5: docs/initial_values.md

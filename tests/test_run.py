@@ -190,7 +190,7 @@ def test_what_is_no_text_and_what_is_no_setting_is_refused_in_words(run):
         run.translate(["zwei", 7])
     with pytest.raises(UserError, match="lines is 'zwei'; it must be a list of lines, not a string"):
         next(run.translator().search("zwei"))
-    with pytest.raises(UserError, match=r"attentions takes a list of strings; line 1 is \['zwei'\] of type list"):
+    with pytest.raises(UserError, match=r"attention takes one line, not \['zwei'\]; attentions takes several"):
         run.attention(["zwei"])
     with pytest.raises(UserError, match="'beam' is not a setting of numbers; did you mean 'beam_size'"):
         run.translate(["zwei"], beam=3)
@@ -373,7 +373,7 @@ def test_a_checkpoint_that_training_deletes_meanwhile_is_no_longer_chosen(made, 
 
     monkeypatch.setattr(trained_model, "load_params", delete_oldest_first)
     assert restore(training, average=4).params_from == "the mean of the parameters at steps 20, 30, 34"
-    with pytest.raises(UserError, match=r"has no checkpoints of steps \[10, 20\]; it has those of 20, 25"):
+    with pytest.raises(UserError, match=r"has no checkpoints of steps \[10\]; it has those of 20, 25"):
         restore(training, steps=[10, 20])
 
 

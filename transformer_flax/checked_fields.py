@@ -53,6 +53,6 @@ class CheckedConfig:
                 raise UserError(f"config.{self.section}.{field.name} is {value!r}; it must be {must}")
 
     def require(self, name: str, is_valid: bool, must: str) -> None:
-        """Refuses the value of a field unless it `is_valid` beside other fields."""
+        """Checks a condition between fields, `is_valid`. A UserError names the field and what it `must` be."""
         if not is_valid:
             raise UserError(f"config.{self.section}.{name} is {getattr(self, name)!r}; it must be {must}")

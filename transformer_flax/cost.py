@@ -28,7 +28,10 @@ DEVICES = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 15.7} | {
     name: peak.bfloat16 / 1e12 for name, peak in PEAKS.items()
 }
 DEVICE = flags.DEFINE_enum(
-    "device", "P100", list(DEVICES), "device to train on, or --peak_tflops; the paper used 8 P100"
+    "device",
+    "P100",
+    list(DEVICES),
+    "device to train on; for another one, set --peak_tflops instead; the paper used 8 P100",
 )
 NUM_DEVICES = flags.DEFINE_integer("num_devices", 8, "number of devices", 1)
 PEAK = flags.DEFINE_float(

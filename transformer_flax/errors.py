@@ -21,7 +21,11 @@ class Interrupted(Exception):  # noqa: N818 (not an error)
 
 
 def look_up(what: str, name: str, known: Mapping[str, Any]) -> Any:
-    """Returns what is known by the name that the user chose for `what`, such as a field of the config."""
+    """Returns `known[name]`. `what` says what has this name, such as a field of the config.
+
+    Raises:
+      UserError: the name is unknown; lists the known names.
+    """
     if name not in known:
         raise UserError(f"{what} is {name!r}; it must be one of {', '.join(known)}")
     return known[name]

@@ -252,6 +252,8 @@ class Run(TrainedModel):
         Raises:
           UserError: as `attentions` does.
         """
+        if not isinstance(source, str):
+            raise UserError(f"attention takes one line, not {source!r}; attentions takes several")
         [attention] = self.attentions([source], None if target is None else [target], **settings)
         return attention
 

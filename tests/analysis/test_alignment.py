@@ -85,6 +85,6 @@ def test_the_error_rate_is_that_worked_out_by_hand():
     assert error_rate([frozenset({(5, 5)}), frozenset()], gold) == 1
 
 
-def test_a_sentence_without_gold_links_has_no_error_rate():
+def test_there_are_as_many_gold_lines_as_alignments():
     with pytest.raises(ValueError, match="shorter"):
         error_rate([frozenset(), frozenset()], [Gold(frozenset(), frozenset())])

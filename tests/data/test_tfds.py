@@ -130,6 +130,6 @@ def test_a_damaged_set_is_refused(make_set, damage):
         as_list(read(file.parent.parent.parent))
 
 
-def test_text_that_is_not_utf8_is_refused(make_set):
-    with pytest.raises(UserError, match=r"made_translate/1\.0\.0 is damaged \('utf-8' codec can't decode byte 0xfc"):
+def test_text_that_is_not_utf8_is_refused_with_its_place(make_set):
+    with pytest.raises(UserError, match=r"made_translate/1\.0\.0, pair 0: not UTF-8"):
         make_set({"train": [("one", b"f\xfcnf")]})

@@ -155,9 +155,10 @@ def test_a_damaged_config_is_named(tmp_path, content):
         RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
 
 
-def test_the_config_of_another_program_is_told_from_a_run_s(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(UserError, match=r"config\.json is not the config of a run, as it has an entry 'model_type'"):
+@pytest.mark.parametrize("content", ['{"model_type": "bert"}', '{"config": {}, "data_fingerprints": {}}', "{}"])
+def test_the_config_of_another_program_is_told_from_a_run_s(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config\.json is not the config of a run: it has the entries "):
         RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
 
 

@@ -20,6 +20,7 @@ OWN_FIELDS = {  # the sweep sets them for every run
     "seed": "set --seeds",
     "name": "each run is named after its variant",
 }
+EXAMPLE = 'wide = {model.d_ff = 512, model.positions = "rotary"}'  # of an entry of a file
 PARSERS = {  # the command line parses config fields with the same parsers
     bool: flags.BooleanParser(),
     int: flags.IntegerParser(),
@@ -91,7 +92,9 @@ def _parse_axes(texts: Iterable[str], base: ConfigDict) -> list[list[tuple[tuple
     axes: list[list[tuple[tuple[str, Any], ...]]] = []
     varied: set[str] = set()
     for text in texts:
-        names, _, values = text.partition("=")
+        names, equals, values = text.partition("=")
+        if not equals:
+            raise UserError(f"--grid {text!r} has no values; write it like --grid model.dropout=0.0,0.1")
         columns = []
         for field in names.split(","):
             like = _value_in(base, field, "--grid")
@@ -113,7 +116,9 @@ def _read_entries(file: pathlib.Path, base: ConfigDict) -> list[tuple[str, table
     try:
         entries = tomllib.loads(file.read_text("utf-8"))
     except ValueError as error:  # not TOML, or not UTF-8
-        raise UserError(f"{file} is not TOML: {error}; write lines such as wide = {{model.d_ff = 512}}") from error
+        raise UserError(f"{file} is not TOML: {error}; write lines such as {EXAMPLE}") from error
+    if not entries:
+        raise UserError(f"{file} has no entries; write lines such as {EXAMPLE}")
     starts = []
     for name, entry in entries.items():
         where = f"{file}, {name!r}"

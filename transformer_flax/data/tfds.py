@@ -83,7 +83,9 @@ def _read(records, languages: tuple[str, str], folder: str, indices: Sequence[in
             features = example.features.feature
             source, target = (features[language].bytes_list.value[0].decode() for language in languages)
             pairs.append((clean(source), clean(target)))
-    except (RuntimeError, DecodeError, UnicodeDecodeError) as error:  # raised by array_record, by protobuf, by decode
+    except UnicodeDecodeError as error:
+        raise UserError(f"{folder}, pair {indices[len(pairs)]:,}: not UTF-8 ({error.reason})") from error
+    except (RuntimeError, DecodeError) as error:  # raised by array_record, by protobuf
         raise UserError(f"{folder} is damaged ({error}); remove it, and it is prepared anew") from error
     return pairs
 

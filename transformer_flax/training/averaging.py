@@ -79,10 +79,11 @@ def choose(
         raise UserError(f"average is {average!r}; it must be a number of checkpoints, at least 1, or {EMA!r}")
     kind = EMA if average == EMA else "params"
     if steps is not None:
-        named = {*np.ravel(steps).tolist()}
-        if not named or not named.issubset(saved):
+        named = np.ravel(steps).tolist()
+        missing = [step for step in named if step not in saved]
+        if missing or not named:
             there = ", ".join(map(str, saved))
-            raise UserError(f"{directory.parent} has no checkpoints of steps {steps!r}; it has those of {there}")
+            raise UserError(f"{directory.parent} has no checkpoints of steps {missing}; it has those of {there}")
         return Choice([step for step in saved if step in named], kind)
     if average == EMA:
         return Choice(saved[-1:], kind)

@@ -42,7 +42,7 @@ MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
 # These fields may change if only one split has its final evaluation. They do not affect its scores.
 ON_THE_WAY = ("every", "sentences", "average", "patience")  # of config.eval
 KEEPS_SCORES = (*CHANGES_NOTHING, "steps", "checkpoint.keep", "eval.test", *(f"eval.{name}" for name in ON_THE_WAY))
-RUN = {"config", "data_fingerprints", "tokenizer_crc32", "classes"}  # the entries of config.json
+RUN = ("config", "data_fingerprints", "tokenizer_crc32", "classes")  # the entries of config.json
 LOCK = ".lock"
 UNSAFE = "*?[\\"  # Orbax takes these for a pattern: it writes checkpoints below such a folder that cannot be read
 
@@ -224,10 +224,11 @@ class RunDirectory:
                 f"{self.config_file} cannot be read as the config of a run ({error}); restore the original, or correct "
                 f"it and delete its {CHECKSUM!r}"
             ) from error
-        if others := sorted(run.keys() - RUN):
+        if {*run, "classes"} != {*RUN}:  # only classifiers have classes
             raise UserError(
-                f"{self.config_file} is not the config of a run, as it has an entry {others[0]!r}; word vectors are "
-                "opened by python -m transformer_flax.vectors, and models for CTranslate2 by its library"
+                f"{self.config_file} is not the config of a run: it has the entries {', '.join(run)}, and "
+                f"not {', '.join(RUN)}. Word vectors are opened by python -m transformer_flax.vectors, and models for "
+                "CTranslate2 by its library"
             )
         return run
 
