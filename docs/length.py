@@ -29,11 +29,14 @@ def main(*paths: str) -> None:
         plot_by_length,  # not before the flags are checked: it loads JAX
     )
 
-    curves, trained = collections.defaultdict(list), set()
+    curves, trained, lengths = collections.defaultdict(list), set(), set()
     for path in paths:
         name, longest, buckets = measure(path)
         curves[name].append(buckets)
         trained.add(longest)
+        lengths.add(tuple(bucket.shortest for bucket in buckets))
+    if len(lengths) > 1:
+        raise UserError("the runs were tested on sources of different lengths; draw them apart")
     if len(trained) > 1:
         raise UserError(f"the longest sources trained on have {sorted(trained)} tokens; draw these runs apart")
     if OUTPUT.value is not None:

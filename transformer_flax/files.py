@@ -164,13 +164,14 @@ def _encode_line(line: dict[str, Any]) -> bytes:
 def read_json_lines(
     file: pathlib.Path, parse: Callable[[dict[str, Any]], Any] = lambda line: line
 ) -> list[dict[str, Any]]:
-    """Reads a file of JSON lines, without their checksums. Leaves out a last line that a killed process cut short.
+    """Reads a file of JSON lines, without their checksums; none if the file does not exist.
 
-    `parse` converts each line, in order, to the value to return; it may raise ValueError.
+    Leaves out a last line that a killed process cut short. `parse` converts each line, in order, to the value to
+    return; it may raise ValueError.
     """
     parsed: list[Any] = []
     try:
-        for line in file.read_bytes().split(b"\n")[:-1]:
+        for line in file.read_bytes().split(b"\n")[:-1] if file.exists() else ():
             parsed.append(parse(verify_checksum(json.loads(line))))
     except ValueError as error:  # from JSON, UTF-8, a checksum, or `parse`
         raise UserError(

@@ -181,7 +181,7 @@ def test_a_damaged_line_is_refused_by_its_number(file, damaged):
 
 
 def test_a_file_that_does_not_say_what_was_swept_is_refused(file):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(UserError, match=r"results\.jsonl is missing or damaged"):
         read(file)
     file.write_text('{"variant": "A-h1"}\n')
     with pytest.raises(UserError, match="damaged in line 1: it is no result"):

@@ -72,8 +72,8 @@ def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
     heads = [line for line in others if "config" in line]
     if not heads or heads != lines[:1]:  # none, a later one, or several
         raise UserError(
-            f"{file} is damaged: its first line must describe a sweep, and no other line may describe another; keep "
-            "each sweep in its own file, or move this one away"
+            f"{file} is missing or damaged: its first line must describe a sweep, and no other line may describe "
+            "another; keep each sweep in its own file, or move this one away"
         )
     head, *sessions = others
     return head | {"sessions": [_session(head), *sessions]}, list(results.values())

@@ -79,9 +79,8 @@ class Trial:
 
     def progress(self) -> TrialProgress:
         """Reads the trial's progress. Damaged metrics count as no progress; training will refuse them."""
-        file = RunDirectory(self.path).metrics_file
         try:
-            return measure(read_json_lines(file), self.steps) if file.exists() else TrialProgress()
+            return measure(read_json_lines(RunDirectory(self.path).metrics_file), self.steps)
         except UserError:
             return TrialProgress()
 

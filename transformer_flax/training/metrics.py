@@ -73,7 +73,7 @@ class StepLines:
     """A file of JSON lines, each with its step. Only the first process writes. Lines after `step` are removed."""
 
     def __init__(self, file: pathlib.Path, step: int):
-        lines = read_json_lines(file) if file.exists() else []
+        lines = read_json_lines(file)
         self.kept = [line for line in lines if line["step"] <= step]
         self.dropped = [line for line in lines if line["step"] > step]
         self._lines = JsonLines(file, self.kept) if is_first() else None

@@ -105,7 +105,7 @@ class RunDirectory:
 
     def _evaluated(self, config: ConfigDict) -> set[str]:
         """Returns the splits whose final evaluation is written, and would be kept; none if the run has not ended."""
-        lines = read_json_lines(self.metrics_file) if self.metrics_file.exists() else []
+        lines = read_json_lines(self.metrics_file)
         step = max(saved_steps(self.checkpoints), default=0)
         names = {name for line in lines if line.get("step") == step for name in line}
         has_ended = step == config.steps or is_out_of_patience(lines, config.eval.patience)
