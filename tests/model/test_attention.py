@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY
+from transformer_flax.errors import UserError
 from transformer_flax.model.attention import (
     MultiHeadAttention,
     attend_fused,
@@ -84,6 +85,17 @@ def test_weights_are_seen_where_a_kernel_would_keep_them():
     np.testing.assert_array_equal(again, output)
     np.testing.assert_array_equal(*jax.tree.leaves([seen, weights]))
     np.testing.assert_allclose(*(np.asarray(x, np.float32) for x in (look(fused), output)), atol=0.05)
+
+
+def test_attention_in_one_kernel_is_that_of_every_variant_or_is_refused(variant):
+    plain = dataclasses.replace(variant, d_k=8, d_v=8, dtype="bfloat16")
+    try:
+        fused = dataclasses.replace(plain, attention_implementation="cudnn")
+    except UserError:  # the kernel cannot compute it
+        return
+    params = MultiHeadAttention(plain).init(jax.random.key(0), X, X, causal_mask(Q))["params"]
+    outputs = [MultiHeadAttention(config).apply({"params": params}, X, X, causal_mask(Q)) for config in (plain, fused)]
+    np.testing.assert_allclose(*(np.asarray(output, np.float32) for output in outputs), atol=0.05)
 
 
 def test_padding_mask_is_over_keys():

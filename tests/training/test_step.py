@@ -18,6 +18,18 @@ from transformer_flax.training.optimizer import (
 from transformer_flax.training.step import TrainState, dropout_key, init_key, make_train_step
 
 
+def test_an_optimizer_may_keep_the_parameters_that_it_begins_with():
+    def init(params):
+        return params
+
+    def update(updates, state, params=None, **_):
+        return updates, state
+
+    state = TrainState.create(0, {"w": jnp.ones(3)}, optax.GradientTransformation(init, update), keep_ema=True)
+    double = jax.jit(lambda state: jax.tree.map(lambda x: 2 * x, state), donate_argnums=0)
+    assert double(state).opt_state["w"].tolist() == [2, 2, 2]
+
+
 def test_a_step_averages_the_parameters_that_it_makes_and_leaves_them_alone():
     def loss_fn(params, batch, key):
         return {"loss": jnp.sum(batch) * params["w"]}, {"loss": jnp.float32(batch.size)}

@@ -27,9 +27,11 @@ class TrainState(flax.struct.PyTreeNode):
     def create(
         cls, seed: int, params: Any, optimizer: optax.GradientTransformation, *, keep_ema: bool = False
     ) -> "TrainState":
+        # No two leaves share a buffer, because each is overwritten. Some optimizers keep the parameters given.
         ema = jax.tree.map(jnp.copy, params) if keep_ema else None
-        step, skipped, skipped_in_a_row = jnp.zeros((3,), jnp.int32)  # three buffers, because each is overwritten
-        return cls(step, jnp.uint32(seed), params, optimizer.init(params), skipped, skipped_in_a_row, ema)
+        opt_state = optimizer.init(jax.tree.map(jnp.copy, params))
+        step, skipped, skipped_in_a_row = jnp.zeros((3,), jnp.int32)
+        return cls(step, jnp.uint32(seed), params, opt_state, skipped, skipped_in_a_row, ema)
 
 
 class Metrics(flax.struct.PyTreeNode):
