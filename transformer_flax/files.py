@@ -96,7 +96,7 @@ def require_other(output: str, inputs: Iterable[str | int]) -> None:
 
 
 def read_bounded(file: pathlib.Path) -> bytes:
-    """Reads a file of a run. Others may have made it, so one of more than `MOST_BYTES` is refused, unread."""
+    """Reads a file of a run. Others may have made it, so a file of more than `MOST_BYTES` is refused."""
     with file.open("rb") as stream:
         content = stream.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

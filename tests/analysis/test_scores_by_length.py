@@ -1,3 +1,5 @@
+import pathlib
+
 import pytest
 
 from tests import forked
@@ -64,18 +66,23 @@ def test_translations_belong_to_the_text_that_they_were_made_of(tmp_path):
         load_written(place, "test")
 
 
-def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
-    made = {"source": "copy", "num_pairs": 100, "longest_trained": 5, "longest_tested": 7}
+def copying(path: pathlib.Path, longest_tested: int) -> pathlib.Path:
+    """Makes the directory of a run, as if its model had learned to copy, but six letters at most."""
+    made = {"source": "copy", "num_pairs": 100, "longest_trained": 5, "longest_tested": longest_tested}
     config = small_config(steps=1, **{f"data__{name}": value for name, value in made.items()})
     pairs = {split: load_pairs(config.data, split) for split in ("train", "valid", "test")}
-    place = RunDirectory(tmp_path / "run")
+    place = RunDirectory(path)
     fingerprints = {split: pairs[split].fingerprint for split in pairs}
     lines = {split: [source for source, _ in each.read(range(len(each)))] for split, each in pairs.items()}
     place.claim(config, fingerprints, Tokenizer.train(lines["train"], 285))
-    # As if the model had learned to copy, but six letters at most.
     place.save_outputs("translations", "valid", 1, lines["valid"])
     place.save_outputs("translations", "test", 1, [line[:11] for line in lines["test"]])
-    told = forked.run("docs/length.py", f"--output={tmp_path}/length.png", "--width=1", place.path)
+    return place.path
+
+
+def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
+    run = copying(tmp_path / "run", longest_tested=7)
+    told = forked.run("docs/length.py", f"--output={tmp_path}/length.png", "--width=1", run)
     assert told.stdout.splitlines() == [
         "| tokens | sinusoidal (1) |",
         "|---|---|",
@@ -85,6 +92,9 @@ def test_the_script_of_the_docs_measures_what_runs_have_written(tmp_path):
         "| 7 | 0.0 % / 85.7 % |",
     ]
     assert (tmp_path / "length.png").read_bytes().startswith(b"\x89PNG")
+    told = forked.run("docs/length.py", "--width=1", run, copying(tmp_path / "other", longest_tested=6))
+    assert told.stderr == "error: the runs were tested on sources of different lengths; draw them apart\n"
+    assert not told.stdout
 
 
 def test_the_last_translations_are_read_also_where_patience_ended_a_run(tmp_path):
