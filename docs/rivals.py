@@ -153,6 +153,7 @@ def draw(runs, minutes, lengths, folder: pathlib.Path) -> None:
     over_time.set(xlabel="minutes of training", ylabel="BLEU, validation, first sentences")
     over_length.set(xlabel="words of the source, at most", ylabel="BLEU, test", xticks=range(len(EDGES)))
     over_length.set_xticklabels([*map(str, EDGES[:-1]), "more"])
+    folder.mkdir(parents=True, exist_ok=True)
     for figure, name in (time, "rivals_time.png"), (length, "rivals_length.png"):
         figure.axes[0].legend(fontsize=8)
         figure.savefig(folder / name, dpi=120)
