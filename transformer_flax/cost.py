@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from transformer_flax.analysis.run_cost import Cost
 
 CONFIG = define_config("base.py")
-# TFLOP/s: the sustained rates that the paper's table 2 assumes; a V100's peak in float32; the makers' peaks of dense
-# products in bfloat16.
-DEVICES = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 15.7} | {
+# TFLOP/s: the sustained rates that the paper's table 2 assumes; the peaks in float32 of a V100 and a T4; the makers'
+# peaks of dense products in bfloat16.
+DEVICES = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 15.7, "T4": 8.1} | {
     name: peak.bfloat16 / 1e12 for name, peak in PEAKS.items()
 }
 DEVICE = flags.DEFINE_enum(

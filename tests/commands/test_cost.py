@@ -88,8 +88,8 @@ def test_a_length_that_no_batch_has_is_refused():
         (["--peak_tflops=0"], "--peak_tflops=0: it must be number >= 0.001"),
         (
             ["--device=abacus"],
-            "--device=abacus: it must be one of K80, K40, M40, P100, V100, A100, H100, H200, TPUv4, TPUv5e, TPUv5p, "
-            "TPUv6e",
+            "--device=abacus: it must be one of K80, K40, M40, P100, V100, T4, A100, H100, H200, TPUv4, TPUv5e, "
+            "TPUv5p, TPUv6e",
         ),
         (["--device=A100", "--peak_tflops=3"], "--device has no effect with --peak_tflops: leave it out"),
     ],
