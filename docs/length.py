@@ -66,7 +66,10 @@ def measure(path: str):
     sources, references, translations = map(list, zip(*written, strict=True))
     lengths = [len(ids) for ids in tokenizer.encode(sources)]
     train = load_pairs(config.data, "train")
-    trained = max(len(ids) for ids in tokenizer.encode([source for source, _ in train.read(range(len(train)))]))
+    texts = zip(*train.read(range(len(train))), strict=True)
+    pairs = zip(*(tokenizer.encode(side) for side in texts), strict=True)
+    fits = [source for source, target in pairs if max(len(source), len(target)) < config.data.max_length]
+    trained = max(map(len, fits))
     return config.model.positions, trained, measure_by_length(lengths, translations, references, width=WIDTH.value)
 
 

@@ -97,7 +97,7 @@ def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:
     if len(line.split()) != len(words):
         raise UserError(
             f"line {number:,} has {len(line.split()):,} words, and {len(words):,} as the run reads them; a run with "
-            "config.data.tokenized needs a text whose words are Moses' tokens"
+            "config.data.tokenized needs words that Moses' tokenizer neither splits nor escapes"
         )
 
 

@@ -54,6 +54,7 @@ def test_all_scores_of_normalised_lines_say_so_and_do_not_tokenise_again():
     lines = [text(line) for line in REFERENCES]
     scores = full_scores([lines[0].removesuffix(" ."), lines[1].upper()], lines, text)
     assert "case:lc" in scores.chrf_signature
+    assert "|tok:moses-de|punct:normalised|" in scores.chrf_signature
     assert "|case:lc|" in scores.table2_signature
     assert "|tok:moses-de|compounds:##AT##|punct:normalised|" in scores.table2_signature
     assert scores.signature == score(lines, lines, text).signature

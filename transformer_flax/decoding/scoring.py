@@ -76,6 +76,11 @@ def full_scores(translations: Sequence[str], references: Sequence[str], text: No
     """Computes all scores of detokenised text, with warnings. For the arguments, see `score`."""
     scores = score(translations, references, text)
     chrf = sacrebleu.CHRF(lowercase=text.lowercase)
+    chrf_score = chrf.corpus_score(list(translations), [list(references)]).score
+    chrf_signature = str(chrf.get_signature())  # after the score, which counts the references
+    if text.tokenized:  # Moses' escapes, such as &apos;, count as letters
+        tokens = _by_moses(f"moses-{text.base_language}|punct:normalised")
+        chrf_signature = chrf_signature.replace("|version:", f"|{tokens}|version:")
     # These settings compute BLEU like multi-bleu.perl.
     tokenised = sacrebleu.BLEU(lowercase=text.lowercase, tokenize="none", smooth_method="none", force=True)
     compounds = "|compounds:##AT##" if text.base_language == "de" else ""
@@ -84,8 +89,8 @@ def full_scores(translations: Sequence[str], references: Sequence[str], text: No
     ours, theirs = (table2_tokens(lines, text) for lines in (translations, references))
     return FullScores(
         **vars(scores),
-        chrf=chrf.corpus_score(list(translations), [list(references)]).score,
-        chrf_signature=str(chrf.get_signature()),
+        chrf=chrf_score,
+        chrf_signature=chrf_signature,
         table2_bleu=tokenised.corpus_score(ours, [theirs]).score,
         table2_signature=str(tokenised.get_signature()).replace("tok:none", how),
         warnings=tuple(_warnings(translations, references, scores, text)),
