@@ -49,7 +49,7 @@ def test_a_file_is_replaced_whole(tmp_path):
 
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, full_disk):
     (tmp_path / "a").write_text("old")
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'a'}'"):
         write_whole(tmp_path / "a", "new")
     assert names(tmp_path) == ["a"]
     assert (tmp_path / "a").read_text() == "old"

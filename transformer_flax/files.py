@@ -44,11 +44,12 @@ def write_whole(file: pathlib.Path, content: str | bytes) -> None:
                 abandoned.unlink()
     partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}.partial")
     try:
-        with partial.open("xb") as stream:
-            stream.write(content.encode() if isinstance(content, str) else content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(file)
+        with named_errors(str(file)):
+            with partial.open("xb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            partial.replace(file)
     finally:
         with contextlib.suppress(OSError):
             partial.unlink()

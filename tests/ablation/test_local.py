@@ -108,6 +108,12 @@ def test_a_machine_without_gpus_or_with_hidden_ones_is_one_of_cores(gpus, monkey
             "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory\nmore",
             "out of memory (RESOURCE_EXHAUSTED)",
         ),
+        (2, "error: RESOURCE_EXHAUSTED: Out of memory; smaller batches\n", "out of memory (RESOURCE_EXHAUSTED)"),
+        (
+            2,
+            "error: a checkpoint could not be written: RESOURCE_EXHAUSTED: No space left on device\n",
+            "a checkpoint could not be written: RESOURCE_EXHAUSTED: No space left on device",
+        ),
         (-signal.SIGKILL, "step 5\n", "probably out of memory: killed by SIGKILL"),
         (-signal.SIGSEGV, "step 5\n", "ended by a signal: Segmentation fault"),
         (143, "stopped by SIGTERM after step 5\n", "stopped by SIGTERM after step 5"),

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from tests.conftest import ROOT
+from tests.disks import files_up_to
 from tests.training.small import small_config
 from transformer_flax.ablation.plan import assumed_flops
 from transformer_flax.ablation.variants import make_variants
+from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.model.flops import training_flops
 from transformer_flax.training.config_checks import model_config
@@ -93,6 +95,15 @@ def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):
     later = MetricsWriter(file, 30, score="bleu", seconds=900.0)  # saved after the last line
     assert 900 <= later.seconds < 990
     later.close()
+
+
+def test_events_that_do_not_fit_on_the_disk_are_told_of_once(tmp_path):
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", 0, score="bleu")
+    with files_up_to(400):  # enough for the line and not for its events
+        with pytest.raises(UserError, match="TensorBoard events cannot be written: File too large"):
+            writer.write(1, "train", {f"{index}": index for index in range(10)})
+        writer.close()
+    assert [line["step"] for line in read_json_lines(tmp_path / "metrics.jsonl")] == [1]
 
 
 def test_totals_are_of_the_moment_and_another_meter_goes_on_from_them():

@@ -195,10 +195,10 @@ args = parser.parse_args()
 multihost.HEARTBEAT_SECONDS = 5
 
 
-def work():
+def work(seconds=1000):
     if args.process_id == 0:
         print("working", flush=True)
-    time.sleep(1000)
+    time.sleep(seconds)
 
 
 def main():
@@ -213,6 +213,10 @@ def main():
         if args.process_id == 1:
             raise RuntimeError("a defect")
         work()
+    elif args.doing == "end":
+        if args.process_id == 0:
+            work(seconds=3)
+            raise SystemExit("the disk is full")
     elif args.doing.startswith("stop"):
         for step in range(1, 20):
             multihost.first_ahead(lambda: None)  # as steps do that all make together
@@ -254,6 +258,19 @@ def test_a_defect_in_one_process_is_told_by_it_and_ends_the_other(doing):
     assert other_status == 1
     assert "RuntimeError: a defect" in other_err
     assert_told(status, err)
+
+
+def test_a_failure_of_the_first_when_the_other_has_finished_ends_the_other_with_the_same_status():
+    with together("-c", SCRIPT, "end") as processes:
+        results = ended(processes)
+    assert results == [(1, "working\n", "the disk is full\n"), (1, "", "")]
+
+
+@pytest.mark.long
+def test_the_other_is_told_where_the_first_is_killed_when_the_other_has_finished():
+    with together("-c", SCRIPT, "end") as processes:
+        processes[0].wait_for("working")
+        assert_told(*kill(processes, 0))
 
 
 @pytest.mark.long

@@ -153,13 +153,13 @@ def explain(status: int, said: str) -> str:
     """Explains in one line why a process with this exit status and last output has ended; empty if it succeeded."""
     if status == 0:
         return ""
-    if sign := next((sign for sign in OUT_OF_MEMORY if sign in said), None):
-        return f"out of memory ({sign})"
     if status == -signal.SIGKILL:
         return "probably out of memory: killed by SIGKILL"
     _, found, message = f"\n{said}".rpartition("\nerror: ")  # a command ends right after its message
-    if found:
+    if found and not message.startswith(OUT_OF_MEMORY):  # a full disk is RESOURCE_EXHAUSTED, too, within a message
         return " ".join(message.split())
+    if sign := next((sign for sign in OUT_OF_MEMORY if sign in said), None):
+        return f"out of memory ({sign})"
     if status < 0:
         return f"ended by a signal: {signal.strsignal(-status)}"
     lines = [line.strip() for line in said.splitlines() if line.strip()]

@@ -1,6 +1,7 @@
 """Sums metrics on the host and writes them to `metrics.jsonl` and TensorBoard."""
 
 import collections
+import contextlib
 import os
 import pathlib
 import sys
@@ -161,4 +162,5 @@ class MetricsWriter:
     def close(self) -> None:
         self._lines.close()
         if self._events is not None:
-            self._events.close()
+            with contextlib.suppress(OSError):  # `write` has flushed every line, and has reported a failure
+                self._events.close()

@@ -129,14 +129,15 @@ def joined(
     group = _group = _Group(state.process_id, state.num_processes, state.client)
     try:
         yield
+        failure = _leave(group, None, float("inf"))
     except BaseException as error:
         if _leave_after(error, group):
             sys.exit(_status(error))  # the first process prints the same message
         raise
-    else:
-        _leave(group, None, float("inf"))
     finally:
         _group = None
+    if failure:
+        sys.exit(failure["status"])  # the first process prints the message
 
 
 def _leave_after(error: BaseException, group: _Group) -> bool:
@@ -146,17 +147,18 @@ def _leave_after(error: BaseException, group: _Group) -> bool:
     if isinstance(error, (UserError, Interrupted, KeyboardInterrupt, SystemExit)):
         seconds = float("inf") if isinstance(error, Interrupted) else GOODBYE_SECONDS
         with contextlib.suppress(TimeoutError, jax.errors.JaxRuntimeError):  # the others are busy, or one has died
-            first = _leave(group, str(error), seconds)
-            return isinstance(error, (UserError, Interrupted)) and group.index > 0 and first == str(error)
+            failure = {"message": str(error), "status": _status(error)}
+            first = _leave(group, failure, seconds)
+            return isinstance(error, (UserError, Interrupted)) and group.index > 0 and first == failure
     else:
         error.add_note(LOST)
     atexit.register(os._exit, _status(error))  # runs before JAX's handler, which waits for the other processes
     return False
 
 
-def _leave(group: _Group, reason: str | None, seconds: float) -> str | None:
-    """Leaves the group together with the other processes, and returns the first process's reason."""
-    first = group.meet("end", reason, seconds)
+def _leave(group: _Group, failure: dict[str, Any] | None, seconds: float) -> dict[str, Any] | None:
+    """Leaves the group together with the other processes, and returns the first process's failure."""
+    first = group.meet("end", failure, seconds)
     jax.distributed.shutdown()
     return first
 
