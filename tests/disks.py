@@ -1,6 +1,7 @@
-"""Disks that are small or full, and what lies in a folder."""
+"""Disks that are small or full, files that may not be read, and what lies in a folder."""
 
 import contextlib
+import os
 import pathlib
 import resource
 import subprocess
@@ -31,6 +32,18 @@ def mounted(folder: pathlib.Path, size: str) -> Generator[pathlib.Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
+
+
+@contextlib.contextmanager
+def as_nobody() -> Generator[None]:
+    """Files of this user, such as those of tests, may not be read."""
+    if os.getuid():
+        pytest.skip("root alone can be another user for a while")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def snapshot(folder: pathlib.Path) -> dict[str, bytes]:

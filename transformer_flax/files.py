@@ -33,6 +33,13 @@ def named_errors(name: str) -> Generator[None]:
         raise OSError(error.errno, error.strerror, name) from error
 
 
+def refuse_dangling(folder: pathlib.Path) -> None:
+    """Checks that a folder is no link to one that is not there."""
+    if folder.is_symlink() and not folder.exists():
+        target = folder.readlink()
+        raise UserError(f"{folder} is a link to {target}, which is not there: mount its disk, or put it back")
+
+
 def write_whole(file: pathlib.Path, content: str | bytes) -> None:
     """Replaces a file, or a link of that name, by this content. The file is never partly written.
 

@@ -160,14 +160,16 @@ def test_a_model_of_other_languages_is_said(finished, text, tmp_path, capsys):
     assert "WARNING: that model translates de-en, and this run is en-de" in capsys.readouterr().out
 
 
-def test_another_model_at_the_same_place_is_noticed_when_the_run_resumes(finished, text, tmp_path):
+def test_the_same_model_may_move_and_another_one_in_its_place_is_noticed(finished, text, tmp_path):
     config = fine_tuned(finished, text, steps=1, init_from=str(tmp_path / "start"))
     restore(finished).export(tmp_path / "start")
     prepare(config, tmp_path / "run")
-    (tmp_path / "start" / "model.safetensors").unlink()
-    (tmp_path / "start" / "config.json").unlink()
-    (tmp_path / "start" / "tokenizer.json").unlink()
-    (tmp_path / "start").rmdir()
+    (tmp_path / "start").rename(tmp_path / "moved")
+    config.init_from = str(tmp_path / "moved")
+    prepare(config, tmp_path / "run")
+    with pytest.raises(UserError, match=r"config\.init_from: '\S+moved' there, '' now"):
+        prepare(fine_tuned(finished, text, steps=1, init_from=""), tmp_path / "run")
+    config.init_from = str(tmp_path / "start")
     restore(finished, steps=150).export(tmp_path / "start")
     with pytest.raises(UserError, match="the init_from data have changed"):
         train(config, tmp_path / "run")

@@ -1,13 +1,16 @@
 import json
+import pathlib
+import tempfile
 import zlib
 
 import pytest
 
-from tests.disks import files_up_to, snapshot
+from tests.disks import as_nobody, files_up_to, snapshot
 from tests.training.small import small_config
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import choose
+from transformer_flax.training.checkpoint_files import load_params, saved_steps
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.trained_model import parse_name
 
@@ -194,3 +197,19 @@ def test_checkpoints_on_a_disk_that_is_not_mounted_are_not_taken_for_none(tmp_pa
         with pytest.raises(UserError, match=r"run/checkpoints is a link to \S+disk/checkpoints, which is not there"):
             use()
     assert not (tmp_path / "disk").exists()
+
+
+def test_a_run_on_a_disk_that_is_not_mounted_is_told_as_such(tmp_path):
+    run = RunDirectory(tmp_path / "run")
+    run.path.symlink_to(tmp_path / "disk")
+    for use in (lambda: run.check(small_config(), DATA), run.load_config):
+        with pytest.raises(UserError, match=r"run is a link to \S+disk, which is not there: mount its disk"):
+            use()
+
+
+def test_checkpoints_that_may_not_be_read_are_neither_none_nor_damaged():
+    with tempfile.TemporaryDirectory() as name:  # others may see that it is there, and not what is in it
+        folder = pathlib.Path(name)
+        for read in (lambda: saved_steps(folder), lambda: load_params(folder, 5, {}, seed=0)):
+            with as_nobody(), pytest.raises(PermissionError):
+                read()

@@ -6,6 +6,7 @@ Orbax stores no checksums of its arrays. So a seal is stored beside each state: 
 import asyncio
 import contextlib
 import json
+import os
 import pathlib
 import sys
 import zlib
@@ -18,7 +19,7 @@ import numpy as np
 from orbax.checkpoint import v1 as ocp
 
 from transformer_flax.errors import UserError
-from transformer_flax.files import read_json
+from transformer_flax.files import read_json, refuse_dangling
 from transformer_flax.training.multihost import share
 
 PATIENCE = 60  # seconds to wait for the pending tasks of a failed read
@@ -34,11 +35,12 @@ class UnreadableError(UserError):
 
 def saved_steps(directory: pathlib.Path) -> list[int]:
     """Returns the steps of the checkpoints in a directory, ascending. Incomplete checkpoints have other names."""
-    if directory.is_symlink() and not directory.exists():
-        raise UserError(
-            f"{directory} is a link to {directory.readlink()}, which is not there: mount its disk, or put it back"
-        )
-    return sorted(int(folder.name) for folder in directory.glob("*") if folder.name.isdecimal())
+    refuse_dangling(directory)
+    try:
+        names = os.listdir(directory)  # not `glob`, which finds nothing where the directory cannot be read
+    except FileNotFoundError:
+        return []
+    return sorted(int(name) for name in names if name.isdecimal())
 
 
 def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kind: str = "params") -> Any:
@@ -84,6 +86,8 @@ def _reading(directory: pathlib.Path, step: int) -> Generator[None]:
     try:
         with _settled_loops():
             yield
+    except PermissionError:  # says nothing about the checkpoint
+        raise
     except Exception as error:  # the storage raises errors of many types
         if isinstance(error.__cause__, KeyboardInterrupt):  # the storage reports Ctrl-C as damage
             raise error.__cause__ from None

@@ -28,6 +28,7 @@ from transformer_flax.files import (
     is_partial,
     read_json,
     read_json_lines,
+    refuse_dangling,
     try_lock,
     verify_checksum,
     with_checksum,
@@ -42,6 +43,7 @@ MAY_CHANGE = (*CHANGES_NOTHING, "steps", "eval.", "checkpoint.", "decode.")
 # These fields may change if only one split has its final evaluation. They do not affect its scores.
 ON_THE_WAY = ("every", "sentences", "average", "patience")  # of config.eval
 KEEPS_SCORES = (*CHANGES_NOTHING, "steps", "checkpoint.keep", "eval.test", *(f"eval.{name}" for name in ON_THE_WAY))
+NAMED = ("init_from", "embedding_init")  # fields that name a folder, whose content has a fingerprint
 RUN = ("config", "data_fingerprints", "tokenizer_crc32", "classes")  # the entries of config.json
 LOCK = ".lock"
 UNSAFE = "*?[\\"  # Orbax takes these for a pattern: it writes checkpoints below such a folder that cannot be read
@@ -210,6 +212,7 @@ class RunDirectory:
         return text.removesuffix("\n").split("\n")
 
     def _load_run(self) -> dict:
+        refuse_dangling(self.path)
         if not self.path.is_dir():
             beside = {path.name: str(path) for path in self.path.parent.glob("*/")}
             near = difflib.get_close_matches(self.path.name, beside, n=1)
@@ -241,7 +244,8 @@ class RunDirectory:
         run = self._load_run()
         evaluated = self._evaluated(config)
         is_partly = bool(evaluated) and not evaluated >= {*final_splits(config)}
-        may_change = KEEPS_SCORES if is_partly else MAY_CHANGE
+        compared = (name for name in NAMED if name in run["data_fingerprints"].keys() & fingerprints.keys())
+        may_change = (*(KEEPS_SCORES if is_partly else MAY_CHANGE), *compared)
         different = differences(flatten(run["config"]), flatten(config.to_dict()), may_change)
         different += [
             f"the {split} data have changed"
@@ -278,7 +282,8 @@ class RunDirectory:
 
 
 def require_safe(folder: pathlib.Path) -> None:
-    """Checks that the path of a folder can hold checkpoints."""
+    """Checks that a folder can hold checkpoints: its path, and that it is no link to a disk that is not mounted."""
+    refuse_dangling(folder)
     where = str(folder.resolve())
     bad = [f"{character} in it" for character in UNSAFE if character in where]
     if where != where.encode(errors="replace").decode():  # bytes that are not UTF-8, or a locale without them
