@@ -68,7 +68,7 @@ def crosses(attention: Attention) -> bool:
 
     German writes the ones first. They are written from where the last layer's heads look, on average.
     """
-    where = attention.weights("cross", -1).mean(axis=0) @ np.arange(len(attention.source.pieces))
+    where = attention.layers("cross")[-1].mean(axis=0) @ np.arange(len(attention.source.pieces))
     lengths = [len(piece.removeprefix(CONTINUED)) for piece in attention.target.pieces if piece != BLANK]
     begins = np.cumsum([0, *lengths])[:-1]  # of each piece in the text, which is one word
     where = where[-len(begins) :]

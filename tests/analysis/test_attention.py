@@ -74,7 +74,7 @@ def test_without_a_target_the_run_s_own_translation_is_read(run):
     for source, attention, translation in zip(sources, run.attentions(sources), run.translate(sources), strict=True):
         assert (attention.source.text, attention.target.text) == (source, translation)
         assert attention.target.pieces[-1] == attention.source.pieces[-1] == "<end>"
-        assert attention.read == ("<begin>", *attention.target.pieces[:-1])
+        assert attention.labels("decoder")[0] == ("<begin>", *attention.target.pieces[:-1])
     greedy = run.attention(sources[0], beam_size=1)
     assert greedy.target.text == run.translate(sources[:1], beam_size=1)[0]
 
@@ -198,9 +198,9 @@ def test_any_tokens_that_a_model_may_write_can_be_shown(ids):
 def test_what_is_not_there_is_refused_with_what_is(run):
     attention = random_run().attention(SOURCE, TARGET)
     with pytest.raises(IndexError, match="index 2 is out of bounds for axis 0 with size 2"):
-        attention.weights("cross", 2)
+        attention.layers("cross")[2]
     with pytest.raises(UserError, match="kind is 'self'; it must be one of encoder, decoder, cross"):
-        attention.weights("self", 0)
+        attention.layers("self")
     with pytest.raises(UserError, match=r"heads is \[3\]; the model has heads 0 to 2"):
         attention.heads("cross", [3])
     with pytest.raises(UserError, match=r"line 2 has \d+ tokens and at most 40 are taken"):

@@ -42,7 +42,7 @@ def word_weights(
     if by not in BY:
         raise UserError(f"by is {by!r}; it must be one of {', '.join(BY)}")
     layers = range(len(attention.layers("cross"))) if layers is None else layers
-    chosen = [attention.weights("cross", layer)[attention.heads("cross", heads)].mean(axis=0) for layer in layers]
+    chosen = [attention.layers("cross")[layer][attention.heads("cross", heads)].mean(axis=0) for layer in layers]
     weights = np.mean(chosen, axis=0)  # [T, S]
     if by == "read":
         weights = np.roll(weights, -1, axis=0)  # the last row, the end symbol's, belongs to no word

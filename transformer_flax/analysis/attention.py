@@ -68,16 +68,11 @@ class Attention:
         """The number of heads; the largest, if kinds of attention differ."""
         return max(self.layers(kind).shape[1] for kind in self.kinds)
 
-    @property
-    def read(self) -> tuple[str, ...]:
-        """The label of the token that the decoder reads at each position."""
-        return (SPECIAL_TOKENS[BEGIN_ID], *self.target.pieces[:-1])
-
     def labels(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Returns the labels of the rows (tokens that attend) and of the columns (tokens attended to)."""
         source, written = self.source.pieces, self.target.pieces
-        labels = {"encoder": (source, source), "decoder": (self.read, self.read), "cross": (written, source)}
-        return labels[self._known(kind)]
+        read = (SPECIAL_TOKENS[BEGIN_ID], *written[:-1])
+        return {"encoder": (source, source), "decoder": (read, read), "cross": (written, source)}[kind]
 
     def layers(self, kind: str) -> np.ndarray:
         """Returns the weights of a kind of attention, [N, H, rows, columns].
@@ -85,15 +80,11 @@ class Attention:
         Raises:
           UserError: the model has no such kind of attention.
         """
-        return getattr(self, self._known(kind))
-
-    def weights(self, kind: str, layer: int) -> np.ndarray:
-        """Returns the weights of one layer, [H, rows, columns]. Layers count from 0, or backwards from -1.
-
-        Raises:
-          UserError: the model has no such kind of attention.
-        """
-        return self.layers(kind)[layer]
+        if kind not in self.kinds:
+            raise UserError(
+                f"kind is {kind!r}; it must be one of {', '.join(self.kinds)}: the model has no other attention"
+            )
+        return getattr(self, kind)
 
     def heads(self, kind: str, heads: Sequence[int] | None) -> list[int]:
         """Returns the given heads of a kind of attention, or all its heads for None.
@@ -106,13 +97,6 @@ class Attention:
         if not chosen or not all(0 <= head < count for head in chosen):
             raise UserError(f"heads is {chosen}; the model has heads 0 to {count - 1}")
         return chosen
-
-    def _known(self, kind: str) -> str:
-        if kind not in self.kinds:
-            raise UserError(
-                f"kind is {kind!r}; it must be one of {', '.join(self.kinds)}: the model has no other attention"
-            )
-        return kind
 
 
 @functools.cache

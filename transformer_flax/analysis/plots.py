@@ -63,7 +63,7 @@ def plot_heads(
       layer: counted from 0, or backwards from -1.
       heads: counted from 0; None for all.
     """
-    weights, heads = attention.weights(kind, layer), attention.heads(kind, heads)
+    weights, heads = attention.layers(kind)[layer], attention.heads(kind, heads)
     rows, columns = attention.labels(kind)
     across = min(len(heads), 4)
     down = -(-len(heads) // across)
@@ -140,7 +140,7 @@ def plot_lines(
     Raises:
       UserError: there is no such word, or more than one.
     """
-    weights, heads = attention.weights(kind, layer), attention.heads(kind, heads)
+    weights, heads = attention.layers(kind)[layer], attention.heads(kind, heads)
     colours = head_colours(weights.shape[0])
     rows, columns = attention.labels(kind)
     chosen = range(len(rows)) if word is None else _find(word, attention, kind)

@@ -73,13 +73,7 @@ class Transformer(nn.Module):
         nn.share_scope(self, self.encoder)  # its parameters are in encoder_0, not in encoder/encoder_0
         nn.share_scope(self, self.decoder)
 
-    def __call__(
-        self,
-        source: jax.Array,
-        target: jax.Array,
-        source_segments: jax.Array | None = None,
-        target_segments: jax.Array | None = None,
-    ) -> jax.Array:
+    def __call__(self, source: jax.Array, target: jax.Array, *segments: jax.Array) -> jax.Array:
         """Computes the logits: source [B, S], target [B, T] -> float32 [B, T, V].
 
         The logits at position t depend only on the source and on the target before t.
@@ -87,7 +81,7 @@ class Transformer(nn.Module):
         Segments [B, S] and [B, T] keep several pairs in a row apart: 1 for the first pair of a row, 2 for the second,
         0 for padding.
         """
-        return to_logits(*self.features(source, target, source_segments, target_segments))
+        return to_logits(*self.features(source, target, *segments))
 
     def features(
         self,
