@@ -22,15 +22,13 @@ if TYPE_CHECKING:
     from transformer_flax.analysis.run_cost import Cost
 
 CONFIG = define_config("base.py")
-# TFLOP/s: the sustained rates that the paper's table 2 assumes; the peaks in float32 of a V100 and a T4; the makers'
-# peaks of dense products in bfloat16.
-DEVICES = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 15.7, "T4": 8.1} | {
-    name: peak.bfloat16 / 1e12 for name, peak in PEAKS.items()
-}
+# TFLOP/s of devices without bfloat16: the sustained rates that the paper's table 2 assumes, and the peaks in float32 of
+# a V100 and a T4.
+OLDER = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 15.7, "T4": 8.1}
 DEVICE = flags.DEFINE_enum(
     "device",
     "P100",
-    list(DEVICES),
+    [*OLDER, *PEAKS],
     "device to train on; for another one, set --peak_tflops instead; the paper used 8 P100",
 )
 NUM_DEVICES = flags.DEFINE_integer("num_devices", 8, "number of devices", 1)
@@ -84,15 +82,22 @@ def main() -> None:
     if PEAK.value is not None:
         cli.refuse_idle(["device"], "with --peak_tflops")
     config = complete(CONFIG())
-    if flatten(config.to_dict()).get("model.dtype") == AUTO:
-        has_bfloat16 = PEAK.value or DEVICE.value in PEAKS or needs_bfloat16(config)
-        config.model.dtype = "bfloat16" if has_bfloat16 else "float32"
+    dtype, device = flatten(config.to_dict()).get("model.dtype"), DEVICE.value
+    if dtype == AUTO:
+        has_bfloat16 = PEAK.value or device in PEAKS or needs_bfloat16(config)
+        config.model.dtype = dtype = "bfloat16" if has_bfloat16 else "float32"
+    if PEAK.value:
+        device, peak = "device", PEAK.value * 1e12
+    elif device in OLDER:
+        peak = OLDER[device] * 1e12
+    else:
+        peak = PEAKS[device].bfloat16 if dtype == "bfloat16" else PEAKS[device].float32
     from transformer_flax.analysis.run_cost import cost_of  # after the flags are checked: JAX takes seconds to import
 
     cost = cost_of(
         config,
-        device="device" if PEAK.value else DEVICE.value,
-        peak=1e12 * (PEAK.value or DEVICES[DEVICE.value]),
+        device=device,
+        peak=peak,
         num_devices=NUM_DEVICES.value,
         utilisation=UTILISATION.value,
         length=LENGTH.value,

@@ -33,13 +33,16 @@ def test_the_base_model_costs_about_what_the_paper_says():
     assert base["memory"]["moving average"] == 0
 
 
-def test_memory_is_that_of_the_type_that_suits_the_device():
+def test_memory_and_peak_are_those_of_the_type_that_suits_the_device_or_is_given():
     on_h100 = json.loads(succeeds("cost", NUMBERS, "--json", "--device=H100").stdout)
     assert on_h100["memory"]["activations"] < 0.8 * cost().memory["activations"]
-    unlisted, on_v100 = (
-        json.loads(succeeds("cost", NUMBERS, "--json", flag).stdout) for flag in ("--peak_tflops=989", "--device=V100")
+    unlisted, on_v100, in_float32 = (
+        json.loads(succeeds("cost", NUMBERS, "--json", *flags).stdout)
+        for flags in (["--peak_tflops=989"], ["--device=V100"], ["--device=H100", "--config.model.dtype=float32"])
     )
     assert unlisted["memory"] == on_h100["memory"]
+    assert "989 TFLOP/s each" in on_h100["device"]
+    assert "494 TFLOP/s each" in in_float32["device"]
     assert on_v100["memory"]["activations"] == cost().memory["activations"]
     assert "15.7 TFLOP/s each" in on_v100["device"]
 

@@ -134,6 +134,7 @@ def test_counts_are_those_of_the_formulas(rival):
     assert sum(count_parameters(rival).values()) == parameters + matrices * rival.vocab_size * rival.d_model
     counts = forward_flops(rival, *lengths)
     assert sum(counts.values()) == flops
+    assert counts.keys() <= {*count_parameters(rival), "attention", "logits"}
     width = rival.d_model * (1 if isinstance(rival, ConvolutionalConfig) else 2)
     assert counts["output"] == 2 * lengths[1].sum() * width * rival.d_model
 

@@ -60,6 +60,10 @@ class OneHeadAttention(nn.Module):
             self.query = self.key = lambda x: x
             self.score = Dot(scaled=c.attention == "scaled_dot")
 
+    def keys(self, x: jax.Array) -> jax.Array:
+        """Returns the keys U h, or h itself, of the encoder's states [B, S, d_model]."""
+        return self.key(x)
+
     def __call__(self, y: jax.Array, memory: Memory) -> jax.Array:
         """y [B, T, d_model] attends to the memory -> [B, T, d_model]."""
         if self.config.attention == "none":
@@ -115,7 +119,7 @@ class RecurrentTranslator(Seq2Seq):
         if self.config.attention == "none":
             last = jax.tree.leaves(states[-1])[-1][:, None].astype(x.dtype)  # h, also where an LSTM's state is (c, h)
             return Memory(last, last, jnp.ones((len(source), 1, 1), bool)), states
-        return Memory(self.attention.key(x), x, mask[:, None]), states
+        return Memory(self.attention.keys(x), x, mask[:, None]), states
 
     def init_cache(self, source: jax.Array, hypotheses: int, length: int) -> None:
         """Encodes source [B, S] for K hypotheses of each sentence. The cache's size does not depend on the length L.
