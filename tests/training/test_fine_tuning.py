@@ -128,7 +128,7 @@ def test_a_named_checkpoint_gives_its_parameters_and_not_their_average(finished,
             r"the config is not that .*; set --config.data.lowercase=False --config.data.tokenized=False$",
         ),
         ({"model.start": "deepnorm"}, r"set --config.model.start=xavier$"),
-        ({"init_from": "nowhere"}, "there is no directory nowhere"),
+        ({"init_from": "nowhere"}, "config.init_from=nowhere: there is no directory nowhere"),
         (
             {"data.tokenizer_file": "x.json"},
             "tokenizer_file is 'x.json'; it must be '' with config.init_from",

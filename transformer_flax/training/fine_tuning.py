@@ -77,7 +77,10 @@ def _deciding(model: ModelConfig) -> dict[str, Any]:
 def initial_setup(config: ConfigDict) -> tuple[ConfigDict, Tokenizer, ModelConfig]:
     """Reads the config, the tokenizer and the model's config of the model that `config.init_from` names."""
     directory, _ = parse_name(config.init_from)
-    return load_setup(RunDirectory(directory))
+    try:
+        return load_setup(RunDirectory(directory))
+    except UserError as error:
+        raise UserError(f"config.init_from={config.init_from}: {error}") from error
 
 
 def load_embeddings(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors | None:
