@@ -34,10 +34,11 @@ def named_errors(name: str) -> Generator[None]:
 
 
 def refuse_dangling(folder: pathlib.Path) -> None:
-    """Checks that a folder is no link to one that is not there."""
-    if folder.is_symlink() and not folder.exists():
-        target = folder.readlink()
-        raise UserError(f"{folder} is a link to {target}, which is not there: mount its disk, or put it back")
+    """Checks that neither a folder nor one above it is a link to a folder that is not there."""
+    for place in (folder, *folder.parents):
+        if place.is_symlink() and not place.exists():
+            target = place.readlink()
+            raise UserError(f"{place} is a link to {target}, which is not there: mount its disk, or put it back")
 
 
 def write_whole(file: pathlib.Path, content: str | bytes) -> None:

@@ -171,5 +171,6 @@ def test_the_same_model_may_move_and_another_one_in_its_place_is_noticed(finishe
         prepare(fine_tuned(finished, text, steps=1, init_from=""), tmp_path / "run")
     config.init_from = str(tmp_path / "start")
     restore(finished, steps=150).export(tmp_path / "start")
-    with pytest.raises(UserError, match="the init_from data have changed"):
+    both = r"config\.init_from: '\S+moved' there, '\S+start' now\n  the init_from data have changed"
+    with pytest.raises(UserError, match=both):
         train(config, tmp_path / "run")

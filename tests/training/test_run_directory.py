@@ -202,6 +202,8 @@ def test_checkpoints_on_a_disk_that_is_not_mounted_are_not_taken_for_none(tmp_pa
 def test_a_run_on_a_disk_that_is_not_mounted_is_told_as_such(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.path.symlink_to(tmp_path / "disk")
+    with pytest.raises(UserError, match=r"run is a link to \S+disk, which is not there"):
+        RunDirectory(run.path / "below").load_config()
     for use in (lambda: run.check(small_config(), DATA), run.load_config):
         with pytest.raises(UserError, match=r"run is a link to \S+disk, which is not there: mount its disk"):
             use()
@@ -210,6 +212,10 @@ def test_a_run_on_a_disk_that_is_not_mounted_is_told_as_such(tmp_path):
 def test_checkpoints_that_may_not_be_read_are_neither_none_nor_damaged():
     with tempfile.TemporaryDirectory() as name:  # others may see that it is there, and not what is in it
         folder = pathlib.Path(name)
-        for read in (lambda: saved_steps(folder), lambda: load_params(folder, 5, {}, seed=0)):
-            with as_nobody(), pytest.raises(PermissionError):
-                read()
+        (folder / "5").mkdir()
+        with as_nobody(), pytest.raises(UserError, match=f"{name} cannot be read: Permission denied"):
+            saved_steps(folder)
+        folder.chmod(0o755)
+        (folder / "5/array").touch(0o600)
+        with as_nobody(), pytest.raises(UserError, match=f"{name}/5/array cannot be read: Permission denied"):
+            load_params(folder, 5, {}, seed=0)

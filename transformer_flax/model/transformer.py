@@ -78,8 +78,8 @@ class Transformer(nn.Module):
 
         The logits at position t depend only on the source and on the target before t.
 
-        Segments [B, S] and [B, T] keep several pairs in a row apart: 1 for the first pair of a row, 2 for the second,
-        0 for padding.
+        Segments, of the source [B, S] and of the target [B, T], keep several pairs in a row apart: 1 for the first pair
+        of a row, 2 for the second, 0 for padding.
         """
         return to_logits(*self.features(source, target, *segments))
 

@@ -40,6 +40,8 @@ def saved_steps(directory: pathlib.Path) -> list[int]:
         names = os.listdir(directory)  # not `glob`, which finds nothing where the directory cannot be read
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise UserError(f"{directory} cannot be read: {error.strerror}") from error
     return sorted(int(name) for name in names if name.isdecimal())
 
 
@@ -82,20 +84,26 @@ def load_parts(directory: pathlib.Path, step: int, like: Any, *, seed: int, part
 
 @contextlib.contextmanager
 def _reading(directory: pathlib.Path, step: int) -> Generator[None]:
-    """Context manager: turns any failure to read a checkpoint into an UnreadableError."""
+    """Context manager: turns any failure to read a checkpoint into an UnreadableError.
+
+    Raises:
+      UserError: this user may not read the checkpoint, which says nothing about it.
+    """
     try:
         with _settled_loops():
             yield
-    except PermissionError:  # says nothing about the checkpoint
-        raise
     except Exception as error:  # the storage raises errors of many types
         if isinstance(error.__cause__, KeyboardInterrupt):  # the storage reports Ctrl-C as damage
             raise error.__cause__ from None
+        folder = directory / str(step)
+        for file in (folder, *folder.rglob("*")):
+            if os.path.exists(file) and not os.access(file, os.R_OK, effective_ids=True):
+                raise UserError(f"{file} cannot be read: Permission denied") from error
         others = ", ".join(str(other) for other in saved_steps(directory) if other != step)
         another = isinstance(error, UserError)
         why = f"is another one: {error}" if another else "cannot be read: it is damaged, cut short, or of another model"
         raise UnreadableError(
-            f"the checkpoint {directory / str(step)} {why}; "
+            f"the checkpoint {folder} {why}; "
             + (f"there are those of steps {others} too" if others else "there is no other"),
             step,
         ) from error

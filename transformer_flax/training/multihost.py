@@ -99,9 +99,10 @@ def joined(
 ) -> Generator[None]:
     """Context manager: joins this process to a group. Must be entered before anything else uses JAX's devices.
 
-    When one process of the group dies, all processes end. `coordinator` is HOST:PORT, an address of the first process,
-    with a free port. `process_id` counts from 0. The arguments can be left out where the processes are started by
-    Slurm, Open MPI, Kubernetes or on TPUs.
+    When one process of the group dies, all processes end. If the first process fails after the others have finished,
+    the others exit with its status. `coordinator` is HOST:PORT, an address of the first process, with a free port.
+    `process_id` counts from 0. The arguments can be left out where the processes are started by Slurm, Open MPI,
+    Kubernetes or on TPUs.
     """
     global _group
     if coordinator is not None and not coordinator.rpartition(":")[2].isdecimal():

@@ -244,8 +244,9 @@ class RunDirectory:
         run = self._load_run()
         evaluated = self._evaluated(config)
         is_partly = bool(evaluated) and not evaluated >= {*final_splits(config)}
-        compared = (name for name in NAMED if name in run["data_fingerprints"].keys() & fingerprints.keys())
-        may_change = (*(KEEPS_SCORES if is_partly else MAY_CHANGE), *compared)
+        same = {*run["data_fingerprints"].items()} & {*fingerprints.items()}
+        moved = (name for name, _ in same if name in NAMED)  # the same content, wherever it lies now
+        may_change = (*(KEEPS_SCORES if is_partly else MAY_CHANGE), *moved)
         different = differences(flatten(run["config"]), flatten(config.to_dict()), may_change)
         different += [
             f"the {split} data have changed"
