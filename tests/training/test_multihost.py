@@ -267,13 +267,6 @@ def test_a_failure_of_the_first_when_the_other_has_finished_ends_the_other_with_
 
 
 @pytest.mark.long
-def test_the_other_is_told_where_the_first_is_killed_when_the_other_has_finished():
-    with together("-c", SCRIPT, "end") as processes:
-        processes[0].wait_for("working")
-        assert_told(*kill(processes, 0))
-
-
-@pytest.mark.long
 def test_all_stop_after_one_step_when_one_is_asked_to():
     with together("-c", SCRIPT, "stop") as processes:
         (status, out, err), (other_status, other_out, other_err) = ended(processes)
