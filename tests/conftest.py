@@ -84,6 +84,11 @@ VARIANTS = {  # a choice is the same in every layer, and the paper's model has t
 }
 
 
+def pytest_sessionfinish() -> None:
+    """Hides what is left from the collector, to which pytest turns five times at the end."""
+    gc.freeze()
+
+
 @pytest.fixture(params=VARIANTS)
 def variant(request) -> TransformerConfig:
     """Every choice of the model, one at a time."""

@@ -78,6 +78,8 @@ def main() -> None:
         from transformer_flax.ablation import report
         from transformer_flax.ablation.results import REPORT, RESULTS, read
 
+        if not (workdir / RESULTS).exists():
+            raise UserError(f"there is no sweep in {workdir}: it has no {RESULTS}")
         Progress().say(f"report: {report.write(*read(workdir / RESULTS), workdir / REPORT)}")
         return
     given = config_flags.get_override_values(flags.FLAGS["config"])  # by field or section

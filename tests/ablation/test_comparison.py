@@ -137,6 +137,14 @@ def test_effects_that_are_the_papers_agree_and_their_opposites_do_not(effect, sa
         assert (found.ranked, found.correlation.value) == (19, pytest.approx(rho))
 
 
+def test_runs_that_have_learned_nothing_neither_agree_nor_disagree():
+    results = [made.result(row, exact_match=0.0, bleu=0.0, perplexity=6 + len(row)) for row in ("base", "A-h1", "big")]
+    comparison = compare(results)
+    found = agreement(comparison, comparison.score)
+    assert (comparison.score, found.rows, found.ranked) == (EXACT_MATCH, 0, 0)
+    assert agreement(comparison, LOG_PERPLEXITY).rows == 2
+
+
 @pytest.mark.parametrize(
     ("field", "value", "other"),
     [

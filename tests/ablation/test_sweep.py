@@ -266,6 +266,11 @@ def test_the_report_is_made_anew_of_the_results_alone(swept, config, tmp_path):
         assert (tmp_path / "report" / name).read_bytes() == (swept.workdir / "report" / name).read_bytes()
 
 
+def test_a_report_needs_a_sweep(config, tmp_path):
+    status, said = run(config, tmp_path, "--report_only")
+    assert (status, said) == (2, f"error: there is no sweep in {tmp_path}: it has no results.jsonl\n")
+
+
 @pytest.mark.parametrize(
     ("flag", "message"),
     [

@@ -140,6 +140,21 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
     assert snapshot(tmp_path).keys() == {"thesis.tex"}
 
 
+def test_a_folder_of_runs_names_some_also_those_of_a_sweep(tmp_path):
+    for run in ("a", "b", "c", "sweep/base/seed0", "d", "e"):
+        (tmp_path / run).mkdir(parents=True)
+        (tmp_path / run / "config.json").touch()
+    named = ", ".join(f"{tmp_path}/{run}" for run in "abcde")
+    with pytest.raises(UserError, match=f"it has no config.json; there are {named}$"):
+        RunDirectory(tmp_path).load_config()
+    with pytest.raises(UserError, match=f"it has no config.json; there are {tmp_path}/sweep/base/seed0$"):
+        RunDirectory(tmp_path / "sweep").load_config()
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f/config.json").touch()
+    with pytest.raises(UserError, match=f"{named} and 1 more$"):
+        RunDirectory(tmp_path).load_config()
+
+
 @pytest.mark.parametrize("name", ["[drop=0.1]", "**", "a?", "a\\b", "\udcff"])
 def test_a_folder_whose_checkpoints_could_not_be_read_is_refused(tmp_path, name):
     with pytest.raises(UserError, match="cannot hold checkpoints"):

@@ -155,6 +155,13 @@ def test_no_checkpoint_is_deleted_before_all_seeds_have_its_successor(config, tm
     assert [saved_steps(tmp_path / f"seed{seed}/checkpoints") for seed in (0, 1)] == [[4, 6]] * 2  # 4 was the best
 
 
+def test_a_run_is_no_place_for_others(config, tmp_path):
+    (tmp_path / "config.json").touch()
+    with pytest.raises(UserError, match="holds a run, and its seeds would lie inside it; choose another --workdir"):
+        train_seeds(config(), [0, 1], tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -237,8 +237,10 @@ class RunDirectory:
 
     def _runs_below(self) -> str:
         """Names some runs in the directory, such as seeds, for a message; empty if there are none."""
-        runs = sorted(str(file.parent) for file in self.path.glob(f"*/{self.config_file.name}"))
-        return f"; there are {', '.join(runs[:5])}" if runs else ""
+        files = [*self.path.glob(f"*/{self.config_file.name}"), *self.path.glob(f"*/*/{self.config_file.name}")]
+        runs = sorted(str(file.parent) for file in files)
+        more = f" and {len(runs) - 5:,} more" if len(runs) > 5 else ""
+        return f"; there are {', '.join(runs[:5])}{more}" if runs else ""
 
     def _refuse_another(self, config: ConfigDict, fingerprints: dict[str, str], tokenizer: Tokenizer | None) -> None:
         run = self._load_run()

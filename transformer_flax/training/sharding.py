@@ -187,9 +187,11 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
         raise UserError(f"the processes have different numbers of devices ({listed}); they must have the same")
     least = len(devices) if len(counts) > 1 else 1
     if config.num_devices and not least <= config.num_devices <= len(devices):
+        kind = devices[0].device_kind
+        divide = ", and config.parallel.cpu_devices divides its cores into more" if kind == "cpu" else ""
         raise UserError(
-            f"config.parallel.num_devices is {config.num_devices}; there are {len(devices)} "
-            f"({devices[0].device_kind}); 0 takes all, as several processes must"
+            f"config.parallel.num_devices is {config.num_devices}; there are {len(devices)} ({kind}); 0 takes all, as "
+            f"several processes must{divide}"
         )
     devices = tuple(devices[: config.num_devices or None])
     parts = len(devices) * accumulation_steps * loss_chunks

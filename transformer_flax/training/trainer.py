@@ -338,9 +338,11 @@ class Trainer:
         ]
         seed = f", {self._label.removesuffix(': ')}," if self._label else ""
         self.progress.table(f"{self.run.config.name}{seed} after {step:,} steps", ["", *evaluations], rows)
+        few = self.run.config.eval.final_sentences
         path = self.run.directory.path
         quoted = shlex.quote(str(path))
         for name, text in {
+            **({task.outputs: f"of the first {few:,} of each split"} if few else {}),
             **evaluations["valid"].signatures,
             "time": f"{duration(self._metrics.seconds)} since the run began",
             "compilations": ", ".join(f"{count} {name}" for name, count in compilations.items()),

@@ -42,6 +42,9 @@ def train_seeds(
     """
     check_seeds(config)
     directories = [RunDirectory(pathlib.Path(workdir) / f"seed{seed}") for seed in seeds]
+    begun = any(directory.config_file.exists() for directory in directories)
+    if RunDirectory(workdir).config_file.exists() and not begun:
+        raise UserError(f"{workdir} holds a run, and its seeds would lie inside it; choose another --workdir")
     config = checked_config(config, *directories)
     configs = [ConfigDict({**config.to_dict(), "seed": seed}) for seed in seeds]
     intervals = config.checkpoint.every, config.eval.every or config.steps
