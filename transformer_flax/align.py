@@ -66,11 +66,11 @@ def main() -> None:
             raise UserError(f"--{name} has {unknown[0]}; the model has {name} 0 to {there[-1]}")
     alignments, translations, shown = [], [], []
     for number, attention in enumerate(run.attentions(sources, targets, **settings)):
-        _require_same_words(number + 1, sources[number], attention.source.words)
+        _require_same_words("--source", number + 1, sources[number], attention.source.words)
         if targets is not None:
-            _require_same_words(number + 1, targets[number], attention.target.words)
+            _require_same_words("--target", number + 1, targets[number], attention.target.words)
         alignments.append(align(attention, layers=layers, heads=heads, by=BY.value))
-        translations.append(attention.target.text)
+        translations.append(" ".join(attention.target.text.splitlines()))
         shown += [attention] if PAGE.value is not None else []
         print(to_pharaoh(alignments[-1]))
     if TRANSLATIONS.value is not None:
@@ -92,12 +92,12 @@ def _require_in(number: int, links: Iterable[tuple[int, int]], source_words: int
             )
 
 
-def _require_same_words(number: int, line: str, words: Sequence[str]) -> None:
+def _require_same_words(flag: str, number: int, line: str, words: Sequence[str]) -> None:
     """Checks that the run keeps the number of words in a line. Otherwise the links would have wrong numbers."""
     if len(line.split()) != len(words):
         raise UserError(
-            f"line {number:,} has {len(line.split()):,} words, and {len(words):,} as the run reads them; a run with "
-            "config.data.tokenized needs words that Moses' tokenizer neither splits nor escapes"
+            f"{flag}, line {number:,}, has {len(line.split()):,} words, and {len(words):,} as the run reads them; "
+            "align needs words that Moses' tokenizer (config.data.tokenized) and the run's own leave whole"
         )
 
 

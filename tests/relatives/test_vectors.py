@@ -148,6 +148,14 @@ def test_what_is_saved_is_loaded(planted, saved):
         planted.save(saved, {})
 
 
+def test_words_of_a_text_in_lower_case_are_looked_up_in_lower_case(planted, saved, tmp_path):
+    with pytest.raises(UserError, match="no vector of 'CAT'"):
+        Vectors.load(saved).vector("CAT")
+    planted.save(tmp_path / "lower", {"data": {"lowercase": True}})
+    loaded = Vectors.load(tmp_path / "lower")
+    assert loaded.nearest(" CAT") == loaded.nearest("cat") == planted.nearest("cat")
+
+
 @pytest.mark.parametrize("name", ["vectors.npy", "counts.npy", "tokenizer.json", "config.json"])
 def test_every_damage_to_saved_vectors_is_noticed_or_harmless(saved, tmp_path, name):
     whole = Vectors.load(saved)

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 import transformer_flax
+from tests.commands.process import run as command
 from tests.training.small import PAIRS, small_config, write_text
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
@@ -61,3 +62,12 @@ def test_any_text_that_a_run_is_given_is_normalised(run):
     assert [" ".join(side.words) for side in (attention.source, attention.target)] == [english, german]
     with pytest.raises(UserError, match=r"have different config\.data\.lowercase"):
         run.ensemble(plain)
+
+
+def test_lines_are_aligned_by_words_that_the_run_keeps_as_they_are(workdir, tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_text("forty-two\n")
+    target.write_text(f"{LINE}\n")
+    result = command("align", f"--workdir={workdir}", f"--source={source}", f"--target={target}")
+    assert result.returncode == 2
+    assert "error: --target, line 1, has 3 words, and 7 as the run reads them; align needs words" in result.stderr

@@ -36,6 +36,7 @@ class Vectors:
     tokenizer: Tokenizer
     vectors: np.ndarray  # float32 [V, d_model], of mean square length 1
     counts: np.ndarray  # int64 [2, V]: occurrences of each piece in the text, and its occurrences as a whole word
+    lowercase: bool = False  # the text is in lower case, so words are looked up in lower case
 
     @classmethod
     def make(
@@ -67,12 +68,15 @@ class Vectors:
         Raises:
           UserError: the word is empty, or none of its pieces occurs in the text.
         """
-        [pieces] = self.tokenizer.encode([word.strip()])
+        [pieces] = self.tokenizer.encode([self._spelt(word)])
         own = [piece for piece in pieces if self._piece_texts[piece].strip() not in ("", UNKNOWN)]
         known = [piece for piece in own if self.counts[0, piece]]
         if not known:
             raise UserError(f"there is no vector of {word!r}: the training text had no piece of it")
         return self.vectors[known].mean(axis=0)
+
+    def _spelt(self, word: str) -> str:
+        return word.strip().lower() if self.lowercase else word.strip()
 
     def words(self, least: int = 1) -> list[tuple[str, int]]:
         """Lists the words that occur at least `least` times, with the ids of their pieces, most frequent first."""
@@ -86,13 +90,13 @@ class Vectors:
         """Returns the neighbours of a word, which are the words with the greatest cosine, and their cosines.
 
         Args:
-          word: one or several words, as they are spelt in the text: "Dog" is not "dog".
+          word: one or several words, as they are spelt in the text: "Dog" is not "dog", unless `lowercase`.
           least: the number of occurrences that a neighbour must have.
 
         Raises:
           UserError: as in `vector`; or no other word occurs `least` times.
         """
-        others = [(name, piece) for name, piece in self.words(least) if name != word.strip()]
+        others = [(name, piece) for name, piece in self.words(least) if name != self._spelt(word)]
         if not others:
             raise UserError(f"no word stands in the text {least:,} times or more")
         wanted = self.vector(word)
@@ -125,7 +129,8 @@ class Vectors:
         if not (file := folder / f"{ARRAYS[0]}.npy").exists():
             raise UserError(f"{folder} holds no word vectors: there is no {file}")
         try:
-            checksums = verify_checksum(read_json(folder / DESCRIPTION))["checksums"]
+            description = verify_checksum(read_json(folder / DESCRIPTION))
+            checksums, config = description["checksums"], description["config"]
             contents = {name: (folder / name).read_bytes() for name in (TOKENIZER, *(f"{name}.npy" for name in ARRAYS))}
             for name, content in contents.items():
                 if zlib.crc32(content) != checksums[name]:
@@ -134,7 +139,7 @@ class Vectors:
             arrays = {name: np.load(io.BytesIO(contents[f"{name}.npy"]), allow_pickle=False) for name in ARRAYS}
         except Exception as error:  # damaged headers make NumPy raise errors of many types
             raise UserError(f"{folder} cannot be read as word vectors ({error}); train them again") from error
-        return cls(tokenizer, **arrays)
+        return cls(tokenizer, **arrays, lowercase=config.get("data", {}).get("lowercase", False))
 
 
 def piece_texts(tokenizer: Tokenizer) -> list[str]:
