@@ -39,9 +39,10 @@ gc.set_threshold(200_000, 20, 100)
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
-# Shells have what they start in the background ignore Ctrl-C, which processes hand on to those that they start.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Shells have what they start in the background ignore Ctrl-C, nohup the end of a terminal: for all their processes.
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 long = functools.partial(pytest.param, marks=pytest.mark.long)  # a case of the long form of the tests
 
