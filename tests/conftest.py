@@ -85,6 +85,11 @@ VARIANTS = {  # a choice is the same in every layer, and the paper's model has t
 }
 
 
+def pytest_configure() -> None:
+    """Lets pytest's own processes only read compiled programs: to write one takes half as long as to compile it."""
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", float("inf"))
+
+
 def pytest_sessionfinish() -> None:
     """Hides what is left from the collector, to which pytest turns five times at the end."""
     gc.freeze()

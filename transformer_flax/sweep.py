@@ -135,9 +135,10 @@ def main() -> None:
 def _launcher(factory: "TrialFactory", trials: "Sequence[Trial]") -> "Local | Slurm":
     """Returns the launcher that the flags ask for."""
     from transformer_flax.ablation.local import Local, slots
-    from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm
+    from transformer_flax.ablation.slurm import MOST_AT_A_TIME, Slurm, require_no_jobs
 
     if LAUNCHER.value == "local":
+        require_no_jobs(factory.workdir)
         configs = [trial.variant.config for trial in trials]
         rows = math.gcd(*(c.data.rows_multiple_of // (c.accumulation_steps * c.loss_chunks) for c in configs))
         return Local(factory.workdir, slots(JOBS.value or 1, factory.base.parallel.num_devices, rows), factory.command)

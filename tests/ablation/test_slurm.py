@@ -8,7 +8,8 @@ import pytest
 
 from configs import numbers
 from transformer_flax.ablation import slurm
-from transformer_flax.ablation.slurm import PROBLEM, Slurm, Training
+from transformer_flax.ablation.local import Local
+from transformer_flax.ablation.slurm import PROBLEM, Slurm, Training, require_no_jobs
 from transformer_flax.ablation.trials import Job, TrialFactory
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
@@ -101,6 +102,26 @@ def test_jobs_that_an_earlier_sweep_has_left_are_waited_for(cluster):
     cluster.queue()  # what is left there is another sweep's
     assert not again.left_behind()
     assert cluster.submitted == 1
+
+
+def test_what_a_sweep_with_the_other_launcher_has_left_is_waited_for_or_told(cluster):
+    cluster.launcher().submit([Job(tuple(cluster.runs))])
+    require_no_jobs(cluster.workdir)
+    cluster.queue(job_1="RUNNING")
+    with pytest.raises(UserError, match=r"1 Slurm job of an earlier sweep .* train in .*; --launcher=slurm waits"):
+        require_no_jobs(cluster.workdir)
+    cluster.queue()
+    local = Local(cluster.workdir, [], cluster.factory.command)
+    assert not local.left_behind()
+    assert cluster.launcher().left_behind() == "the runs of an earlier sweep, which save their step"
+    local.stop()
+    assert not cluster.launcher().left_behind()
+
+
+def test_a_path_in_which_slurm_would_replace_something_is_refused(cluster):
+    cluster.workdir = cluster.workdir.with_name("top10%users")
+    with pytest.raises(UserError, match=r"Slurm replaces what follows a % in a path: .*/top10%users; choose"):
+        cluster.launcher()
 
 
 def test_the_name_of_jobs_cannot_be_set(cluster):

@@ -231,6 +231,7 @@ class Nowhere:
             first.path.mkdir(parents=True)
             lines = [evaluated(first.steps, 5.0, split) for split in ("valid", "test")]
             (first.path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+            jobs[0].log.write_text("begun\n")
 
     def started(self):
         self.seen = True
@@ -245,16 +246,21 @@ class Nowhere:
         return "they have ended"
 
 
-def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("together", "why"), [(True, "it ended before its last step was evaluated"), (False, "it never began")]
+)
+def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys, together, why):
     made = factory(tmp_path / "sweep")
     runs = made.trials(make_variants(made.base, "base"), seeds=range(2))
     head = HEAD | {"config": flatten(made.base.to_dict())}
     with pytest.raises(UserError, match="2 of 2 runs failed: base seed 0, base seed 1; the same command tries again"):
-        sweep(runs, made, head, Nowhere(), together=True)
+        sweep(runs, made, head, Nowhere(), together=together)
     first, second = read(made.workdir / "results.jsonl")[1]
     assert "it has no config.json" in first.error
-    assert second.error == "it ended before its last step was evaluated"  # and no more
-    assert f"base seed 1 FAILED: {second.error}\n" in capsys.readouterr().out
+    assert second.error == why  # and no more
+    said = capsys.readouterr().out
+    assert f"base seed 1 FAILED: {why}\n" in said
+    assert said.count("all of it: ") == 1  # there is no log of what never began
 
 
 def test_a_terminal_shows_the_means_of_the_report(tmp_path, capsys):

@@ -20,6 +20,7 @@ from transformer_flax.files import try_lock
 from transformer_flax.training.interruption import OTHERS, SIGNALS
 
 JOBS_LOCK = ".jobs.lock"  # held by a sweep and its processes, until the last of them ends
+LEFT = "the runs of an earlier sweep, which save their step"
 SHARE_OF_MEMORY = 0.9  # share of a GPU's memory for all jobs on the GPU together
 TAKEN = 0.5  # share of a GPU's memory; if other processes use this much, the GPU is not free
 # JAX's settings of a GPU's memory; a user who sets one of them decides alone.
@@ -56,7 +57,7 @@ class Local:
     def left_behind(self) -> str:
         """Names what an earlier sweep, for example a killed one, still trains in the directory; empty if nothing."""
         self._lock = self._lock or (self._workdir / JOBS_LOCK).open("a")
-        return "" if try_lock(self._lock) else "the runs of an earlier sweep, which save their step"
+        return "" if try_lock(self._lock) else LEFT
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Accepts jobs; `poll` starts them, and reports each once it has ended."""

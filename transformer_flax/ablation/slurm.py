@@ -20,10 +20,11 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from transformer_flax.ablation.local import STOPPED, explain, last_of
+from transformer_flax.ablation.local import JOBS_LOCK, LEFT, STOPPED, explain, last_of
 from transformer_flax.ablation.trials import Job
 from transformer_flax.console import counted
 from transformer_flax.errors import UserError
+from transformer_flax.files import try_lock
 
 FOLDER = "slurm"
 POLL = 5  # seconds
@@ -65,10 +66,11 @@ class Slurm:
             raise UserError('--launcher=slurm needs submitit: pip install -e ".[slurm]"') from error
         if own := sorted({name.replace("_", "-") for name in options} & set(OWN_OPTIONS)):
             raise UserError(f"--sbatch={own[0]} cannot be set: the sweep finds its jobs by their name; leave it out")
-        self.at_a_time, self._command = at_a_time, command
         folder = (workdir / FOLDER).resolve()
-        name = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)
-        self._name = f"{name}-{zlib.crc32(str(folder).encode()):08x}"
+        if "%" in str(folder):
+            raise UserError(f"Slurm replaces what follows a % in a path: {folder.parent}; choose another --workdir")
+        self.at_a_time, self._command, self._workdir = at_a_time, command, workdir
+        self._name = _job_name(workdir)
         self._executor = submitit.SlurmExecutor(folder, max_num_timeout=REQUEUES)
         self._executor.update_parameters(  # options that are None are left out
             job_name=self._name,
@@ -86,8 +88,10 @@ class Slurm:
         self._ask()
         if self._states is None:
             raise UserError("squeue does not answer, so running jobs cannot be found; try again when it does")
-        ends = f"scancel --name={self._name} ends them"
-        return f"{counted(len(self._states), 'Slurm job')} of an earlier sweep ({ends})" if self._states else ""
+        if self._states:
+            return _describe(self._states, self._name)
+        with (self._workdir / JOBS_LOCK).open("a") as lock:  # held by what a local sweep has left
+            return "" if try_lock(lock) else LEFT
 
     def submit(self, jobs: Sequence[Job]) -> None:
         import submitit
@@ -121,15 +125,39 @@ class Slurm:
         if time.monotonic() - self._asked < POLL:
             return False
         self._asked = time.monotonic()
-        command = ["squeue", "--noheader", "--array", "--me", "--format=%i %T %j"]
-        try:
-            lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-        except subprocess.CalledProcessError as error:
-            logger.warning("squeue fails: %s", error.stderr.strip())
-            return False
-        jobs = [line.split(maxsplit=2) for line in lines]
-        self._states = {number: state for number, state, *name in jobs if name == [self._name]}
-        return True
+        states = _ask_queue(self._name)
+        if states is not None:
+            self._states = states
+        return states is not None
+
+
+def require_no_jobs(workdir: pathlib.Path) -> None:
+    """Checks that Slurm trains nothing in a sweep's directory, before the sweep trains there without Slurm."""
+    name = _job_name(workdir)
+    if (workdir / FOLDER).exists() and shutil.which("squeue") and (states := _ask_queue(name)):
+        raise UserError(f"{_describe(states, name)} train in {workdir}; --launcher=slurm waits for them")
+
+
+def _job_name(workdir: pathlib.Path) -> str:
+    folder = (workdir / FOLDER).resolve()
+    name = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)
+    return f"{name}-{zlib.crc32(str(folder).encode()):08x}"
+
+
+def _describe(states: dict[str, str], name: str) -> str:
+    return f"{counted(len(states), 'Slurm job')} of an earlier sweep (scancel --name={name} ends them)"
+
+
+def _ask_queue(name: str) -> dict[str, str] | None:
+    """Returns the states of the jobs of this name, by number; None if Slurm does not answer."""
+    command = ["squeue", "--noheader", "--array", "--me", "--format=%i %T %j"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    except subprocess.CalledProcessError as error:
+        logger.warning("squeue fails: %s", error.stderr.strip())
+        return None
+    jobs = [line.split(maxsplit=2) for line in lines]
+    return {number: state for number, state, *names in jobs if names == [name]}
 
 
 def _problem(stderr: str) -> str:

@@ -162,7 +162,8 @@ class _Sweep:
             except UserError as error:
                 result, why = None, str(error)
             if result is None:
-                result = trial.failure(" ".join(why.split()) or "it ended before its last step was evaluated")
+                ended = "it ended before its last step was evaluated" if job.log.exists() else "it never began"
+                result = trial.failure(" ".join(why.split()) or ended)
             self._journal.append(result)
             del self._left[trial]
             if trial in self._bars:
@@ -173,7 +174,7 @@ class _Sweep:
             else:
                 self._failed.append(trial)
                 self.progress.say(f"{trial} FAILED: {result.error}")
-        if any(trial in self._failed for trial in job.trials):
+        if any(trial in self._failed for trial in job.trials) and job.log.exists():
             last = [line for line in last_of(job.log).splitlines() if line.strip()][-SHOWN:]
             lines = [*last, f"all of it: {job.log}", f"by hand: {self._factory.shown(job)}"]
             self.progress.say("\n".join(f"    {line}" for line in lines))
