@@ -108,7 +108,7 @@ def test_what_a_sweep_with_the_other_launcher_has_left_is_waited_for_or_told(clu
     cluster.launcher().submit([Job(tuple(cluster.runs))])
     require_no_jobs(cluster.workdir)
     cluster.queue(job_1="RUNNING")
-    with pytest.raises(UserError, match=r"1 Slurm job of an earlier sweep .* train in .*; --launcher=slurm waits"):
+    with pytest.raises(UserError, match=r"my sweep is used by 1 Slurm job of an earlier sweep .*; wait for them with"):
         require_no_jobs(cluster.workdir)
     cluster.queue()
     local = Local(cluster.workdir, [], cluster.factory.command)

@@ -135,7 +135,7 @@ def require_no_jobs(workdir: pathlib.Path) -> None:
     """Checks that Slurm trains nothing in a sweep's directory, before the sweep trains there without Slurm."""
     name = _job_name(workdir)
     if (workdir / FOLDER).exists() and shutil.which("squeue") and (states := _ask_queue(name)):
-        raise UserError(f"{_describe(states, name)} train in {workdir}; --launcher=slurm waits for them")
+        raise UserError(f"{workdir} is used by {_describe(states, name)}; wait for them with --launcher=slurm")
 
 
 def _job_name(workdir: pathlib.Path) -> str:
