@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas
 
-from tests.conftest import TINY, VARIANTS
+from tests.conftest import TINY, VARIANTS, long
 from tests.model.formulas import flops_by_hand, parameters_by_hand
 from tests.relatives.rivals import RIVALS
 from transformer_flax.model import flops as counting
@@ -93,17 +93,17 @@ def test_axes_of_other_lengths_are_counted(monkeypatch):
     assert sum(flops.values()) == sum(before.values())
 
 
-def test_nine_programs_give_the_factors_that_one_gives(monkeypatch):
+@pytest.mark.parametrize("config", [TINY, long(RIVALS["lstm, none"]), long(RIVALS["convolutional"])])
+def test_nine_programs_give_the_factors_that_one_gives(monkeypatch, config):
     lengths = np.array([10, 30]), np.array([5, 12])
-    for config in (TINY, RIVALS["lstm, none"], RIVALS["convolutional"]):
-        monkeypatch.setattr(counting, "LENGTHS", ())  # one program is enough
-        counting._flops_polynomials.cache_clear()
-        one = forward_flops(config, *lengths)
-        monkeypatch.undo()
-        monkeypatch.setattr(counting.Product, "axes", property(lambda product: (1_001,)))
-        counting._flops_polynomials.cache_clear()
-        assert forward_flops(config, *lengths) == one
-        monkeypatch.undo()
+    monkeypatch.setattr(counting, "LENGTHS", ())  # one program is enough
+    counting._flops_polynomials.cache_clear()
+    one = forward_flops(config, *lengths)
+    monkeypatch.undo()
+    monkeypatch.setattr(counting.Product, "axes", property(lambda product: (1_001,)))
+    counting._flops_polynomials.cache_clear()
+    assert forward_flops(config, *lengths) == one
+    monkeypatch.undo()
     counting._flops_polynomials.cache_clear()
 
 

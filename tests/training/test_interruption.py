@@ -190,6 +190,7 @@ def test_a_run_ends_on_a_full_disk_goes_on_when_there_is_room_and_without_a_disk
     assert all("step" in line for line in read_json_lines(small_disk / "metrics.jsonl"))
 
 
+@pytest.mark.long
 def test_a_run_that_may_go_on_without_a_checkpoint_is_saved_where_a_signal_ends_its_evaluation(tmp_path, small_disk):
     slow = "--config.decode.batch_size=1", "--config.decode.beam_size=8", "--config.decode.max_extra_length=1000"
     with training(tmp_path, *slow, "--config.on_write_failure=go on", eval_every=200) as process:

@@ -180,6 +180,7 @@ def learn(num_devices, *, shard_params, accumulation_steps=1, optimizer="adam", 
     return parallel, state, measured
 
 
+@pytest.mark.long
 def test_sharded_parameters_learn_the_same_and_are_sealed_the_same():
     _, alone, measured_alone = learn(1, shard_params=False)
     parallel, state, measured = learn(8, shard_params=True)

@@ -82,6 +82,7 @@ def test_runs_that_differ_in_their_seed_share_a_vocabulary_and_learn_apart(alone
     assert (len(vocabularies), len(losses)) == (1, 2)
 
 
+@pytest.mark.long
 def test_the_time_left_counts_the_checkpoints_of_all_seeds(config, tmp_path, monkeypatch, capsys):
     save = Checkpoints.save
     monkeypatch.setattr(Checkpoints, "save", lambda *args: (time.sleep(0.5), save(*args)))
