@@ -174,9 +174,10 @@ class _Sweep:
             else:
                 self._failed.append(trial)
                 self.progress.say(f"{trial} FAILED: {result.error}")
-        if any(trial in self._failed for trial in job.trials) and job.log.exists():
-            last = [line for line in last_of(job.log).splitlines() if line.strip()][-SHOWN:]
-            lines = [*last, f"all of it: {job.log}", f"by hand: {self._factory.shown(job)}"]
+        if any(trial in self._failed for trial in job.trials):
+            lines = [line for line in last_of(job.log).splitlines() if line.strip()][-SHOWN:]
+            lines += [f"all of it: {job.log}"] if job.log.exists() else []
+            lines += [f"by hand: {self._factory.shown(job)}"]
             self.progress.say("\n".join(f"    {line}" for line in lines))
 
     def _watch(self, job: Job) -> None:
