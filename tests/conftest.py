@@ -27,7 +27,7 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *(f"--xla_{
 for name, value in {
     "platforms": PLATFORMS,
     "num_cpu_devices": 8,  # to XLA, fake CPU devices are real ones: shardings, collectives and deadlocks come out
-    # What one process has compiled, no other needs to compile again.
+    # What one process that tests start has compiled, no other needs to compile again.
     "compilation_cache_dir": os.environ.get("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax")),
     "persistent_cache_min_compile_time_secs": 0.1,
 }.items():
@@ -39,10 +39,12 @@ gc.set_threshold(200_000, 20, 100)
 os.environ["TOKENIZERS_PARALLELISM"] = "true"
 hypothesis.settings.register_profile("tests", deadline=None)
 hypothesis.settings.load_profile("tests")
-# Shells have what they start in the background ignore Ctrl-C, nohup the end of a terminal: for all their processes.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-    if signal.getsignal(number) is signal.SIG_IGN:
-        signal.signal(number, handler)
+# A shell has what it starts in the background ignore Ctrl-C, and nohup the end of its terminal. Processes that tests
+# start would inherit this. A handler is not inherited, and pytest itself still survives the terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or "PYTEST_XDIST_WORKER" in os.environ:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 long = functools.partial(pytest.param, marks=pytest.mark.long)  # a case of the long form of the tests
 

@@ -9,5 +9,5 @@ import transformer_flax.run
 import transformer_flax.training.vectorized_seeds  # noqa: F401
 from transformer_flax.training import trainer
 
-trainer.measured_flops = lambda dtype: 1e11  # measuring takes half a second of each process that trains
+trainer.measured_flops = lambda dtype: 1e11  # measuring takes a second of each process that trains
 gc.freeze()  # or each child would look through, and so copy, all of it

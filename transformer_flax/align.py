@@ -97,7 +97,7 @@ def _require_same_words(flag: str, number: int, line: str, words: Sequence[str])
     if len(line.split()) != len(words):
         raise UserError(
             f"{flag}, line {number:,}, has {len(line.split()):,} words, and {len(words):,} as the run reads them; "
-            "align needs words that Moses' tokenizer (config.data.tokenized) and the run's own leave whole"
+            "align needs words that neither Moses' tokenizer (config.data.tokenized) nor the run's tokenizer changes"
         )
 
 

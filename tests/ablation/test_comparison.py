@@ -138,7 +138,8 @@ def test_effects_that_are_the_papers_agree_and_their_opposites_do_not(effect, sa
 
 
 def test_runs_that_have_learned_nothing_neither_agree_nor_disagree():
-    results = [made.result(row, exact_match=0.0, bleu=0.0, perplexity=6 + len(row)) for row in ("base", "A-h1", "big")]
+    rows = {"base": 6.0, "A-h1": 7.0, "big": 5.0}
+    results = [made.result(row, exact_match=0.0, bleu=0.0, perplexity=value) for row, value in rows.items()]
     comparison = compare(results)
     found = agreement(comparison, comparison.score)
     assert (comparison.score, found.rows, found.ranked) == (EXACT_MATCH, 0, 0)

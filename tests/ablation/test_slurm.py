@@ -111,6 +111,10 @@ def test_what_a_sweep_with_the_other_launcher_has_left_is_waited_for_or_told(clu
     with pytest.raises(UserError, match=r"my sweep is used by 1 Slurm job of an earlier sweep .*; wait for them with"):
         require_no_jobs(cluster.workdir)
     cluster.queue()
+    cluster.down()
+    with pytest.raises(UserError, match="squeue does not answer"):
+        require_no_jobs(cluster.workdir)
+    cluster.down(False)
     local = Local(cluster.workdir, [], cluster.factory.command)
     assert not local.left_behind()
     assert cluster.launcher().left_behind() == "the runs of an earlier sweep, which save their step"

@@ -261,6 +261,7 @@ def test_what_is_wrong_with_a_run_is_not_said_of_the_next(tmp_path, capsys, toge
     said = capsys.readouterr().out
     assert f"base seed 1 FAILED: {why}\n" in said
     assert said.count("all of it: ") == 1  # there is no log of what never began
+    assert said.count("by hand: ") == (1 if together else 2)
 
 
 def test_a_terminal_shows_the_means_of_the_report(tmp_path, capsys):

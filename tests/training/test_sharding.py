@@ -262,8 +262,8 @@ def test_steps_differ_in_their_dropout_and_seeds_too():
 @pytest.mark.parametrize(
     ("parallel", "rows", "accumulation_steps", "message"),
     [
-        ({"mode": "jit", "num_devices": 9}, 8, 1, "num_devices is 9; there are 8 .*, and config.parallel.cpu_devices"),
-        ({"mode": "jit", "num_devices": -1}, 8, 1, "num_devices is -1"),
+        ({"mode": "jit", "num_devices": 9}, 8, 1, "num_devices is 9; there are 8 .*; config.parallel.cpu_devices"),
+        ({"mode": "jit", "num_devices": -1}, 8, 1, r"num_devices is -1; .* as several processes must$"),
         ({"mode": "jit", "num_devices": 3}, 8, 1, "rows_multiple_of is 8, which does not divide among 3 devices"),
         ({"mode": "pmap", "num_devices": 8}, 8, 2, "set it to a multiple of 16"),
     ],

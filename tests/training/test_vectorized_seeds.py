@@ -161,6 +161,10 @@ def test_a_run_is_no_place_for_others(config, tmp_path):
     with pytest.raises(UserError, match="holds a run, and its seeds would lie inside it; choose another --workdir"):
         train_seeds(config(), [0, 1], tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+    (tmp_path / "seed0").mkdir()
+    (tmp_path / "seed0/config.json").touch()
+    with pytest.raises(UserError, match=r"seed0/config\.json cannot be read"):  # it would go on
+        train_seeds(config(), [0, 1], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -264,11 +264,14 @@ class Agreement:
 
 
 def agreement(comparison: Comparison, measure: Measure) -> Agreement:
-    """Finds the rows of table 3 whose effect has the paper's sign, and correlates the ranks of all effects."""
+    """Finds the rows of table 3 whose effect has the paper's sign, and correlates the ranks of all effects.
+
+    If all effects are exactly 0, nothing compares: the runs have learned nothing yet, or all there is to learn.
+    """
     effects = {entry.variant: entry.effects[measure] for entry in comparison.rows if entry.effects}
     effects = {variant: effect for variant, effect in effects.items() if effect.paper is not None}
     if not any(effect.ours.value for effect in effects.values()):
-        effects = {}  # such as exact match where no run has learned anything yet: nothing compares
+        effects = {}
     same = [variant for variant, effect in effects.items() if effect.has_papers_sign]
     other = [variant for variant, effect in effects.items() if effect.has_papers_sign is False]
     return Agreement(

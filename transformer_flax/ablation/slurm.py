@@ -33,6 +33,7 @@ REQUEUES = 1_000  # most requeues after a time limit; a trial may need many
 WARNING = 90  # seconds before the time limit at which Slurm signals a run, which then saves its step
 PATIENCE = 600  # seconds that a job waits for Slurm to requeue it after a signal has stopped its run
 PROBLEM = "training error: "  # begins the line in which a job prints its error
+NO_ANSWER = "squeue does not answer, so running jobs cannot be found; try again when it does"
 OWN_OPTIONS = ("job-name", "J")  # the sweep finds its jobs by their name
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Slurm:
     def left_behind(self) -> str:
         self._ask()
         if self._states is None:
-            raise UserError("squeue does not answer, so running jobs cannot be found; try again when it does")
+            raise UserError(NO_ANSWER)
         if self._states:
             return _describe(self._states, self._name)
         with (self._workdir / JOBS_LOCK).open("a") as lock:  # held by what a local sweep has left
@@ -125,16 +126,23 @@ class Slurm:
         if time.monotonic() - self._asked < POLL:
             return False
         self._asked = time.monotonic()
-        states = _ask_queue(self._name)
-        if states is not None:
+        if (states := _ask_queue(self._name)) is not None:
             self._states = states
         return states is not None
 
 
 def require_no_jobs(workdir: pathlib.Path) -> None:
-    """Checks that Slurm trains nothing in a sweep's directory, before the sweep trains there without Slurm."""
+    """Checks that Slurm trains nothing in a sweep's directory, before the sweep trains there without Slurm.
+
+    A machine without squeue cannot know.
+    """
+    if not (workdir / FOLDER).exists() or shutil.which("squeue") is None:
+        return
     name = _job_name(workdir)
-    if (workdir / FOLDER).exists() and shutil.which("squeue") and (states := _ask_queue(name)):
+    states = _ask_queue(name)
+    if states is None:
+        raise UserError(NO_ANSWER)
+    if states:
         raise UserError(f"{workdir} is used by {_describe(states, name)}; wait for them with --launcher=slurm")
 
 

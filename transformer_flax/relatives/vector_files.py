@@ -36,7 +36,7 @@ class Vectors:
     tokenizer: Tokenizer
     vectors: np.ndarray  # float32 [V, d_model], of mean square length 1
     counts: np.ndarray  # int64 [2, V]: occurrences of each piece in the text, and its occurrences as a whole word
-    lowercase: bool = False  # the text is in lower case, so words are looked up in lower case
+    lowercase: bool = False  # the text is in lower case, and so are words looked up; set by `load`
 
     @classmethod
     def make(
@@ -105,7 +105,7 @@ class Vectors:
         return [(others[i][0], float(cosines[i])) for i in np.argsort(-cosines, kind="stable")[:count]]
 
     def save(self, folder: pathlib.Path, config: dict[str, Any]) -> None:
-        """Writes a new folder, completely or not at all. The training's config is saved for reference."""
+        """Writes a new folder, completely or not at all. `load` reads `data.lowercase` of the training's config."""
         require_free(folder)
         with whole_folder(folder) as partial:
             contents = {TOKENIZER: self.tokenizer.to_json().encode()}

@@ -188,7 +188,8 @@ def make_parallel(config, rows_multiple_of: int, accumulation_steps: int, loss_c
     least = len(devices) if len(counts) > 1 else 1
     if config.num_devices and not least <= config.num_devices <= len(devices):
         kind = devices[0].device_kind
-        divide = ", and config.parallel.cpu_devices divides its cores into more" if kind == "cpu" else ""
+        more = kind == "cpu" and config.num_devices > len(devices)
+        divide = "; config.parallel.cpu_devices divides a CPU into more" if more else ""
         raise UserError(
             f"config.parallel.num_devices is {config.num_devices}; there are {len(devices)} ({kind}); 0 takes all, as "
             f"several processes must{divide}"

@@ -342,7 +342,7 @@ class Trainer:
         path = self.run.directory.path
         quoted = shlex.quote(str(path))
         for name, text in {
-            **({task.outputs: f"of the first {few:,} of each split"} if few else {}),
+            **({task.outputs: f"of at most the first {few:,} of each split"} if few else {}),
             **evaluations["valid"].signatures,
             "time": f"{duration(self._metrics.seconds)} since the run began",
             "compilations": ", ".join(f"{count} {name}" for name, count in compilations.items()),
