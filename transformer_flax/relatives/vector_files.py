@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from transformer_flax.data.corpus import Sentences, blocks
+from transformer_flax.data.normalisation import Normaliser
 from transformer_flax.data.tokenizer import UNKNOWN, Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json, require_free, verify_checksum, whole_folder, with_checksum
@@ -76,7 +77,7 @@ class Vectors:
         return self.vectors[known].mean(axis=0)
 
     def _spelt(self, word: str) -> str:
-        return word.strip().lower() if self.lowercase else word.strip()
+        return Normaliser("", self.lowercase)(word.strip())
 
     def words(self, least: int = 1) -> list[tuple[str, int]]:
         """Lists the words that occur at least `least` times, with the ids of their pieces, most frequent first."""
