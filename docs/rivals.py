@@ -88,11 +88,15 @@ def by_length(place) -> list[float]:
 
 
 def minutes_a_step(places) -> float:
-    """Returns the minutes of a training step where nothing else runs: those of the fastest steps."""
+    """Returns the minutes of a training step where nothing else runs: those of the fastest steps.
+
+    Seeds that are trained together share them.
+    """
     from transformer_flax.files import read_json_lines
 
     rate = "train/steps_per_second"
-    return 1 / 60 / max(line[rate] for place in places for line in read_json_lines(place.metrics_file) if rate in line)
+    lines = [line for place in places for line in read_json_lines(place.metrics_file) if rate in line]
+    return 1 / 60 / max(line[rate] * line.get("train/seeds_at_once", 1) for line in lines)
 
 
 def measure_speed(places) -> dict:

@@ -99,11 +99,21 @@ def test_what_is_missing_is_known():
 def test_variants_of_ones_own_follow_the_rows_by_their_numbers():
     own = [
         made.result(name, row=row)
-        for row, name in [("E", "E steps=20"), ("base", "base steps=1000"), ("base", "base steps=200")]
+        for row, name in [
+            ("E", "E steps=20"),
+            ("base", "base steps=1000"),
+            ("base", "base steps=200"),
+            ("base", "base steps=2e3"),
+        ]
     ]
     comparison = compare([*own, made.result("base"), made.result("A-h1")])
     assert [entry.variant for entry in comparison.rows] == ["base", "A-h1"]
-    assert [entry.variant for entry in comparison.own] == ["base steps=200", "base steps=1000", "E steps=20"]
+    assert [entry.variant for entry in comparison.own] == [
+        "base steps=200",
+        "base steps=1000",
+        "base steps=2e3",
+        "E steps=20",
+    ]
     assert comparison.own[0].effects[BLEU].paper is None
 
 

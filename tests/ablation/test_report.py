@@ -53,7 +53,7 @@ def cells(markdown: str, head: str) -> list[list[str]]:
 
 def small(**fields) -> list:
     """A sweep that is quickly drawn."""
-    return made.sweep(["base", "A-h1", "E"], range(2), **fields)
+    return made.sweep(["base", "A-h1", "A-h4", "A-h16", "E"], range(2), **fields)
 
 
 def text_of(results, base=made.BASE, pictures=()) -> str:
@@ -196,7 +196,7 @@ def test_variants_of_ones_own_have_a_table_of_their_own(tmp_path):
     assert not any("paper" in name for name in head)
     assert row[0] == "base model.dropout=0.3"
     assert "base model.dropout=0.3" not in [row[0] for row in cells(text, "row")]
-    assert "3 rows of the paper's table 3 and 1 variant" in text
+    assert "5 rows of the paper's table 3 and 1 variant" in text
 
 
 def test_a_grid_alone_is_not_held_against_the_paper():
@@ -275,6 +275,25 @@ def test_perplexities_of_other_pieces_are_not_for_comparison():
     given = made.BASE | {"config": made.CONFIG | {"data.tokenizer_file": "tokenizer.json"}}
     assert told not in text_of(fewer, given)
     assert told not in text_of([made.result("base"), made.result("muon")])
+
+
+def test_scores_of_another_text_are_not_for_comparison():
+    own, other = {"valid": "0123"}, {"valid": "4567"}
+    grid = [
+        made.result("base", fingerprints=own),
+        made.result("more", row="base", changes={"data.num_pairs": 9}, fingerprints=own),
+        made.result("held", row="base", changes={"data.held_out": 0.5}, fingerprints=other),
+        made.result("old", row="base", changes={"data.held_out": 0.4}),
+    ]
+    assert "**Of another validation text** than base, so that no score compares with base's: held." in text_of(grid)
+    for together in (grid[:2], [grid[0], grid[3]], grid[1:]):
+        assert "another validation text" not in text_of(together)
+
+
+def test_every_change_is_named():
+    changes = {"model.d_ff": 8, "eval.patience": 1}
+    row = cells(text_of([made.result("base"), made.result("own", row="base", changes=changes)]), "variant")[1]
+    assert row[-1] == "d_ff 8, patience 1"
 
 
 def test_steps_and_operations_are_of_all_seeds():
@@ -540,6 +559,7 @@ def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of
             ("A-h1", 9.0, 5.0, {}),
             ("C-N2", 7.0, 6.0, {}),
             ("big", 8.5, 3.0, {"steps": 9_000}),
+            ("E", 8.0, 4.0, {}),
         ]
     )
     over_time = over_training(compared)
@@ -549,8 +569,11 @@ def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of
         assert now.means[LOG_PERPLEXITY] == entry.means[LOG_PERPLEXITY]
     signs, ranks = figures.agreement_over_training(compared).axes
     assert signs.lines[0].get_xydata().tolist() == [[1_000, 1], [3_000, 3]]
+    assert all(tick == int(tick) for tick in signs.get_yticks())
     assert ranks.get_ylim() == (-1, 1)
-    assert figures.agreement_over_training(compare(made.sweep(["base", "A-h1"], curve=[]))) is None
+    assert figures.agreement_over_training(compare(small())) is not None
+    for without in (small(curve=[]), made.sweep(["base", "A-h1"])):  # a curve; rows enough
+        assert figures.agreement_over_training(compare(without)) is None
 
 
 def test_agreement_over_training_leaves_out_steps_at_which_a_row_was_not_evaluated():

@@ -134,6 +134,13 @@ class Comparison:
         return [entry for entry in self.entries if not entry.row]
 
     @property
+    def of_other_text(self) -> list[str]:
+        """The variants whose validation split is not base's, as far as the runs tell."""
+        text_of = {entry.variant: entry.runs[0].fingerprints.get("valid") for entry in self.entries}
+        own = self.base and text_of[self.base.variant]
+        return [variant for variant, text in text_of.items() if own and text and text != own]
+
+    @property
     def measures(self) -> tuple[Measure, Measure]:
         return _perplexity_beside(self.score), self.score
 
@@ -207,11 +214,11 @@ def _fail_diverged(result: Result) -> Result:
 def _order(result: Result) -> tuple:
     """Returns a sort key: rows of table 3 first, then other variants by row and name; then by seed.
 
-    Numbers in names sort by value: 200 precedes 1000.
+    Numbers in names sort by value: 200 precedes 1000, and 1e-05 precedes 0.001.
     """
     names = list(table3.ALL)
     place = names.index(result.row) if result.row in table3.ALL else len(names)
-    parts = re.split(r"(\d+(?:\.\d+)?)", result.variant)
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", result.variant)
     natural = [float(part) if i % 2 else part for i, part in enumerate(parts)]
     return result.variant not in table3.ROWS, place, natural, result.seed
 

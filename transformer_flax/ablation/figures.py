@@ -193,7 +193,7 @@ def curves(comparison: Comparison, measure: Measure) -> Figure | None:
 def agreement_over_training(comparison: Comparison) -> Figure | None:
     """Draws the number of rows with the paper's sign, and the rank correlation with the paper's effects, by step.
 
-    Returns None if there are fewer than two evaluations, or if no row compares with the paper's.
+    Returns None if there are fewer than two evaluations, or too few rows for a rank correlation.
     """
     found = {
         step: then for step, then in over_training(comparison).items() if any(entry.effects for entry in then.rows)
@@ -202,7 +202,7 @@ def agreement_over_training(comparison: Comparison) -> Figure | None:
         measure: {step: agreement(then, measure) for step, then in found.items()} for measure in comparison.measures
     }
     rows_in = {measure: max((each.rows for each in of.values()), default=0) for measure, of in agreements_in.items()}
-    if len(found) < 2 or not any(rows_in.values()):
+    if len(found) < 2 or not any(each.correlation for of in agreements_in.values() for each in of.values()):
         return None
     figure = Figure(figsize=(9, 3))
     signs, ranks = figure.subplots(1, 2)
@@ -221,6 +221,7 @@ def agreement_over_training(comparison: Comparison) -> Figure | None:
         signs.axhline(rows / 2, color=INK, linewidth=0.6, linestyle=":")  # expected by chance
     ranks.axhline(0, color=INK, linewidth=0.6, linestyle=":")
     signs.set(title="rows with the paper's sign", xlabel="step of base", ylim=(0, max(rows_in.values())))
+    signs.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     ranks.set(title="rank correlation with the paper's effects", xlabel="step of base", ylim=(-1, 1))
     signs.legend()
     return figure

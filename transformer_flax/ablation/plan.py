@@ -103,10 +103,14 @@ def show_plan(trials: Sequence[Trial], factory: TrialFactory, *, together: bool)
         )
     rows = []
     left = {trial: trial.progress().step for trial, result in found.items() if not result}
+    counted_in = {trial.variant: result.parameters for trial, result in found.items() if result}
     for trial in trials:
         state = "finished" if trial not in left else f"at step {left[trial]:,}" if left[trial] else ""
-        model = model_config(trial.variant.config, trial.variant.config.data.vocab_size)
-        cells = [str(trial), state, f"{sum(count_parameters(model).values()):,}", f"{trial.steps:,}"]
+        parameters = counted_in.get(trial.variant)
+        if parameters is None:  # a text with fewer pieces than the config's vocabulary makes a smaller model
+            model = model_config(trial.variant.config, trial.variant.config.data.vocab_size)
+            parameters = sum(count_parameters(model).values())
+        cells = [str(trial), state, f"{parameters:,}", f"{trial.steps:,}"]
         rows.append([*cells, f"{estimator.flops(trial):.2e}", duration(estimator.seconds(trial))])
     progress = Progress()
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]

@@ -34,7 +34,10 @@ MOST_IN_TITLE = 3  # most fields that a title names
 PIECES = ("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized")
 TOKENS = {f"data.{name}" for name in (*PIECES, "source_language", "target_language")}
 # Fields that change the text that a tokenizer is learned from.
-LEARNED = {f"data.{name}" for name in ("num_pairs", "held_out", "tokenizer_sample", "seed", "source", "name", "path")}
+LEARNED = {
+    f"data.{name}"
+    for name in ("num_pairs", "held_out", "tokenizer_sample", "seed", "source", "name", "path", "longest_trained")
+}
 NONE = "—"  # an empty cell
 LEFT_COLUMNS = ("row", "variant", "field", "changes")  # columns aligned to the left
 Column = tuple[str, Callable[[Any], str]]  # the column's name; item -> text of the cell
@@ -148,6 +151,10 @@ def _summary(comparison: Comparison) -> list[str]:
         f"{counted(len(comparison.finished), 'finished run')}: {' and '.join(of)}, {seeds} each. Every "
         f"score is of the validation split{few} at the end of training{newstest}.",
     ]
+    if others := comparison.of_other_text:
+        blocks.append(
+            f"**Of another validation text** than base, so that no score compares with base's: {', '.join(others)}."
+        )
     if counts == [1]:
         blocks.append("**One seed:** no intervals and no tests.")
     if not comparison.base and any(result.row == "base" and not result.changes for result in comparison.failed):
@@ -399,6 +406,5 @@ def _flops(flops: float) -> str:
 
 
 def _changes(entry: Entry, comparison: Comparison) -> str:
-    """Returns the changed fields by their short names. Leaves out fields of `eval`, which change no model."""
-    changes = {field: value for field, value in entry.runs[0].changes.items() if not field.startswith("eval.")}
+    changes = entry.runs[0].changes
     return as_text(", ".join(f"{comparison.short_name(field)} {value}" for field, value in changes.items()))

@@ -83,9 +83,11 @@ def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
     for name in sorted(own.keys() ^ known.keys()):
         if name in known and known[name].default is not dataclasses.MISSING:  # a run from before the field existed
             continue
-        problem = "is missing for" if name in known else "is not a field of"
-        hint = "" if name in known else did_you_mean(name, known)
-        advice = hint or f"its fields are {', '.join(known)}"
+        fields_are = f"its fields are {', '.join(known)}"
+        if name in known:
+            problem, advice = "is missing for", f"{fields_are}; start from a config file of this kind"
+        else:
+            problem, advice = "is not a field of", did_you_mean(name, known) or fields_are
         raise UserError(f"config.model.{name} {problem} kind {fields['kind']!r}; {advice}")
     return kind.config(vocab_size=vocab_size, **own)
 
