@@ -243,6 +243,16 @@ def test_what_has_finished_is_not_to_be_made(swept, config, capsys):
     assert (swept.workdir / "results.jsonl").read_text() == before
 
 
+def test_a_plan_has_the_parameters_that_finished_runs_have(swept, config, tmp_path, capsys):
+    factory = factory_of(config, tmp_path)
+    fewer = dataclasses.replace(swept.small, parameters=54_321)  # its text had fewer pieces than the vocabulary
+    Journal(tmp_path / "results.jsonl", make_head(factory.base, "python", "")).append(fewer)
+    variants = make_variants(factory.base, "base", axes=[f"{TOKENS}=512,256"])
+    show_plan(factory.trials(variants, range(2)), factory, together=False)
+    said = capsys.readouterr().out
+    assert (said.count("54,321"), said.count(f"{swept.small.parameters:,}")) == (2, 2)
+
+
 def test_of_a_run_that_has_begun_only_the_rest_is_to_be_made(swept, config, capsys):
     factory = factory_of(config, swept.workdir)
     trials = factory.trials(make_variants(factory.base, "base", axes=[f"{TOKENS}=512"]), range(2))
