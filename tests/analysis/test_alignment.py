@@ -88,3 +88,9 @@ def test_the_error_rate_is_that_worked_out_by_hand():
 def test_there_are_as_many_gold_lines_as_alignments():
     with pytest.raises(ValueError, match="shorter"):
         error_rate([frozenset(), frozenset()], [Gold(frozenset(), frozenset())])
+
+
+@pytest.mark.parametrize("lines", [0, 2])
+def test_without_any_link_there_is_no_error_rate(lines):
+    with pytest.raises(UserError, match="there is no alignment error rate: the sentences have no links"):
+        error_rate([frozenset()] * lines, [Gold(frozenset(), frozenset({(0, 0)}))] * lines)

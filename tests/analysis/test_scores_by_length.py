@@ -26,6 +26,7 @@ def test_sentences_are_measured_in_the_bucket_of_their_length():
         Bucket(1, 3, count=4, right=0.5, begun=0.625),
         Bucket(4, 6, count=2, right=0.5, begun=0.75),
     ]
+    assert [bucket.count for bucket in measure_by_length([0, 5, 6], ["", "", ""], ["", "", ""], width=5)] == [2, 1]
 
 
 def test_words_behind_the_first_wrong_one_and_behind_the_end_do_not_count():

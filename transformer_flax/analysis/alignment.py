@@ -111,7 +111,13 @@ def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
 
 
 def error_rate(alignments: Sequence[Links], gold: Sequence[Gold]) -> float:
-    """Returns AER = 1 - (|A & S| + |A & P|) / (|A| + |S|) over all sentences (Och and Ney, 2003, equation 31)."""
+    """Returns AER = 1 - (|A & S| + |A & P|) / (|A| + |S|) over all sentences (Och and Ney, 2003, equation 31).
+
+    Raises:
+      UserError: there are no links, neither found nor sure.
+    """
     found = sum(len(a & g.sure) + len(a & g.possible) for a, g in zip(alignments, gold, strict=True))
     of = sum(len(a) + len(g.sure) for a, g in zip(alignments, gold, strict=True))
+    if not of:
+        raise UserError("there is no alignment error rate: the sentences have no links, neither found nor sure")
     return 1 - found / of

@@ -45,12 +45,12 @@ def measure_by_length(
 ) -> list[Bucket]:
     """Measures translations in buckets of `width` lengths: 1 .. width, width + 1 .. 2 width, ...
 
-    Empty buckets are left out.
+    Empty buckets are left out. A length of 0 counts as 1.
     """
     pairs = list(zip(translations, references, strict=True))
     right = np.array([ours == theirs for ours, theirs in pairs], float)
     begun = np.array([_begun(ours.split(), theirs.split()) for ours, theirs in pairs], float)
-    bucket = (np.asarray(lengths, int) - 1) // width
+    bucket = (np.maximum(lengths, 1) - 1) // width
     found = []
     for b in np.unique(bucket).tolist():
         own = bucket == b
