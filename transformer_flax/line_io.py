@@ -48,7 +48,7 @@ class LineIO:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the model's translator or classifier that follow from the input."""
-        return {"refuse_long": self._long.value == "refuse"} | ({"batch_size": 1, "window": 1} if self.prompts else {})
+        return {"refuse_long": self._long.value == "refuse"} | ({"window": 1} if self.prompts else {})
 
     def __iter__(self) -> Iterator[str]:
         return _prompt() if self.prompts else self.read(self.inputs)

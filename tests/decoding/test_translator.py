@@ -323,12 +323,32 @@ def test_programs_are_compiled_once_for_a_width():
     assert translator.compilations == 2
 
 
-@pytest.mark.parametrize(("window", "devices", "rows"), [(1, 1, 1), (1, 4, 4), (6, 4, 8), (500, 4, 256)])
-def test_a_batch_has_no_more_rows_than_a_window_fills(window, devices, rows):
+@pytest.mark.parametrize(
+    ("window", "devices", "lines", "rows"),
+    [
+        (1, 1, 1, [1]),
+        (1, 4, 1, [4]),
+        (6, 4, 6, [8]),
+        (500, 1, 0, []),
+        (500, 1, 1, [1]),
+        (500, 1, 2, [8]),
+        (500, 1, 9, [64]),
+        (500, 1, 66, [64, 64]),
+        (500, 4, 4, [4]),
+        (500, 4, 5, [32]),
+        (500, 4, 500, [256, 256]),
+    ],
+)
+def test_a_batch_has_hardly_more_rows_than_there_are_lines_or_a_window_fills(window, devices, lines, rows):
     if len(jax.local_devices()) < devices:
         pytest.skip(f"needs {devices} devices")
     translator = new(batch_size=64, window=window, num_devices=devices)
-    assert [found for _, found, _ in translator._batches([5], lambda done: None)] == [rows]
+    assert [found for _, found, _ in translator._batches([5] * lines + [0], lambda done: None)] == rows
+
+
+def test_few_long_lines_share_a_batch_as_far_as_memory_allows():
+    batches = new(batch_size=64, window=500, max_input_length=256)._batches([200] * 7, lambda done: None)
+    assert [(len(chosen), rows, width) for chosen, rows, width in batches] == [(7, 8, 256)]
 
 
 def test_equal_translators_share_their_programs():

@@ -20,6 +20,7 @@ from transformer_flax.special_tokens import END_ID, PAD_ID
 ROWS = "rows"
 NARROWEST = 16  # widths are powers of two from NARROWEST on, so that a few programs serve all lengths
 ROOMY = 64  # wider batches have fewer rows, which bounds the memory
+FEW = 8  # few lines need batches of 1, FEW, FEW ** 2, ... rows, so that a few programs serve all numbers of lines
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Inference:
     Args:
       params: the parameters of each model.
       max_input_length: in tokens, the end symbol included; longer lines are cut and counted in a warning.
-      batch_size: rows of a batch on each device; fewer for long lines, or if `window` is smaller.
+      batch_size: rows of a batch on each device; fewer for long or few lines, or if `window` is smaller.
       window: lines to read and sort by length at a time.
       refuse_long: raise an error for longer lines instead of cutting them.
       num_devices: the maximum number of local devices; 0 stands for all.
@@ -123,18 +124,21 @@ class Inference:
           progress: called with the number of lines done after each batch.
           done: the number of lines done before.
           longest: the largest width; `max_input_length` if None.
-          roomy: batches of up to this width have `batch_size` rows a device; wider batches have fewer.
+          roomy: batches of up to this width have up to `batch_size` rows a device; wider batches have fewer.
 
         Yields:
           (indices of the lines, rows, width) of each batch.
         """
         pending = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
+        enough = 1
+        while enough * self.num_devices < len(pending):
+            enough *= FEW
         while pending:
             width = NARROWEST
             while width < lengths[pending[0]]:
                 width *= 2
             width = min(width, longest or self.max_input_length)
-            rows = self.num_devices * max(1, self._most_rows * roomy // max(width, roomy))
+            rows = self.num_devices * min(enough, max(1, self._most_rows * roomy // max(width, roomy)))
             yield pending[:rows], rows, width
             done += len(pending[:rows])
             progress(done)
