@@ -61,9 +61,12 @@ MOST_SEEDS = 1_000
 
 
 class SeedsParser(flags.ArgumentParser):
-    """The parser of --seeds. 3 stands for the seeds 0, 1 and 2, and 3, for the seed 3 alone."""
+    """The parser of --seeds. "3" means the seeds 0, 1 and 2; "3," means the seed 3 alone."""
 
-    syntactic_help = f"a number of seeds, at most {MOST_SEEDS:,}, or different seeds: 3 stands for 0,1,2, and 3, for 3"
+    syntactic_help = (
+        f"a number of seeds, at most {MOST_SEEDS:,}, or a list of different seeds: '3' means the seeds 0, 1 and 2; "
+        "'3,' means the seed 3 alone"
+    )
 
     def parse(self, argument: str) -> list[int]:
         numbers = [int(number) for number in argument.removesuffix(",").split(",")]

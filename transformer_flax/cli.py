@@ -132,7 +132,7 @@ def require_picture(flag: str, name: str) -> None:
 def run(main: Callable[..., None], *, afterwards: str = "") -> None:
     """Parses the flags and calls `main`. Prints an error as one message, and exits with status 2.
 
-    The errors are a UserError, an OSError, and JAX's where memory is lacking. `main` gets the arguments that are not
+    Handles UserError, OSError, and JAX's error where memory is lacking. `main` gets the arguments that are not
     flags. If `main` takes none, they are errors. `afterwards` is added to the message of an interruption.
     """
 

@@ -1,7 +1,7 @@
 """Translates lines of text: python -m transformer_flax.translate --workdir=runs/base [FILE ...] < in.txt > out.txt.
 
 Each input line gives one output line, or several with --nbest, in order. An empty line gives an empty line. On a
-terminal, the command prompts for lines, unless a file goes with them. Files may be plain, .gz or .xz.
+terminal, the command prompts for lines, unless --target or --prefix_file is given. Files may be plain, .gz or .xz.
 
 With --target, prints the probability of the given translations instead. Each output line has log P (end symbol
 included), a tab, log P of each token, a tab, and the tokens. Tokens are spelt as in the vocabulary, byte by byte, with
@@ -48,7 +48,7 @@ def main(*files: str) -> None:
         lines: Iterable[str] = IO
         given: list[str] = []  # the lines of --target or --prefix_file
         if beside is not None:
-            lines, given = _read_side_by_side(beside)
+            lines, given = _read_beside(beside)
         run, settings = RESTORE()
         translator = run.translator(**IO.settings | settings | own_settings)
         with IO.writing(translator, count=None if beside is None else len(given)) as (write, progress):
@@ -84,7 +84,7 @@ def _own_settings() -> dict[str, Any]:
     return settings
 
 
-def _read_side_by_side(name: str) -> tuple[list[str], list[str]]:
+def _read_beside(name: str) -> tuple[list[str], list[str]]:
     """Returns the lines of the input and of a file, which must have the same number of lines."""
     with open_input(name) as file:
         beside = list(IO.read([file]))

@@ -325,6 +325,12 @@ def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished
     assert differences({"data.name": "auto"}, {"data.name": "multi30k"}, ())
 
 
+def test_fields_may_differ_by_their_whole_names_or_their_section():
+    theirs, ours = ({"steps": n, "steps_of_warmup": n, "eval.every": n, "evaluations": n} for n in (1, 2))
+    found = differences(theirs, ours, ("steps", "eval."))
+    assert found == ["config.evaluations: 1 there, 2 now", "config.steps_of_warmup: 1 there, 2 now"]
+
+
 def test_the_tokenizer_that_a_config_names_counts_only_where_one_is_trained():
     theirs, ours = ({"data.tokenizer": name} for name in ("wordpiece", "bpe"))
     assert differences(theirs, ours, ())

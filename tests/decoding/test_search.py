@@ -71,7 +71,7 @@ from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
     [
         (
             lambda: LengthPenalty("average", 1.0),
-            "the length penalty is 'average'; it must be one of gnmt, length, none",
+            "length_penalty is 'average'; it must be one of gnmt, length, none",
         ),
         (lambda: Sampling(temperature=-0.5), "temperature is -0.5; it must be a number from 0"),
         (lambda: Sampling(temperature=math.nan), "temperature is nan; it must be a number from 0"),

@@ -21,6 +21,7 @@ from transformer_flax.model.flops import training_flops
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.metrics import Meter, MetricsWriter
 from transformer_flax.training.peak_flops import data_sheet_flops, large_product, measured_flops
+from transformer_flax.training.run_directory import is_out_of_patience
 from transformer_flax.training.trainer import Trainer
 
 
@@ -53,9 +54,10 @@ def test_the_lines_of_evaluations_say_what_was_evaluated_also_when_a_run_goes_on
     writer = opened(30)
     writer.write(40, "valid", values | {"loss": 0.5, "bleu": 31.0})
     assert writer.scores() == {10: 30.0, 40: 31.0}  # of parameters that a checkpoint holds
-    assert not writer.out_of_patience(1)  # 0.5 is better than 2.0 and 1.5; the final evaluation does not count
+    # 0.5 is better than 2.0 and 1.5; the final evaluation does not count.
+    assert not is_out_of_patience(writer.written, 1)
     writer.write(50, "valid", values | {"loss": 0.6})
-    assert [writer.out_of_patience(patience) for patience in (0, 1, 2)] == [False, True, False]
+    assert [is_out_of_patience(writer.written, patience) for patience in (0, 1, 2)] == [False, True, False]
     assert [step for step in (10, 20, 30, 40) if writer.has(step, "valid")] == [10, 20, 40]
     assert [step for step in (10, 20, 30, 40) if writer.has(step, "valid", final=True)] == [30]
     assert not writer.has(10, "test")

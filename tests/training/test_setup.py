@@ -58,6 +58,7 @@ from transformer_flax.training.trained_model import load_setup
         ("optimizer.b1", 1.0),
         ("optimizer.b2", -0.1),
         ("optimizer.clip_norm", -1.0),
+        ("parallel.num_devices", -1),
     ],
 )
 def test_values_out_of_range_are_refused_by_name(field, value):
@@ -102,7 +103,7 @@ def test_a_choice_that_there_is_not_is_refused(field, value, known):
 
 
 def test_a_length_penalty_that_is_none_of_ours_is_refused():
-    with pytest.raises(UserError, match="the length penalty is 'google'; it must be one of gnmt, length, none"):
+    with pytest.raises(UserError, match="length_penalty is 'google'; it must be one of gnmt, length, none"):
         check(small_config(decode__length_penalty="google"))
 
 

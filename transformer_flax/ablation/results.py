@@ -21,11 +21,11 @@ from transformer_flax.training.config_fields import CHANGES_NOTHING, differences
 
 ROOT = pathlib.Path(__file__).parents[2]
 LIBRARIES = ("jax", "flax", "optax", "numpy", "tokenizers", "sacrebleu")
-RESULTS, REPORT = "results.jsonl", "report"  # a file and a folder in a sweep's directory
+RESULTS, REPORT, SLURM = "results.jsonl", "report", "slurm"  # a file and two folders in a sweep's directory
 SESSION = ("command", "versions", "hardware", "commit")  # what describes a session
 HEAD = ("config", "name", *SESSION)
 FINISHED, FAILED = "finished", "failed"
-DATA = ("data.", "init_from", "embedding_init")  # fields that choose what `Result.fingerprints` are of
+DATA = ("data.", "init_from", "embedding_init")  # fields that choose the data
 # Results stay comparable if these fields differ: a seed belongs to a run, and the other fields change results no more
 # than chance does.
 MAY_DIFFER = (*CHANGES_NOTHING, "seed", "checkpoint.keep")

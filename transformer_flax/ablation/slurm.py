@@ -21,12 +21,12 @@ from types import FrameType
 from typing import Any
 
 from transformer_flax.ablation.local import JOBS_LOCK, LEFT, STOPPED, explain, last_of
+from transformer_flax.ablation.results import SLURM
 from transformer_flax.ablation.trials import Job
 from transformer_flax.console import counted
 from transformer_flax.errors import UserError
 from transformer_flax.files import try_lock
 
-FOLDER = "slurm"
 POLL = 5  # seconds
 MOST_AT_A_TIME = 256
 REQUEUES = 1_000  # most requeues after a time limit; a trial may need many
@@ -67,7 +67,7 @@ class Slurm:
             raise UserError('--launcher=slurm needs submitit: pip install -e ".[slurm]"') from error
         if own := sorted({name.replace("_", "-") for name in options} & set(OWN_OPTIONS)):
             raise UserError(f"--sbatch={own[0]} cannot be set: the sweep finds its jobs by their name; leave it out")
-        folder = (workdir / FOLDER).resolve()
+        folder = (workdir / SLURM).resolve()
         if "%" in str(folder):
             raise UserError(f"Slurm replaces what follows a % in a path: {folder.parent}; choose another --workdir")
         self.at_a_time, self._command, self._workdir = at_a_time, command, workdir
@@ -136,7 +136,7 @@ def require_no_jobs(workdir: pathlib.Path) -> None:
 
     A machine without squeue cannot know.
     """
-    if not (workdir / FOLDER).exists() or shutil.which("squeue") is None:
+    if not (workdir / SLURM).exists() or shutil.which("squeue") is None:
         return
     name = _job_name(workdir)
     states = _ask_queue(name)
@@ -147,7 +147,7 @@ def require_no_jobs(workdir: pathlib.Path) -> None:
 
 
 def _job_name(workdir: pathlib.Path) -> str:
-    folder = (workdir / FOLDER).resolve()
+    folder = (workdir / SLURM).resolve()
     name = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)
     return f"{name}-{zlib.crc32(str(folder).encode()):08x}"
 

@@ -18,9 +18,8 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import is_partial, try_lock
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.run_directory import RunDirectory, require_safe
+from transformer_flax.training.run_directory import LOCK, RunDirectory, require_safe
 
-LOCK = ".lock"
 POLL = 0.5  # seconds
 SHOWN = 5  # last lines of a failed job's log that are printed
 

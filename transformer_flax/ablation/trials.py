@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from transformer_flax.ablation.results import FAILED, FINISHED, REPORT, RESULTS, Result, incomparable, read
+from transformer_flax.ablation.results import FAILED, FINISHED, REPORT, RESULTS, SLURM, Result, incomparable, read
 from transformer_flax.ablation.variants import Variant
 from transformer_flax.data.normalisation import normalisers
 from transformer_flax.decoding.scoring import score
@@ -24,7 +24,7 @@ from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.config_fields import AUTO, flatten
 from transformer_flax.training.run_directory import RunDirectory, final_splits
 
-RESERVED = (RESULTS, REPORT, "slurm")  # names in a sweep's directory that no variant's folder may have
+RESERVED = (RESULTS, REPORT, SLURM)  # names in a sweep's directory that no variant's folder may have
 MOST_CHARACTERS = 120  # most characters of a folder's name, without the checksum
 
 
@@ -175,7 +175,7 @@ class TrialFactory:
     """Makes the trials of a sweep, and the commands that train them."""
 
     config: str  # the value of --config, with the argument after a colon if there is one
-    base: ConfigDict  # this config with `overrides` applied
+    base: ConfigDict  # this config with `overrides` applied, but for a model.dtype of "auto"
     # Flat fields that the command line or the sweep sets for all trials. They must include fields that refer to other
     # fields of the config. Otherwise such a field would follow a row's changes to the field it refers to.
     overrides: dict[str, Any]

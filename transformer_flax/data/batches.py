@@ -1,8 +1,8 @@
 """Batches with a few static shapes: one pair a row, bucketed by length (section 5.1), or several pairs packed in a row.
 
-A batch is {"source": int32 [B, L], "target": int32 [B, L]}. Every sentence ends with the end symbol, and padding is 0.
-A packed batch also has "source_segments" and "target_segments" of the same shape: 1 for the first pair of a row, 2 for
-the second pair, and 0 for padding.
+A batch is {"source": int32 [B, L], "target": int32 [B, L]}. Every sentence ends with the end symbol, except a target
+that was cut. Padding is 0. A packed batch also has "source_segments" and "target_segments" of the same shape: 1 for the
+first pair of a row, 2 for the second pair, and 0 for padding.
 """
 
 import abc

@@ -49,7 +49,7 @@ def moses_tools(language: str) -> tuple[Any, Any]:
 
 
 def normalisers(config) -> tuple[Normaliser, Normaliser]:
-    """Returns the source and target normalisers that `config.data` describes. Labels are not normalised."""
+    """Returns the source and target normalisers that `config.data` describes. Labels of tsv files stay unchanged."""
     source = Normaliser(config.source_language, config.lowercase, config.tokenized)
     target = PLAIN if config.source == "tsv" else Normaliser(config.target_language, config.lowercase, config.tokenized)
     return source, target

@@ -21,6 +21,7 @@ class Predictor(Inference):
     Args:
       models: Linen modules that return logits [B, C] for a source [B, S].
       classes: the names of the C classes.
+      normalise: applied to each line.
       params, max_input_length, batch_size, window, refuse_long, num_devices: see `Inference`.
     """
 

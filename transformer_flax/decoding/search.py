@@ -42,7 +42,7 @@ class LengthPenalty:
 
     def __post_init__(self):
         if self.kind not in LENGTH_PENALTIES:
-            raise UserError(f"the length penalty is {self.kind!r}; it must be one of {', '.join(LENGTH_PENALTIES)}")
+            raise UserError(f"length_penalty is {self.kind!r}; it must be one of {', '.join(LENGTH_PENALTIES)}")
 
     def __call__(self, length: Any) -> Any:
         """Returns the penalty of length |Y|; |Y| is at least 1."""

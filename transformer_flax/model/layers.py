@@ -45,8 +45,8 @@ class Embedding(nn.Module):
 def embeddings(config: ModelConfig, *, tied: bool, deviation: float = 1.0) -> tuple[Embedding, Embedding, Embedding]:
     """Returns the source embedding, the target embedding and the embedding whose matrix gives the logits.
 
-    If `tied`, all three are the same (section 3.4). `deviation` is that of `Embedding`; a separate output embedding has
-    1.
+    If `tied`, all three are the same (section 3.4). `deviation` is that of the two input embeddings; a separate output
+    embedding has 1.
     """
     if tied:
         return (Embedding(config, deviation, name="embedding"),) * 3

@@ -51,7 +51,7 @@ def register(name: str, kind: Kind) -> None:
     """Makes a kind of model available as `config.model.kind`.
 
     Raises:
-      UserError: the kind's config belongs to a kind of another name. A config says by its class of which kind it is.
+      UserError: the kind's config belongs to a kind of another name. The class of a config identifies its kind.
     """
     for other, its in KINDS.items():
         if its.config is kind.config and other != name:

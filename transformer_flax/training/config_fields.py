@@ -93,7 +93,7 @@ class OptimizerConfig:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     mode: str = one_of(("jit", "pmap"))
-    num_devices: int
+    num_devices: int = at_least(0)
     shard_params: bool
     cpu_devices: int = at_least(1, default=1)
 
@@ -175,9 +175,8 @@ def _fields_of(config: Container[str]) -> Any:
 def require_fields(section: ConfigDict, dataclass: Any = None, where: str = "config", *, saved: bool = False) -> None:
     """Checks the names, the types and the ranges of a config's fields, each field by itself.
 
-    The config of a run that is `saved` already may have unknown fields, of which a warning tells. Unknown fields of
-    config.decode are still refused, because the search would not be the same. `make_config` checks the fields of
-    config.model.
+    Unknown fields of a `saved` run's config are ignored with a warning, except those of config.decode, without which
+    the search would not be the same. `make_config` checks the fields of config.model.
     """
     fields = {field.name: field for field in dataclasses.fields(dataclass or _fields_of(section))}
     for name in section:
@@ -265,16 +264,17 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
     """Lists the differences between a saved and a current flat config, one per line. A missing field has its default.
 
-    Fields whose names begin like one of `free` may differ.
+    The fields in `free` may differ, and all fields of a section that stands there with its dot.
     """
     theirs, ours = ({**added_fields(config), **config} for config in (theirs, ours))
+    sections = tuple(each for each in free if each.endswith("."))
     for config, name in itertools.product((theirs, ours), ("init_from", "embedding_init")):
         if config.get(name):
             config[name] = os.path.abspath(config[name])  # a slash at the end changes nothing, for example
     return [
         f"config.{name}: {theirs.get(name)!r} there, {ours.get(name)!r} now"
         for name in sorted(theirs.keys() | ours.keys())
-        if theirs.get(name) != ours.get(name) and not name.startswith(free)
+        if theirs.get(name) != ours.get(name) and name not in free and not name.startswith(sections)
         if not (name == "model.dtype" and AUTO in (theirs.get(name), ours.get(name)))
         if not (name == "data.tokenizer" and ours.get("init_from"))  # a run has the tokenizer of its init_from
     ]

@@ -32,7 +32,6 @@ class Task(abc.ABC):
     outputs: str  # the name of the outputs and of their folder
     command: str  # the command that makes such outputs
     score: str  # the validation score that decides which checkpoint is best
-    reads_target: bool  # the model reads the target (teacher forcing), so it may ignore the source
     compilations = 0  # the number of programs compiled for `make_outputs`
 
     def __init__(self, run: PreparedRun, model: nn.Module):
@@ -58,7 +57,7 @@ class Task(abc.ABC):
 class TranslationTask(Task):
     """Translation of sentences into another language."""
 
-    outputs, command, score, reads_target = "translations", "translate", "bleu", True
+    outputs, command, score = "translations", "translate", "bleu"
 
     def _decoder(self, params):
         # Without normalisers: the pairs of the data are normalised already.
@@ -75,7 +74,7 @@ class TranslationTask(Task):
 class ClassificationTask(Task):
     """Classification of texts."""
 
-    outputs, command, score, reads_target = "labels", "classify", "accuracy", False
+    outputs, command, score = "labels", "classify", "accuracy"
 
     def _decoder(self, params):
         settings = {name: self._config.decode[name] for name in SETTINGS}
@@ -160,7 +159,7 @@ class Evaluator:
 
         self._batches = batches(corpus, config.data.num_buckets)
         self._gain_batches = None
-        if task.reads_target:
+        if run.classes is None:  # a translator reads the target too (teacher forcing), so it may ignore the source
             first = np.arange(min(GAIN_SENTENCES, len(corpus)))
             others = np.roll(first, shift_of([corpus.source[i].tobytes() for i in range(len(first))]))
             target = corpus.target.take(first)

@@ -13,7 +13,6 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import JsonLines, read_json_lines
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.multihost import is_first
-from transformer_flax.training.run_directory import is_out_of_patience
 
 # tensorboardX imports PyTorch if it is installed, which costs 2 seconds and 600 MB. A module that is None is not found.
 pytorch = sys.modules.setdefault("torch", None)  # pyrefly: ignore (its type leaves None out)
@@ -108,9 +107,9 @@ class MetricsWriter:
     ):
         self._send = send
         self._lines = StepLines(file, step)
-        self.kept, self.dropped = kept, _ = self._lines.kept, self._lines.dropped
-        self._written, self._score = [*kept], f"valid/{score}"
-        self._started = time.monotonic() - max([seconds, *(line.get("seconds", 0.0) for line in kept[-1:])])
+        self.kept, self.dropped = self._lines.kept, self._lines.dropped
+        self.written, self._score = [*self.kept], f"valid/{score}"
+        self._started = time.monotonic() - max([seconds, *(line.get("seconds", 0.0) for line in self.kept[-1:])])
         self._events = None
         if not is_first():
             return
@@ -128,17 +127,13 @@ class MetricsWriter:
         """Returns whether the evaluation of a split at this step is written; `final`: the final evaluation."""
         return any(line["step"] == step and (f"{split}/final" in line) == final for line in self._evaluations(split))
 
-    def out_of_patience(self, patience: int) -> bool:
-        """Applies `is_out_of_patience` to the evaluations written so far."""
-        return is_out_of_patience(self._written, patience)
-
     def scores(self) -> dict[int, float]:
         """Returns the validation scores, by step, of the evaluations during training that averaged no checkpoints."""
         lines = [line for line in self._evaluations("valid") if "valid/final" not in line]
         return {line["step"]: line[self._score] for line in lines if line.get("valid/averaged") == 1}
 
     def _evaluations(self, split: str) -> list[dict[str, Any]]:
-        return [line for line in self._written if f"{split}/loss" in line]
+        return [line for line in self.written if f"{split}/loss" in line]
 
     def write(self, step: int, prefix: str, values: dict[str, Any]) -> None:
         """Writes {prefix/name: value} at a step, as floats, with the seconds so far."""
@@ -146,7 +141,7 @@ class MetricsWriter:
         line = {"step": step, "seconds": round(self.seconds, 2), **named}
         self._send(line)
         self._lines.write(line)
-        self._written.append(line)
+        self.written.append(line)
         if self._events is None:
             return
         try:

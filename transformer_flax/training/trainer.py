@@ -23,6 +23,7 @@ from transformer_flax.training.metrics import Meter, MetricsWriter, StepLines
 from transformer_flax.training.multihost import agreed_stop, stop_asked
 from transformer_flax.training.optimizer import keeps_average
 from transformer_flax.training.peak_flops import data_sheet_flops, measured_flops
+from transformer_flax.training.run_directory import is_out_of_patience
 from transformer_flax.training.setup import PreparedRun
 from transformer_flax.training.step import Metrics, TrainState
 from transformer_flax.training.wandb_run import WandbRun
@@ -230,7 +231,7 @@ class Trainer:
             self.checkpoints.wait()
 
     def prune(self, newest: int) -> None:
-        """Deletes old checkpoints, up to the step `newest`. The best stays, unless scores are of means of several."""
+        """Deletes old checkpoints, up to the step `newest`. Keeps the best, unless evaluations score a mean."""
         if not self.run.directory.is_in_place():  # these may be the checkpoints of another run
             return
         of_one = self.run.config.eval.average == 1 or keeps_average(self.run.config)
@@ -249,7 +250,7 @@ class Trainer:
         If so, prints a message.
         """
         patience = self.run.config.eval.patience
-        if not self._metrics.out_of_patience(patience):
+        if not is_out_of_patience(self._metrics.written, patience):
             return False
         self.say(f"no better validation loss in {counted(patience, 'evaluation')}: the run ends at step {step:,}")
         return True
