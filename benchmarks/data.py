@@ -27,7 +27,7 @@ from configs import base, numbers
 from transformer_flax import cli
 from transformer_flax.data.batches import SIDES, Batches, training_batches
 from transformer_flax.data.corpus import Corpus, Sentences, load_corpus, select_training_pairs
-from transformer_flax.data.pairs import CHUNK, Pairs
+from transformer_flax.data.sentence_pairs import CHUNK, Pairs
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.text_files import read_side_by_side
 from transformer_flax.data.tokenizer import Tokenizer

@@ -26,7 +26,7 @@ from benchmarks.sizes import SIZES
 from benchmarks.timing import interleaved
 from configs import base
 from transformer_flax import cli
-from transformer_flax.allocator import keep_memory
+from transformer_flax.malloc import keep_memory
 from transformer_flax.model.config import IMPLEMENTATIONS, TransformerConfig
 from transformer_flax.model.config import REMAT as REMAT_POLICIES
 from transformer_flax.model.flops import training_flops

@@ -18,7 +18,7 @@ from absl import flags
 
 from transformer_flax import cli
 from transformer_flax.console import Progress, counted
-from transformer_flax.data.pairs import SPLITS
+from transformer_flax.data.sentence_pairs import SPLITS
 from transformer_flax.data.text_files import read_side_by_side
 from transformer_flax.errors import UserError
 

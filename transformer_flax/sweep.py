@@ -91,8 +91,8 @@ def main() -> None:
 
     jax.config.update("jax_platforms", "cpu")  # this process computes nothing, and the GPUs' memory is for the runs
 
+    from transformer_flax.ablation.expected_cost import show_plan
     from transformer_flax.ablation.local import hardware
-    from transformer_flax.ablation.plan import show_plan
     from transformer_flax.ablation.results import make_head
     from transformer_flax.ablation.sweep import sweep
     from transformer_flax.ablation.trials import TrialFactory, chosen_dtype, references

@@ -14,8 +14,8 @@ import pytest
 
 from tests.ablation.sweeping import InProcess, run, stop_all, sweeping, timeless, wait_for
 from tests.commands.process import ENVIRONMENT
+from transformer_flax.ablation.expected_cost import show_plan
 from transformer_flax.ablation.local import Local, Slot
-from transformer_flax.ablation.plan import show_plan
 from transformer_flax.ablation.results import Journal, Result, make_head, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.trials import Trial, TrialFactory

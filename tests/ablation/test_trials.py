@@ -9,7 +9,7 @@ from ml_collections import FieldReference
 
 from configs import numbers
 from tests.ablation.test_results import HEAD
-from transformer_flax.ablation.plan import Estimator, assumed_flops, show_plan
+from transformer_flax.ablation.expected_cost import Estimator, assumed_flops, show_plan
 from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.trials import (

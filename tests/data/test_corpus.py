@@ -13,7 +13,7 @@ from tests import forked
 from tests.data.make import ListPairs
 from tests.disks import files_up_to
 from transformer_flax.data.corpus import Sentences, load_corpus
-from transformer_flax.data.pairs import CHUNK
+from transformer_flax.data.sentence_pairs import CHUNK
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID

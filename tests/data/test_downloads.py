@@ -10,7 +10,7 @@ import types
 import pytest
 
 from transformer_flax.data.downloads import TEXTS, PublishedFile, PublishedText, fetch
-from transformer_flax.data.pairs import SPLITS
+from transformer_flax.data.sentence_pairs import SPLITS
 from transformer_flax.errors import UserError
 
 LINES = {"train.en": "one\ntwo\n", "train.de": "eins\nzwei\n", "valid.en": "three\n"}

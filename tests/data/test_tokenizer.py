@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.data.make import ListPairs
-from transformer_flax.data import pairs as pairs_module
+from transformer_flax.data import sentence_pairs
 from transformer_flax.data.tokenizer import LOSSLESS, SMALLEST_VOCABULARY, Tokenizer, sample_texts, smallest_vocabulary
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
@@ -252,7 +252,7 @@ def test_a_sample_as_large_as_the_pairs_is_all_of_them(max_pairs):
 
 @pytest.mark.parametrize("max_pairs", [15, len(PAIRS)])
 def test_a_sample_is_read_in_bulk_and_told_of(max_pairs, monkeypatch):
-    monkeypatch.setattr(pairs_module, "CHUNK", 6)
+    monkeypatch.setattr(sentence_pairs, "CHUNK", 6)
     told = []
     sample = sample_texts(PAIRS, max_pairs, 0, progress=lambda *counts: told.append(counts))
     assert list(sample) == list(sample_texts(PAIRS, max_pairs, 0))

@@ -17,7 +17,7 @@ from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoint_files import METADATA, fingerprint, saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
-from transformer_flax.training.resume import resume_or_begin
+from transformer_flax.training.latest_checkpoint import resume_or_begin
 from transformer_flax.training.step import TrainState
 from transformer_flax.training.vectorized_seeds import train_seeds
 

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.disks import files_up_to
 from tests.training.small import small_config
-from transformer_flax.ablation.plan import assumed_flops
+from transformer_flax.ablation.expected_cost import assumed_flops
 from transformer_flax.ablation.variants import make_variants
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines

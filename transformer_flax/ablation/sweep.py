@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
+from transformer_flax.ablation.expected_cost import Estimator, assumed_flops
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
-from transformer_flax.ablation.plan import Estimator, assumed_flops
 from transformer_flax.ablation.results import REPORT, RESULTS, Journal, Result, require_same_data, require_same_variants
 from transformer_flax.ablation.slurm import Slurm
 from transformer_flax.ablation.trials import Job, Trial, TrialFactory, make_jobs

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from transformer_flax.data.pairs import Pairs, iterate_pairs
+from transformer_flax.data.sentence_pairs import Pairs, iterate_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import NUM_SPECIAL
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from transformer_flax.data.classes import Classes
-from transformer_flax.data.pairs import Pairs, iterate_pairs
+from transformer_flax.data.sentence_pairs import Pairs, iterate_pairs
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.files import cache_error, cache_root, read_json, whole_folder
 from transformer_flax.prefetch import prefetch

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from transformer_flax.data.normalisation import normalisers
-from transformer_flax.data.pairs import Pairs, iterate_pairs, require_split
+from transformer_flax.data.sentence_pairs import Pairs, iterate_pairs, require_split
 from transformer_flax.data.synthetic import number_pairs, symbol_pairs
 from transformer_flax.data.text_files import Lines, find_text, read_lines, require_as_many, require_text, text_folder
 from transformer_flax.data.tfds import tfds_pairs

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 from num2words import num2words
 
-from transformer_flax.data.pairs import Pairs
+from transformer_flax.data.sentence_pairs import Pairs
 from transformer_flax.errors import UserError
 
 HELD_OUT = 1_000  # numbers or lines in valid, and as many in test; all are different

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from transformer_flax.data.pairs import require_split
+from transformer_flax.data.sentence_pairs import require_split
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_error, write_whole
 

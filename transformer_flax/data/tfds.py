@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from transformer_flax.data.pairs import Pairs
+from transformer_flax.data.sentence_pairs import Pairs
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_root, whole_folder
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 import numpy as np
 import tokenizers
 
-from transformer_flax.data.pairs import Pairs, iterate_pairs
+from transformer_flax.data.sentence_pairs import Pairs, iterate_pairs
 from transformer_flax.errors import UserError
 from transformer_flax.files import cache_error, cache_root, read_bounded, write_whole
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL

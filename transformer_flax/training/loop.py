@@ -16,8 +16,8 @@ from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
+from transformer_flax.training.latest_checkpoint import resume_or_begin
 from transformer_flax.training.multihost import agreed_stop, is_first
-from transformer_flax.training.resume import resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import PreparedRun, checked_config, prepare_run, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState

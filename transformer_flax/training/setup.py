@@ -10,16 +10,16 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from transformer_flax.allocator import keep_memory
 from transformer_flax.console import Progress, counted
 from transformer_flax.data.batches import Batches, training_batches
 from transformer_flax.data.bpe_dropout import BpeDropout
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.corpus import Corpus, load_corpus, select_training_pairs
-from transformer_flax.data.pairs import Pairs
+from transformer_flax.data.sentence_pairs import Pairs
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import Tokenizer, cached_tokenizer, sample_texts
 from transformer_flax.errors import UserError
+from transformer_flax.malloc import keep_memory
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.flops import count_parameters
 from transformer_flax.model.registry import find_kind, param_shapes

@@ -20,9 +20,9 @@ from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_fields import require_only
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
+from transformer_flax.training.latest_checkpoint import common_steps, resume_or_begin
 from transformer_flax.training.loop import fit
 from transformer_flax.training.multihost import share
-from transformer_flax.training.resume import common_steps, resume_or_begin
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_seeds, set_up_devices
 from transformer_flax.training.step import Metrics, TrainState

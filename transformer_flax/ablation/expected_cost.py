@@ -1,4 +1,4 @@
-"""The plan of a sweep: its trials with their expected FLOPs and seconds, as `--dry_run` prints them."""
+"""The expected FLOPs and seconds of a sweep's trials, and its plan, as `--dry_run` prints it."""
 
 import functools
 import math

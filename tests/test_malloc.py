@@ -48,7 +48,7 @@ stdout = ctypes.c_void_p(libc.fopen(b"/dev/stdout", b"w"))
 libc.malloc_info(0, stdout)  # describes each arena as a <heap>
 libc.fclose(stdout)
 """
-KEEPING = "from transformer_flax.allocator import keep_memory; keep_memory()"
+KEEPING = "from transformer_flax.malloc import keep_memory; keep_memory()"
 
 
 def measure(begin: str = TRAINING, **environment: str) -> tuple[int, int]:

@@ -1,7 +1,7 @@
-"""Times a training step by malloc's settings: python benchmarks/allocator.py [--sizes=tiny,small,base] [--rounds=5].
+"""Times a training step by malloc's settings: python benchmarks/malloc.py [--sizes=tiny,small,base] [--rounds=5].
 
 The settings are made when a process starts, so each measurement is a new process of `benchmarks/train.py`. Each round
-measures the system's settings, then those of `transformer_flax.allocator`. For CPUs only.
+measures the system's settings, then those of `transformer_flax.malloc`. For CPUs only.
 """
 
 import json
@@ -20,7 +20,7 @@ from absl import flags
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from transformer_flax import cli
-from transformer_flax.allocator import SWITCH
+from transformer_flax.malloc import SWITCH
 
 ROOT = pathlib.Path(__file__).parent.parent
 BATCHES = {"tiny": (128, 16), "small": (64, 32), "base": (32, 32)}  # pairs a batch, tokens a sentence
