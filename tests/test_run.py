@@ -172,6 +172,9 @@ def test_a_string_is_no_list_of_lines(run):
         ({"window": 0}, "window is 0; it must be at least 1"),
         ({"sampling": 0.7}, r"sampling is 0\.7; it must be a Sampling"),
         ({"num_devices": -1}, "num_devices is -1; it must be at least 0"),
+        ({"num_devices": "1"}, "num_devices is '1'; it must be a whole number"),
+        ({"nbest": 1.5}, r"nbest is 1\.5; it must be a whole number"),
+        ({"refuse_long": "no"}, "refuse_long is 'no'; it must be true or false"),
     ],
     ids=str,
 )

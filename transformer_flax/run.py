@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
+from transformer_flax.checked_fields import TYPES
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
 from transformer_flax.data.sources import load_pairs
@@ -152,7 +153,7 @@ class Run(TrainedModel):
 
     def _settings(self, what: type, settings: dict[str, Any]) -> dict[str, Any]:
         """Returns checked settings of a Translator or Predictor, with those of `config.decode` as defaults."""
-        parameters = inspect.signature(what).parameters.values()
+        parameters = [*inspect.signature(what).parameters.values()]
         known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
         for name in settings.keys() - {*known}:
             typo = "" if name in self.config.decode else did_you_mean(name, known)
@@ -162,6 +163,10 @@ class Run(TrainedModel):
             raise UserError(f"sampling is {sampling!r}; it must be a Sampling, as in Sampling(temperature=0.7)")
         settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
         require_settings(settings)
+        others = {each.name: each.annotation for each in parameters if each.name not in self.config.decode}
+        for name, wanted in others.items():
+            if wanted in TYPES and name in settings and type(settings[name]) is not wanted:
+                raise UserError(f"{name} is {settings[name]!r}; it must be {TYPES[wanted]}")
         return {name: value for name, value in self.config.decode.items() if name in known} | settings
 
     def _require_translator(self) -> None:
