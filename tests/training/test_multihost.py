@@ -123,7 +123,7 @@ runpy.run_path("train.py", run_name="__main__")
 
 def assert_told(status, err):
     """That a process has ended because the other has: JAX ends it, or what it asks of the other fails."""
-    assert status in (1, -signal.SIGABRT)
+    assert status in (1, -signal.SIGABRT), err
     assert "another task died" in err or ("JaxRuntimeError" in err and "If another process has ended before" in err)
 
 
