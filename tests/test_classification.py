@@ -201,7 +201,6 @@ def test_what_a_classifier_does_not_do_is_told(run):
         ({"loss_chunks": 2}, "config.loss_chunks is 2; it must be 1 where texts are classified"),
         ({"data__bpe_dropout": 0.1}, "config.data.bpe_dropout is 0.1; it must be 0 where texts are classified"),
         ({"r_drop": 5.0}, "config.r_drop is 5.0; it must be 0 where texts are classified"),
-        ({"data__source": "folder", "data__lowercase": True}, "lowercase is True; it must be False where texts are"),
         ({"data__batching": "packed"}, "config.data.batching is 'packed'; it must be 'bucketed' where"),
         ({"model__positions": "learned", "model__max_length": 64}, "max_length is 64; it must be at least 128"),
     ],

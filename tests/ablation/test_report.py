@@ -285,9 +285,21 @@ def test_scores_of_another_text_are_not_for_comparison():
         made.result("held", row="base", changes={"data.held_out": 0.5}, fingerprints=other),
         made.result("old", row="base", changes={"data.held_out": 0.4}),
     ]
-    assert "**Of another validation text** than base, so that no score compares with base's: held." in text_of(grid)
+    text = text_of(grid)
+    assert "**Of another validation text** than base, so without effects: held." in text
+    assert [row[0] for row in cells(text, "variant")[1:]] == ["more", "old"]
+    assert [row[0] for row in cells(text[text.index("## Scores") :], "variant")[1:]] == ["base", "held", "more", "old"]
     for together in (grid[:2], [grid[0], grid[3]], grid[1:]):
         assert "another validation text" not in text_of(together)
+
+
+@pytest.mark.parametrize(("change", "compares"), [("lowercase", True), ("held_out", False)])
+def test_labels_of_normalised_texts_are_for_comparison(change, compares):
+    base = made.result("base", fingerprints={"valid": "0123"})
+    own = made.result("own", row="base", changes={f"data.{change}": 0.5}, fingerprints={"valid": "4567"})
+    labels = {"valid": {"perplexity": 2.0, "accuracy": 0.6, "macro_f1": 0.5}}
+    text = text_of([dataclasses.replace(each, scores=labels, signature="", curve=[]) for each in (base, own)])
+    assert ("another validation text" not in text) == ("## Effects" in text) == compares
 
 
 def test_every_change_is_named():
@@ -572,7 +584,7 @@ def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of
     assert all(tick == int(tick) for tick in signs.get_yticks())
     assert ranks.get_ylim() == (-1, 1)
     assert figures.agreement_over_training(compare(small())) is not None
-    for without in (small(curve=[]), made.sweep(["base", "A-h1"])):  # a curve; rows enough
+    for without in (small(curve=[]), made.sweep(["base", "A-h1"])):  # evaluations; enough rows for a correlation
         assert figures.agreement_over_training(compare(without)) is None
 
 

@@ -339,16 +339,23 @@ def test_programs_are_compiled_once_for_a_width():
         (500, 4, 500, [256, 256]),
     ],
 )
-def test_a_batch_has_hardly_more_rows_than_there_are_lines_or_a_window_fills(window, devices, lines, rows):
+def test_a_batch_has_as_many_rows_as_the_lines_or_a_window_need(window, devices, lines, rows):
     if len(jax.local_devices()) < devices:
         pytest.skip(f"needs {devices} devices")
     translator = new(batch_size=64, window=window, num_devices=devices)
     assert [found for _, found, _ in translator._batches([5] * lines + [0], lambda done: None)] == rows
 
 
-def test_few_long_lines_share_a_batch_as_far_as_memory_allows():
-    batches = new(batch_size=64, window=500, max_input_length=256)._batches([200] * 7, lambda done: None)
-    assert [(len(chosen), rows, width) for chosen, rows, width in batches] == [(7, 8, 256)]
+@pytest.mark.parametrize(("lines", "batches"), [(7, [(7, 8)]), (20, [(16, 16), (4, 16)])])
+def test_few_long_lines_share_a_batch_as_far_as_memory_allows(lines, batches):
+    found = new(batch_size=64, window=500, max_input_length=256)._batches([200] * lines, lambda done: None)
+    assert [(len(chosen), rows) for chosen, rows, _ in found] == batches
+
+
+def test_the_end_of_a_long_text_needs_no_program_of_its_own(no_programs):
+    translator = new(**GREEDY, batch_size=4, window=8)
+    translator.translate(["ab"] * 9)
+    assert translator.compilations == 1
 
 
 def test_equal_translators_share_their_programs():

@@ -14,6 +14,7 @@ from transformer_flax.ablation.statistics import Estimate
 from transformer_flax.errors import UserError
 
 SIGNIFICANT = 1 - statistics.CONFIDENCE  # a corrected p-value below this is significant
+NORMALISATION = {"data.lowercase", "data.tokenized"}
 LARGEST_LOSS = 600.0  # nats; matplotlib can still draw e^600 on an axis with margins
 
 
@@ -107,6 +108,7 @@ class Comparison:
     score: Measure
     base: Entry | None
     other_changes: list[str]  # rows that do not change this base as they change the paper's
+    of_other_text: list[str]  # variants that have no effects, as their validation text is not base's
     missing_rows: list[str]  # rows of table 3 that were not run; empty unless a row other than base was run
     missing_seeds: dict[str, list[int]]  # by variant: seeds that only other variants have
 
@@ -132,13 +134,6 @@ class Comparison:
     def own(self) -> list[Entry]:
         """All other variants: the rows beyond table 3, and the user's own."""
         return [entry for entry in self.entries if not entry.row]
-
-    @property
-    def of_other_text(self) -> list[str]:
-        """The variants whose validation split is not base's, as far as the runs tell."""
-        text_of = {entry.variant: entry.runs[0].fingerprints.get("valid") for entry in self.entries}
-        own = self.base and text_of[self.base.variant]
-        return [variant for variant, text in text_of.items() if own and text and text != own]
 
     @property
     def measures(self) -> tuple[Measure, Measure]:
@@ -176,7 +171,11 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
         measure: {v: [measure.of(run.scores["valid"]) for run in each] for v, each in runs.items()}
         for measure in measures
     }
-    effects = {measure: _effects(measure, values[measure], base, other) for measure in measures}
+    of_other_text = [v for v, each in runs.items() if base and _has_other_text(each[0], runs[base][0], score)]
+    effects = {}
+    for measure in measures:
+        comparable = {v: each for v, each in values[measure].items() if v not in of_other_text}
+        effects[measure] = _effects(measure, comparable, base, other)
     variants = list(dict.fromkeys(result.variant for result in kept))
     of_table3 = set(variants) & table3.ROWS.keys() - {"base"}
     papers = table3.ROWS if of_table3 or table3.is_papers_base(config) else {}
@@ -200,6 +199,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
         score=score,
         base=next((entry for entry in entries if entry.variant == base), None),
         other_changes=other,
+        of_other_text=of_other_text,
         missing_rows=missing_rows if of_table3 else [],
         missing_seeds={v: missing for v in variants if (missing := [seed for seed in seeds if (v, seed) not in last])},
     )
@@ -209,6 +209,14 @@ def _fail_diverged(result: Result) -> Result:
     if not result.finished or math.isfinite(reached := result.scores["valid"]["perplexity"]):
         return result
     return dataclasses.replace(result, status=FAILED, error=f"diverged: its perplexity is {reached}")
+
+
+def _has_other_text(run: Result, base: Result, score: Measure) -> bool:
+    """Returns whether a run was evaluated on another text than base; False if an older version kept no fingerprint."""
+    if score is ACCURACY and {field for field in run.changes if field.startswith("data.")} <= NORMALISATION:
+        return False  # labels are not normalised, and the fingerprint is of the normalised text
+    theirs, ours = base.fingerprints.get("valid"), run.fingerprints.get("valid")
+    return None not in (theirs, ours) and theirs != ours
 
 
 def _order(result: Result) -> tuple:

@@ -112,8 +112,7 @@ def as_markdown(comparison: Comparison, head: Mapping[str, Any], pictures: Colle
     blocks = [f"# {as_text(_title(comparison, head))}", *_summary(comparison), *_missing(comparison, head)]
     if any(entry.effects for entry in comparison.entries):
         blocks += ["## Effects", *shown("differences")]
-        # Base has no line in the table of effects, so without another row the table would be empty.
-        blocks += [effects_table(entries, comparison) for entries in parts if entries != [comparison.base]]
+        blocks += [effects_table(entries, comparison) for entries in parts if any(entry.effects for entry in entries)]
         blocks += [_legend(comparison)]
     if "agreement" in pictures:
         blocks += ["## Agreement over training", ABOUT_AGREEMENT, *shown("agreement")]
@@ -153,7 +152,7 @@ def _summary(comparison: Comparison) -> list[str]:
     ]
     if others := comparison.of_other_text:
         blocks.append(
-            f"**Of another validation text** than base, so that no score compares with base's: {', '.join(others)}."
+            f"**Of another validation text** than base, so without effects: {', '.join(map(as_text, others))}."
         )
     if counts == [1]:
         blocks.append("**One seed:** no intervals and no tests.")
@@ -326,7 +325,7 @@ def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:
         columns += [("p (corrected)", lambda entry, m=measure: _ps(entry.effects[m]))]
     return _table(
         [*columns, ("changes", lambda entry: _changes(entry, comparison))],
-        [entry for entry in entries if entry is not comparison.base],
+        [entry for entry in entries if entry.effects],
     )
 
 

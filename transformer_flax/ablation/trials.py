@@ -175,7 +175,7 @@ class TrialFactory:
     """Makes the trials of a sweep, and the commands that train them."""
 
     config: str  # the value of --config, with the argument after a colon if there is one
-    base: ConfigDict  # this config with `overrides` applied, but for a model.dtype of "auto"
+    base: ConfigDict  # this config with `overrides` applied, except that a model.dtype "auto" stays "auto"
     # Flat fields that the command line or the sweep sets for all trials. They must include fields that refer to other
     # fields of the config. Otherwise such a field would follow a row's changes to the field it refers to.
     overrides: dict[str, Any]

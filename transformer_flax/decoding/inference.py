@@ -20,7 +20,7 @@ from transformer_flax.special_tokens import END_ID, PAD_ID
 ROWS = "rows"
 NARROWEST = 16  # widths are powers of two from NARROWEST on, so that a few programs serve all lengths
 ROOMY = 64  # wider batches have fewer rows, which bounds the memory
-FEW = 8  # few lines need batches of 1, FEW, FEW ** 2, ... rows, so that a few programs serve all numbers of lines
+GROWTH = 8  # few lines have batches of 1, 8, 64, ... rows, so that a few programs serve all numbers of lines
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class Inference:
         lengths: Sequence[int],
         progress: Callable[[int], Any],
         *,
-        done: int = 0,
+        before: int = 0,
         longest: int | None = None,
         roomy: int = ROOMY,
     ) -> Iterator[tuple[list[int], int, int]]:
@@ -122,7 +122,7 @@ class Inference:
         Args:
           lengths: the tokens of each line; lines of length 0 are left out.
           progress: called with the number of lines done after each batch.
-          done: the number of lines done before.
+          before: the number of lines in earlier windows.
           longest: the largest width; `max_input_length` if None.
           roomy: batches of up to this width have up to `batch_size` rows a device; wider batches have fewer.
 
@@ -130,9 +130,10 @@ class Inference:
           (indices of the lines, rows, width) of each batch.
         """
         pending = sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i])
-        enough = 1
+        done = before + len(lengths) - len(pending)
+        enough = self._most_rows if before else 1  # the rest of a long text is not worth another program
         while enough * self.num_devices < len(pending):
-            enough *= FEW
+            enough *= GROWTH
         while pending:
             width = NARROWEST
             while width < lengths[pending[0]]:

@@ -60,7 +60,7 @@ class Predictor(Inference):
         for before, encoded in self._windows(lines, self._normalise):
             found = np.empty((len(encoded), len(self.classes)), np.float32)
             lengths = [len(ids) for ids in encoded]
-            for chosen, rows, width in self._batches(lengths, progress, done=before):
+            for chosen, rows, width in self._batches(lengths, progress, before=before):
                 log_probs = self._classify(self.params, fill([encoded[i] for i in chosen], rows, width))
                 found[chosen] = np.asarray(log_probs)[: len(chosen)]
             yield from found

@@ -164,7 +164,7 @@ class Translator(Inference):
         # The logits [rows, width, V] need much memory, so wide batches have fewer rows than in `search`.
         limits = {"longest": self.longest_output, "roomy": NARROWEST}
         lengths = [max(map(len, pair)) for pair in pairs]
-        for chosen, rows, width in self._batches(lengths, progress, done=lines_before, **limits):
+        for chosen, rows, width in self._batches(lengths, progress, before=lines_before, **limits):
             source, target = (fill([pairs[i][side] for i in chosen], rows, width) for side in (0, 1))
             for i, log_probs in zip(chosen, np.asarray(self._score(self.params, source, target)), strict=False):
                 scores[i] = log_probs[: len(pairs[i][1])].tolist()
@@ -183,9 +183,8 @@ class Translator(Inference):
             max(len(source), len(prefix) + 1 - self._max_extra_length) if len(source) > 1 else 0
             for source, prefix in zip(sources, prefixes, strict=True)
         ]
-        done = lines_before + widths.count(0)
-        progress(done)
-        for chosen, rows, width in self._batches(widths, progress, done=done):
+        progress(lines_before + widths.count(0))
+        for chosen, rows, width in self._batches(widths, progress, before=lines_before):
             source = fill([sources[i] for i in chosen], rows, width)
             prefix = fill([prefixes[i] for i in chosen], rows, width + self._max_extra_length)
             numbers = np.full((rows, 2), self._seed, np.uint32)

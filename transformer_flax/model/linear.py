@@ -22,7 +22,7 @@ def _all_but_the_bias(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *
 def product(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
     """Computes x W, over the last axes of x and the first axes of W.
 
-    The arguments are those of `jax.lax.dot_general`, in whose place `Dense` calls this. The gradient of W is written as
+    It takes the arguments of `jax.lax.dot_general`, which it replaces in `Dense`. The gradient of W is written as
     x^T dy. On a CPU, x or dy is first copied in transposed order. Otherwise XLA would transpose dy element by element,
     draw dy's dropout again, and multiply at a fifth of the usual rate. The narrower of x and dy is copied, because a
     wide copy takes longer than the product.

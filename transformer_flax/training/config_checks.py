@@ -39,9 +39,6 @@ def check(config: ConfigDict) -> None:
         only = {"loss_chunks": 1, "r_drop": 0, "data.bpe_dropout": 0}
         only |= {"data.batching": "bucketed", "data.max_length_ratio": 0}
         require_only(config, only, "where texts are classified")
-        if config.data.source != "tsv":
-            unchanged = {"data.lowercase": False, "data.tokenized": False}
-            require_only(config, unchanged, "where texts are classified whose labels are not of a tsv file")
     else:
         tokenizer = config.data.tokenizer
         require("data.tokenizer", tokenizer in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")

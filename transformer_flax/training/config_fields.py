@@ -264,7 +264,7 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
     """Lists the differences between a saved and a current flat config, one per line. A missing field has its default.
 
-    The fields in `free` may differ, and all fields of a section that stands there with its dot.
+    The fields in `free` may differ. An entry that ends in a dot frees all fields of its section.
     """
     theirs, ours = ({**added_fields(config), **config} for config in (theirs, ours))
     sections = tuple(each for each in free if each.endswith("."))
