@@ -1,7 +1,8 @@
 """Translates lines of text: python -m transformer_flax.translate --workdir=runs/base [FILE ...] < in.txt > out.txt.
 
 Each input line gives one output line, or several with --nbest, in order. An empty line gives an empty line. On a
-terminal, the command prompts for lines, unless a FILE, --target or --prefix_file is given. Files may be plain, .gz or .xz.
+terminal, the command prompts for lines, unless a FILE, --target or --prefix_file is given. Files may be
+plain, .gz or .xz.
 
 With --target, prints the probability of the given translations instead. Each output line has log P (end symbol
 included), a tab, log P of each token, a tab, and the tokens. Tokens are spelt as in the vocabulary, byte by byte, with

@@ -119,7 +119,5 @@ def error_rate(alignments: Sequence[Links], gold: Sequence[Gold]) -> float:
     found = sum(len(a & g.sure) + len(a & g.possible) for a, g in zip(alignments, gold, strict=True))
     of = sum(len(a) + len(g.sure) for a, g in zip(alignments, gold, strict=True))
     if not of:
-        raise UserError(
-            "there is no alignment error rate: the sentences have no links, neither found nor sure; check the texts"
-        )
+        raise UserError("there is no alignment error rate without links, neither found nor sure ones; check the texts")
     return 1 - found / of
