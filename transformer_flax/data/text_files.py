@@ -44,7 +44,7 @@ def write_pairs(
 
     Args:
       folder: created if necessary; existing files of the same names are replaced.
-      splits: the (source, target) pairs of each split; see `pairs.SPLITS`.
+      splits: the (source, target) pairs of each split; see `sentence_pairs.SPLITS`.
       source_language, target_language: the suffixes of the files.
 
     Raises:
