@@ -68,7 +68,7 @@ def command(monkeypatch):
         ("--noconfig.eval.test=1", "--noconfig.eval.test=1 does not take an argument"),
         ("--beam_size=0", "--beam_size=0: it must be a positive integer"),
         ("--beam_size=many", "--beam_size=many: it must be a positive integer"),
-        *((f"--seeds={wrong}", f"--seeds={wrong}: it must be a number of seeds, at most 1,000, or different seeds: 3 s")
+        *((f"--seeds={wrong}", f"--seeds={wrong}: it must be a number of seeds, at most 1,000, or a list of different")
           for wrong in ("0", "-2", "2,2", "1,-1", "1,,", "three", "1.0", "1234567890", "1,4294967296")),
         ("--split=dev", "--split=dev: it must be one of valid, test"),
         ("--profile=x", "--profile=x: it must be true or false"),
