@@ -437,6 +437,20 @@ def test_axes_without_a_spread_are_not_those_of_rounding(share):
 
 
 @pytest.mark.usefixtures("style")
+def test_two_rows_without_a_difference_have_room_for_labels_and_marks():
+    own = [made.result(f"{rate}", row="base", changes={"model.dropout": rate}, bleu=0.0) for rate in (0.05, 0.2)]
+    figure = figures.differences(compare([made.result("base", bleu=0.0), *own]))
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        frame = axes.get_window_extent()
+        boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+        shown = [box for box in boxes if frame.x0 <= (box.x0 + box.x1) / 2 <= frame.x1]
+        assert len(shown) > 2
+        assert all(left.x1 + 3 < right.x0 for left, right in itertools.pairwise(shown))
+        assert axes.get_ylim() == (1.5, -0.5)
+
+
+@pytest.mark.usefixtures("style")
 def test_where_the_units_differ_the_paper_has_an_axis_of_its_own():
     compared = compare(made.sweep(["base", "A-h1", "C-N2", "C-ff4096"], words=True))
     figure = figures.differences(compared)
@@ -494,7 +508,6 @@ def test_seeds_that_differ_much_do_not_move_all_points_into_one():
     assert figures.scores(compared).axes[0].get_ylim()[0] > 0
 
 
-@pytest.mark.usefixtures("style")
 @pytest.mark.usefixtures("style")
 def test_long_names_leave_room_for_the_pictures():
     axes = {"model.attention_dropout": (0.0, 0.1), "model.ffn_dropout": (0.0, 0.1), "optimizer.warmup_steps": (4, 8)}

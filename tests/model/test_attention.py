@@ -93,8 +93,9 @@ def test_attention_in_one_kernel_is_that_of_every_variant_or_is_refused(variant)
         fused = dataclasses.replace(plain, attention_implementation="cudnn")
     except UserError:  # the kernel cannot compute it
         return
-    params = MultiHeadAttention(plain).init(jax.random.key(0), X, X, causal_mask(Q))["params"]
-    outputs = [MultiHeadAttention(config).apply({"params": params}, X, X, causal_mask(Q)) for config in (plain, fused)]
+    attentions = [MultiHeadAttention(config, to_itself=True) for config in (plain, fused)]
+    params = attentions[0].init(jax.random.key(0), X, X, causal_mask(Q))["params"]
+    outputs = [attention.apply({"params": params}, X, X, causal_mask(Q)) for attention in attentions]
     np.testing.assert_allclose(*(np.asarray(output, np.float32) for output in outputs), atol=0.05)
 
 

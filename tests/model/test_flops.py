@@ -12,10 +12,12 @@ from jax.experimental import pallas
 from tests.conftest import TINY, VARIANTS, long
 from tests.model.formulas import flops_by_hand, parameters_by_hand
 from tests.relatives.rivals import RIVALS
-from transformer_flax.model import flops as counting
 from transformer_flax.model import layers
 from transformer_flax.model.config import REMAT
 from transformer_flax.model.flops import (
+    _factorise,
+    _fit,
+    _flops_polynomials,
     activation_bytes,
     count_parameters,
     forward_flops,
@@ -23,7 +25,7 @@ from transformer_flax.model.flops import (
     training_flops,
 )
 from transformer_flax.model.layers import FeedForward
-from transformer_flax.model.registry import KINDS, init_params
+from transformer_flax.model.registry import KINDS, init_params, make_model
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import translation_loss
@@ -94,17 +96,48 @@ def test_axes_of_other_lengths_are_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("config", [TINY, long(RIVALS["lstm, none"]), long(RIVALS["convolutional"])])
-def test_nine_programs_give_the_factors_that_one_gives(monkeypatch, config):
-    lengths = np.array([10, 30]), np.array([5, 12])
-    monkeypatch.setattr(counting, "LENGTHS", ())  # one program is enough
-    counting._flops_polynomials.cache_clear()
-    one = forward_flops(config, *lengths)
-    monkeypatch.undo()
-    monkeypatch.setattr(counting.Product, "axes", property(lambda product: (1_001,)))
-    counting._flops_polynomials.cache_clear()
-    assert forward_flops(config, *lengths) == one
-    monkeypatch.undo()
-    counting._flops_polynomials.cache_clear()
+def test_nine_programs_give_the_factors_that_one_gives(config):
+    model = make_model(config)
+    one, nine = _factorise(model), _fit(model)
+    assert _flops_polynomials(model) == one
+    assert one.keys() == nine.keys()
+    for module, factors in nine.items():
+        expected = [one[module].get(powers, 0) for powers in factors]
+        np.testing.assert_allclose([*factors.values()], expected, atol=1e-6 * max(expected))
+
+
+class Experts(Transformer):
+    """Products of as many rows as an expert takes of the source's tokens: its share, rounded up."""
+
+    EXPERTS = 64
+
+    @nn.compact
+    def __call__(self, source, target):
+        logits, x = super().__call__(source, target), self.source_embedding(source)
+        capacity = jnp.zeros((-(-source.shape[1] // self.EXPERTS), 16))
+        return logits + jnp.sum(nn.Dense(9, use_bias=False, name="expert")(capacity)) * jnp.sum(x)
+
+
+class Doubling(Transformer):
+    """A product whose number of rows doubles with every 32 tokens of the source."""
+
+    @nn.compact
+    def __call__(self, source, target):
+        logits = super().__call__(source, target)
+        return logits + jnp.sum(nn.Dense(9, name="doubling")(jnp.zeros((2 ** (source.shape[1] // 32), 16))))
+
+
+def test_lengths_that_are_rounded_are_counted_about_right(monkeypatch):
+    monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Experts))
+    assert _factorise(make_model(TINY))["expert"] == {(0, 0): 2 * 16 * 9 * 2}  # a size by chance: the config has a 2
+    flops = forward_flops(TINY, np.array([640, 32]), np.array([5, 12]))
+    assert flops["expert"] == 2 * 16 * 9 * (10 + 0.5)
+
+
+def test_operations_that_no_polynomial_gives_are_refused(monkeypatch):
+    monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Doubling))
+    with pytest.raises(NotImplementedError, match="the operations of Doubling are no polynomial in the lengths"):
+        forward_flops(TINY, np.array([10]), np.array([5]))
 
 
 class ThirdMatrix(FeedForward):

@@ -17,11 +17,12 @@ from tests.conftest import TINY, VARIANTS, long
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, SOURCES, TARGET, B, K, S, T, compiled, logits_of
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT, RIVALS
+from transformer_flax.errors import UserError
 from transformer_flax.model.config import STARTS, TransformerConfig
-from transformer_flax.model.layers import layer_norm, to_logits
+from transformer_flax.model.layers import EncoderLayer, layer_norm, to_logits
 from transformer_flax.model.registry import attention_maps, init_params, make_model
-from transformer_flax.model.residuals import RESIDUALS, Admin, TFixup, with_omegas
-from transformer_flax.model.transformer import Transformer, shift_right
+from transformer_flax.model.residuals import RESIDUALS, AddAndNorm, Admin, TFixup, with_omegas
+from transformer_flax.model.transformer import Encoder, Transformer, shift_right
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 
 
@@ -282,6 +283,21 @@ def test_a_model_computed_otherwise_is_the_same(name):
 
     key = None if config.scan_layers else 1  # scanned layers have other keys
     assert_same(loss_and_gradient(config, key), loss_and_gradient(plain, key))
+
+
+def test_layers_that_differ_are_not_scanned():
+    class Alternating(Encoder):
+        def setup(self):
+            configs = self.config, dataclasses.replace(self.config, neighbourhood=0)
+            self.layers = [EncoderLayer(c, AddAndNorm, name=f"encoder_{n}") for n, c in enumerate(configs)]
+            self.norm = lambda x: x
+
+    config = dataclasses.replace(TINY, num_layers=2, neighbourhood=4)
+    x, is_word = jnp.ones((1, 8, config.d_model)), jnp.ones((1, 1, 1, 8), bool)
+    variables = Alternating(config).init(jax.random.key(0), x, is_word)
+    Alternating(config).apply(variables, x, is_word)
+    with pytest.raises(UserError, match=r"config\.model\.scan_layers is True; it must be False, as the layers differ"):
+        Alternating(dataclasses.replace(config, scan_layers=True)).apply(variables, x, is_word)
 
 
 def test_scanned_layers_have_masks_of_their_own():

@@ -210,6 +210,13 @@ def test_an_unknown_kind_of_tokenizer_is_refused_with_the_known_ones():
         check(small_config(data__tokenizer="words"))
 
 
+def test_a_table_of_labels_is_not_translated():
+    with pytest.raises(
+        UserError, match=r"config\.data\.source is 'tsv'; it must be folder to translate: tsv files hold"
+    ):
+        check(small_config(data__source="tsv"))
+
+
 def test_a_vocabulary_that_is_to_be_trained_has_room_for_every_byte():
     with pytest.raises(UserError, match=r"config\.data\.vocab_size is 258; it must be at least 259"):
         check(small_config(data__vocab_size=258))

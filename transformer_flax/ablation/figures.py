@@ -98,12 +98,13 @@ def differences(comparison: Comparison) -> Figure | None:
         axes.set(title=f"{measure.name}, difference from base", xlabel=f"{measure.unit} ({better} is better)")
         points = [0.0, *(e.ours.value for e in effects), *(e.paper / scale for e in effects if e.paper is not None)]
         axes.set_xlim(_limits(measure, points, [effect.ours.interval for effect in effects]))
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(9, steps=(1, 2, 5, 10)))
         axes.set_yticks(range(len(entries)), [entry.variant for entry in entries])
         axes.grid(axis="y", visible=False)
         if scale != 1:
             top = axes.secondary_xaxis("top", functions=(lambda x, s=scale: x * s, lambda x, s=scale: x / s))
             top.set_xlabel(f"the paper's {measure.paper_name}")
-    figure.axes[0].invert_yaxis()
+    figure.axes[0].set_ylim(len(entries) - 0.5, -0.5)
     ours = {"color": BASE_COLOUR, "marker": "o", "linewidth": 1}
     legend = [
         Line2D([], [], **ours, label="here, with its 95 % interval; significant"),

@@ -101,7 +101,7 @@ def _file_of(split: str, config, suffix: str) -> str:
     """Returns the name of the file that holds a split: `train.<suffix>` for valid, if `config.held_out` is above 0.
 
     Then that share of train is the valid split, and there must be no file `valid.<suffix>`. Whether a text is held out
-    depends only on the text and `config.seed`, so all copies of a text are in the same split.
+    depends only on the text in the file and `config.seed`, so all copies of a text are in the same split.
     """
     share = config.held_out
     if share and (valid := find_text(text_folder(config.path), f"valid.{suffix}")):

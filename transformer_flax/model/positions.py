@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.errors import UserError
-from transformer_flax.model.config import DISTANCES, LayerConfig
+from transformer_flax.model.config import DISTANCES, SINUSOIDS, LayerConfig
 
 
 def sinusoids(length: int, d_model: int, *, concatenated: bool = False) -> np.ndarray:
@@ -40,7 +40,7 @@ class Positions(nn.Module):
         c = self.config
         if c.positions in DISTANCES:
             return jnp.zeros((length, c.d_model))
-        if c.positions != "learned":
+        if c.positions in SINUSOIDS:
             return jnp.asarray(sinusoids(length, c.d_model, concatenated=c.positions == "sinusoidal_concatenated"))
         if length > c.max_length:
             raise UserError(

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from transformer_flax.errors import UserError
 from transformer_flax.model.config import LayerConfig
 from transformer_flax.model.layers import layer_norm
 from transformer_flax.model.residuals import choose_start
@@ -47,7 +48,9 @@ class Stack(nn.Module):
         # Parameters are stacked here, so that checkpoints are the same with and without `scan_layers`.
         params = jax.tree.map(lambda *p: jnp.stack(p), *(layer.variables["params"] for layer in self.layers))
         keys = jax.random.split(self.make_rng("dropout"), len(self.layers)) if self.has_rng("dropout") else None
-        one = self.layers[0].clone(parent=None)
+        one, *more = (layer.clone(parent=None, name=f"{self.prefix}_0") for layer in self.layers)
+        if any(layer != one for layer in more):
+            raise UserError("config.model.scan_layers is True; it must be False, as the layers differ")
 
         def apply(x, params_and_key):
             params, key = params_and_key
