@@ -258,6 +258,20 @@ def test_a_run_of_a_gpu_is_used_in_float32_on_a_cpu(tmp_path):
     assert rounded.config.model.dtype == "bfloat16"  # kept, so that a GPU resumes in bfloat16
 
 
+def test_lengths_beyond_the_learned_positions_are_refused_at_once(tmp_path):
+    bounds = {"decode__max_input_length": 20, "decode__max_extra_length": 10}
+    learned = restore(make(tmp_path / "run", model__positions="learned", model__max_length=32, steps=[0], **bounds))
+    learned.translator(max_input_length=22)
+    with pytest.raises(
+        UserError, match=r"max_input_length \+ max_extra_length is 33; .* has learned only 32 positions"
+    ):
+        learned.translator(max_input_length=23)
+    other = restore(make(tmp_path / "other", steps=[0], **bounds | {"decode__max_extra_length": 13}))
+    other.translator()
+    with pytest.raises(UserError, match=r"is 33; .* has learned only 32 positions"):
+        other.ensemble(learned).translator()
+
+
 def test_an_ensemble_is_made_of_runs(run, finished):
     with pytest.raises(UserError, match="is not a Run"):
         run.ensemble(str(finished))

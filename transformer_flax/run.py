@@ -167,7 +167,13 @@ class Run(TrainedModel):
         for name, wanted in others.items():
             if wanted in TYPES and name in settings and type(settings[name]) is not wanted:
                 raise UserError(f"{name} is {settings[name]!r}; it must be {TYPES[wanted]}")
-        return {name: value for name, value in self.config.decode.items() if name in known} | settings
+        settings = {name: value for name, value in self.config.decode.items() if name in known} | settings
+        bounds = [name for name in ("max_input_length", "max_extra_length") if name in settings]
+        longest = sum(settings[name] for name in bounds)
+        for run in (self, *self.partners):
+            if (most := run.model.config.most_positions) is not None and most < longest:
+                raise UserError(f"{' + '.join(bounds)} is {longest}; {run.name} has learned only {most} positions")
+        return settings
 
     def _require_translator(self) -> None:
         if self.classes is not None:

@@ -44,8 +44,8 @@ def require_supported(config: ModelConfig) -> None:
 def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], folder: pathlib.Path) -> None:
     """Writes a model in float32. `ctranslate2.Translator(folder, compute_type="int8")` shrinks it while loading.
 
-    `vocabulary` has the pieces in the order of their ids; CTranslate2 reads and returns these pieces. `folder` must be
-    empty or new.
+    `vocabulary` has the pieces in the order of their ids; CTranslate2 reads and returns these pieces. `folder` must
+    exist and be empty.
     """
     require_supported(config)
     try:
