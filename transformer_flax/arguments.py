@@ -17,7 +17,7 @@ from ml_collections import ConfigDict, config_flags
 
 from transformer_flax.checked_fields import TYPES
 from transformer_flax.errors import UserError
-from transformer_flax.training.config_fields import added_fields, flatten, make_floats, require_fields
+from transformer_flax.training.config_fields import add_fields, flatten, make_floats, require_fields
 
 LANGUAGES = ("data.source_language", "data.target_language")
 # Config fields, by the names that other toolkits use for them.
@@ -91,8 +91,7 @@ class _ConfigFile(flags.ArgumentParser):
         config = load_config(argument)
         flat = flatten(config.to_dict())
         if any(field not in flat for field in _set_fields(sys.argv)):
-            with config.unlocked():  # fields that the file lacks can be set too
-                config.update_from_flattened_dict(added_fields(flat))
+            add_fields(config)  # so that fields that the file lacks can be set too
         _require_known(config.lock(), sys.argv)
         return config
 

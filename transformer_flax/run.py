@@ -138,7 +138,7 @@ class Run(TrainedModel):
     def _make(self, what: type, *arguments, settings: dict[str, Any]) -> Any:
         """Returns a Translator or Predictor of the run and its partners. The same settings give the same object."""
         settings = self._settings(what, settings)
-        key = tuple(sorted(settings.items()))
+        key = (what, *sorted(settings.items()))
         made = self._made.get(key)
         if made is None:
             members, num_devices = (self, *self.partners), settings.get("num_devices", 0)

@@ -81,7 +81,9 @@ def _own_settings() -> dict[str, Any]:
     if SAMPLE.value:
         from transformer_flax.decoding.search import Sampling
 
-        settings["sampling"] = Sampling(TEMPERATURE.value, TOP_K.value, TOP_P.value, SEED.value)
+        settings["sampling"] = Sampling(
+            temperature=TEMPERATURE.value, top_k=TOP_K.value, top_p=TOP_P.value, seed=SEED.value
+        )
     return settings
 
 

@@ -271,7 +271,8 @@ def test_perplexities_of_other_pieces_are_not_for_comparison():
     fewer = [made.result("base"), made.result("base data.num_pairs=9", row="base", changes={"data.num_pairs": 9})]
     assert told in text_of(fewer)
     reversed_ = {"data.source_language": "de", "data.target_language": "en"}
-    assert told in text_of([made.result("base"), made.result("reversed", row="base", changes=reversed_)])
+    for changes in (reversed_, {"init_from": "runs/other"}):
+        assert told in text_of([made.result("base"), made.result("own", row="base", changes=changes)])
     given = made.BASE | {"config": made.CONFIG | {"data.tokenizer_file": "tokenizer.json"}}
     assert told not in text_of(fewer, given)
     assert told not in text_of([made.result("base"), made.result("muon")])

@@ -130,6 +130,10 @@ def test_results_on_other_data_do_not_compare():
     # Data that are unknown, not used by both, or other because the config says so.
     for fingerprints, more in (({}, {}), ({"test": "xyz"}, {}), ({"valid": "xyz"}, {"data.num_pairs": 9})):
         require_same_data(run, [dataclasses.replace(run, fingerprints=fingerprints, changes=run.changes | more)])
+    taught, otherwise = (  # by a field whose content has a fingerprint
+        dataclasses.replace(run, fingerprints={"teacher": name}, changes={"teacher": name}) for name in ("one", "two")
+    )
+    require_same_data(taught, [otherwise])
 
 
 def test_the_same_base_elsewhere_or_by_another_command_goes_on_with_the_head_that_is_there(file):

@@ -10,10 +10,19 @@ from ml_collections import ConfigDict
 from configs import base, vectors
 from tests.conftest import ROOT
 from tests.training.small import small_config
+from transformer_flax.checked_fields import rate
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import find_kind
+from transformer_flax.training import config_fields
 from transformer_flax.training.config_checks import check, check_text
-from transformer_flax.training.config_fields import RunConfig, complete, vector_run_config
+from transformer_flax.training.config_fields import (
+    RunConfig,
+    complete,
+    differences,
+    flatten,
+    require_fields,
+    vector_run_config,
+)
 
 
 def types_of(section) -> dict:
@@ -79,6 +88,19 @@ def test_a_config_of_word_vectors_is_completed_too():
     config = vectors.get_config()
     del config.data.lowercase
     assert complete(config).data.lowercase is False
+
+
+def test_a_section_that_is_newer_than_a_config_has_its_defaults(monkeypatch):
+    noise = dataclasses.make_dataclass("NoiseConfig", [("gradient", float, rate(default=0.0))], frozen=True)
+    fields = [("noise", noise)]
+    newer = dataclasses.make_dataclass("Newer", fields, bases=(RunConfig,), frozen=True, kw_only=True)
+    monkeypatch.setattr(config_fields, "RunConfig", newer)
+    older = small_config()
+    assert complete(older).noise.gradient == 0.0
+    require_fields(complete(older))
+    ours, theirs = (flatten(config.to_dict()) for config in (complete(older), older))
+    assert differences(theirs, ours, ()) == []
+    assert differences(theirs, {**ours, "noise.gradient": 0.1}, ()) == ["config.noise.gradient: 0.0 there, 0.1 now"]
 
 
 def test_a_config_of_an_older_version_may_lack_what_its_source_does_not_read():

@@ -15,6 +15,7 @@ from transformer_flax.ablation import figures, table3
 from transformer_flax.ablation.comparison import (
     ACCURACY,
     BLEU,
+    EXACT_MATCH,
     SIGNIFICANT,
     Comparison,
     Effect,
@@ -32,7 +33,7 @@ TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 MOST_IN_TITLE = 3  # most fields that a title names
 # Fields that change the tokens of the text, or the tokens that a model has learned for it.
 PIECES = ("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized")
-TOKENS = {f"data.{name}" for name in (*PIECES, "source_language", "target_language")}
+TOKENS = {"init_from", *(f"data.{name}" for name in (*PIECES, "source_language", "target_language"))}
 # Fields that change the text that a tokenizer is learned from.
 LEARNED = {
     f"data.{name}"
@@ -265,7 +266,7 @@ def _methods(comparison: Comparison) -> str:
         lines.append(f"BLEU is sacreBLEU's, {text}: {', '.join(map(as_text, signatures))}.")
     elif score is ACCURACY:
         lines.append("Accuracy is the share of texts whose class is predicted correctly.")
-    elif comparison.entries:
+    elif score is EXACT_MATCH and comparison.entries:
         lines.append("Exact match is the share of correct sentences; BLEU counts four words, which these hardly have.")
         if comparison.is_of_table3:
             lines.append("Beside the paper's BLEU it compares in signs and ranks, not in sizes.")

@@ -135,7 +135,7 @@ def require_same_data(result: Result, others: Iterable[Result]) -> None:
     """Checks that a run had the same data as others that do not differ from it in the config of the data."""
 
     def chosen(run: Result) -> dict[str, Any]:
-        return {field: value for field, value in run.changes.items() if field.startswith(DATA)}
+        return {name: value for name, value in run.changes.items() if name.startswith(DATA) or name in run.fingerprints}
 
     for other in others:
         names = [name for name, value in result.fingerprints.items() if other.fingerprints.get(name, value) != value]

@@ -238,15 +238,23 @@ def make_floats(config: ConfigDict, dataclass: Any = None) -> None:
 def complete(config: ConfigDict) -> ConfigDict:
     """Returns a copy of a config: missing fields get their defaults, if any, and field references are resolved."""
     config = config.copy_and_resolve_references()
-    with config.unlocked():
-        config.update_from_flattened_dict(added_fields(flatten(config.to_dict())))
+    add_fields(config)
     return config
+
+
+def add_fields(config: ConfigDict) -> None:
+    """Adds the fields of `added_fields` to a config."""
+    added = added_fields(flatten(config.to_dict()))
+    with config.unlocked():
+        for section in {name.rpartition(".")[0] for name in added} - {"", *config}:
+            config[section] = ConfigDict()
+        config.update_from_flattened_dict(added)
 
 
 def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields that a saved, flat config lacks because it is older than the fields, with their defaults.
 
-    Fields of sections that the config lacks are left out.
+    A section that the config lacks is left out, unless all its fields have defaults.
     """
     # Imported here, because commands check their configs before JAX is loaded.
     import transformer_flax.relatives  # noqa: F401 (registers its kinds)
@@ -254,7 +262,9 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
     sections = {name.rpartition(".")[0] for name in config} | {""}
     kind = KINDS.get(config.get("model.kind", "transformer"))
-    defaults = _defaults(_fields_of(sections))
+    dataclass = _fields_of(sections)
+    sections |= {field.name for field in dataclasses.fields(dataclass) if _is_optional(field.type)}
+    defaults = _defaults(dataclass)
     defaults |= {"model.kind": "transformer"} | (_defaults(kind.config, "model.") if kind else {})
     return {
         name: value for name, value in defaults.items() if name not in config and name.rpartition(".")[0] in sections
@@ -291,6 +301,13 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in tree.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat
+
+
+def _is_optional(section: Any) -> bool:
+    """Returns whether a type is a section whose fields all have defaults."""
+    return dataclasses.is_dataclass(section) and dataclasses.MISSING not in [
+        f.default for f in dataclasses.fields(section)
+    ]
 
 
 def _defaults(dataclass: Any, prefix: str = "") -> dict[str, Any]:
