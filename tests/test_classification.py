@@ -1,5 +1,6 @@
 """The encoder alone, the whole way: from tab-separated files to labels, in Python and from the shell."""
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -281,6 +282,12 @@ def test_lines_become_labels_with_their_probabilities(run, trained):
     expected = run.probabilities(texts[:1])[0]
     assert lines[0][1:] == [f"{name} {p:.4f}" for name, p in zip(run.classes.names, expected, strict=True)]
     assert "6 lines in" in result.stderr
+
+
+def test_a_classifier_that_has_diverged_predicts_nothing(run):
+    diverged = dataclasses.replace(run, params=jax.tree.map(lambda leaf: leaf * jnp.nan, run.params))
+    with pytest.raises(UserError, match="no class has a probability: the model's parameters are not finite"):
+        diverged.classify(["a line"])
 
 
 def test_a_split_is_measured_and_drawn(trained, tmp_path):

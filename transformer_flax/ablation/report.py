@@ -59,7 +59,7 @@ ABOUT_AGREEMENT = (
 ABOUT_SCORES = (
     "Means over seeds (geometric for perplexity) with 95 % intervals where seeds differ. Minutes include evaluations, "
     "and whatever else the machine did; seeds trained together share them. FLOPs are those of all matrix products of "
-    "training."
+    "training, estimated from the timed steps."
 )
 
 

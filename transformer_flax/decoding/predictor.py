@@ -9,6 +9,7 @@ import numpy as np
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.inference import Inference, LogProbs, fill
+from transformer_flax.errors import UserError
 
 SETTINGS = ("max_input_length", "batch_size", "window")  # the fields of config.decode that a Predictor takes
 
@@ -55,7 +56,7 @@ class Predictor(Inference):
         Lines are read window by window. `progress` is called with the number of lines done.
 
         Raises:
-          UserError: a line is too long and `refuse_long` is set.
+          UserError: a line is too long and `refuse_long` is set, or the model's parameters are not finite.
         """
         for before, encoded in self._windows(lines, self._normalise):
             found = np.empty((len(encoded), len(self.classes)), np.float32)
@@ -63,4 +64,6 @@ class Predictor(Inference):
             for chosen, rows, width in self._batches(lengths, progress, before=before):
                 log_probs = self._classify(self.params, fill([encoded[i] for i in chosen], rows, width))
                 found[chosen] = np.asarray(log_probs)[: len(chosen)]
+            if np.isnan(found).any():
+                raise UserError("no class has a probability: the model's parameters are not finite")
             yield from found
