@@ -113,7 +113,7 @@ def test_an_empty_line_is_its_end_symbol():
 
 @pytest.mark.parametrize(("rival", "layers"), [(RECURRENT, 1), (CONVOLUTIONAL, 2)], ids=["recurrent", "convolutional"])
 def test_of_a_model_with_cross_attention_alone_that_is_shown(rival, layers, tmp_path):
-    run = random_run(rival)
+    run = random_run(rival.changed(max_length=64))
     attention = run.attention(SOURCE, TARGET)
     s, t = len(attention.source.pieces), len(attention.target.pieces)
     assert run.count_heads() == {"cross": (layers, 1)}
