@@ -172,7 +172,9 @@ class Run(TrainedModel):
         longest = sum(settings[name] for name in bounds)
         for run in (self, *self.partners):
             if (most := run.model.config.most_positions) is not None and most < longest:
-                raise UserError(f"{' + '.join(bounds)} is {longest}; {run.name} has learned only {most} positions")
+                raise UserError(
+                    f"{' + '.join(bounds)} is {longest}; {run.name} has learned only {most} positions: lower it"
+                )
         return settings
 
     def _require_translator(self) -> None:

@@ -210,11 +210,12 @@ def test_an_unknown_kind_of_tokenizer_is_refused_with_the_known_ones():
         check(small_config(data__tokenizer="words"))
 
 
-def test_a_table_of_labels_is_not_translated():
-    with pytest.raises(
-        UserError, match=r"config\.data\.source is 'tsv'; it must be folder to translate: tsv files hold"
-    ):
-        check(small_config(data__source="tsv"))
+def test_a_table_of_labels_is_not_translated(tmp_path):
+    config, run = small_config(data__source="tsv"), RunDirectory(tmp_path)
+    with pytest.raises(UserError, match=r"config\.data\.source is 'tsv', whose targets are labels; to translate, make"):
+        checked_config(config, run)
+    run.config_file.write_text(json.dumps({"config": config.to_dict(), "data_fingerprints": {}}))
+    checked_config(config, run)  # a run that an older version began
 
 
 def test_a_vocabulary_that_is_to_be_trained_has_room_for_every_byte():

@@ -52,7 +52,7 @@ def forward_flops(config: ModelConfig, source_lengths: np.ndarray, target_length
 
 PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
 LENGTHS = (256, 512, 768)  # of sources and targets; multiples of most numbers of experts and widths of blocks
-CHECKED = (400, 304)  # lengths at which a program is compared; so far from the primes that a rounded length differs
+CHECKED = (400, 304)  # lengths at which a program is compared; far from the primes, as rounded lengths may be equal
 TOLERANCE = 0.1  # of the operations there
 
 Polynomials = dict[str, dict[tuple[int, int], float]]  # by module: the factors of S^s T^t, by (s, t)
@@ -96,6 +96,8 @@ def _factorise(model: Any) -> Polynomials:
     primes = [prime for prime in PRIMES if all(size % prime or not size for size in sizes)][:2]
     polynomials: dict[str, Any] = collections.defaultdict(collections.Counter)
     for product in _products(model, *primes):
+        if not product.flops:
+            continue
         factor, powers = product.flops, []
         for prime in primes:
             powers.append(next(power for power in itertools.count() if factor % prime ** (power + 1)))

@@ -40,7 +40,6 @@ def check(config: ConfigDict) -> None:
         only |= {"data.batching": "bucketed", "data.max_length_ratio": 0}
         require_only(config, only, "where texts are classified")
     else:
-        require("data.source", config.data.source != "tsv", "folder to translate: tsv files hold texts with labels")
         tokenizer = config.data.tokenizer
         require("data.tokenizer", tokenizer in LOSSLESS, f"{' or '.join(LOSSLESS)}, to translate every word")
         if config.data.bpe_dropout and given:

@@ -65,6 +65,10 @@ def checked_config(config: ConfigDict, *directories: RunDirectory) -> ConfigDict
     begun = [directory for directory in directories if directory.config_file.exists()]
     if not begun and config.data.source not in ("folder", "tsv"):  # older versions trained such runs
         require_only(config, {"data.held_out": 0.0}, f"with source {config.data.source}, whose splits are given")
+    if not begun and config.data.source == "tsv" and not find_kind(config.model.kind).classifies:  # and such runs
+        raise UserError(
+            "config.data.source is 'tsv', whose targets are labels; to translate, make a folder of its columns"
+        )
     if config.deterministic and DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}"
     divide_cpu(config.parallel.cpu_devices)
