@@ -119,12 +119,12 @@ class Experts(Transformer):
 
 
 class Doubling(Transformer):
-    """A product whose number of rows doubles with every 32 tokens of the source."""
+    """A product whose number of rows doubles with every 64 tokens of the source."""
 
     @nn.compact
     def __call__(self, source, target):
         logits = super().__call__(source, target)
-        return logits + jnp.sum(nn.Dense(9, name="doubling")(jnp.zeros((2 ** (source.shape[1] // 32), 16))))
+        return logits + jnp.sum(nn.Dense(9, name="doubling")(jnp.zeros((2 ** (source.shape[1] // 64), 16))))
 
 
 def test_lengths_that_are_rounded_are_counted_about_right(monkeypatch):

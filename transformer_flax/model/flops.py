@@ -51,8 +51,8 @@ def forward_flops(config: ModelConfig, source_lengths: np.ndarray, target_length
 
 
 PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
-LENGTHS = (256, 512, 768)  # of sources and targets; multiples of most numbers of experts and widths of blocks
-CHECKED = (400, 304)  # lengths at which a program is compared; far from the primes, as rounded lengths may be equal
+LENGTHS = (512, 1024, 1536)  # of sources and targets; multiples of most numbers of experts and widths of blocks
+CHECKED = (1200, 1040)  # lengths at which a program is compared: far from the primes, so that rounded lengths differ
 TOLERANCE = 0.1  # of the operations there
 
 Polynomials = dict[str, dict[tuple[int, int], float]]  # by module: the factors of S^s T^t, by (s, t)
@@ -70,15 +70,19 @@ def _flops_polynomials(model: Any) -> Polynomials:
     Raises:
       NotImplementedError: no such polynomials are within `TOLERANCE` of the operations.
     """
-    counted = sum(product.flops for product in _products(model, *CHECKED))
+    counted = collections.Counter()
+    for product in _products(model, *CHECKED):
+        counted[product.module] += product.flops
 
     def error(polynomials: Polynomials) -> float:
-        terms = [term for polynomial in polynomials.values() for term in polynomial.items()]
-        return abs(sum(factor * CHECKED[0] ** s * CHECKED[1] ** t for (s, t), factor in terms) - counted)
+        left = counted.copy()
+        for module, terms in polynomials.items():
+            left[module] -= sum(factor * CHECKED[0] ** s * CHECKED[1] ** t for (s, t), factor in terms.items())
+        return sum(map(abs, left.values()))
 
     if error(polynomials := _factorise(model)) == 0:
         return polynomials
-    if error(polynomials := _fit(model)) > TOLERANCE * counted:
+    if error(polynomials := _fit(model)) > TOLERANCE * counted.total():
         raise NotImplementedError(
             f"the operations of {type(model).__name__} are no polynomial in the lengths: count them in {__file__}"
         )
