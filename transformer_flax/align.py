@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from absl import flags
 
 from transformer_flax import cli
-from transformer_flax.data.text_files import read_lines, read_side_by_side, require_as_many
+from transformer_flax.data.text_files import one_line, read_lines, read_side_by_side, require_as_many
 from transformer_flax.errors import UserError
 
 RESTORE = cli.define_run()
@@ -70,7 +70,7 @@ def main() -> None:
         if targets is not None:
             _require_same_words("--target", number + 1, targets[number], attention.target.words)
         alignments.append(align(attention, layers=layers, heads=heads, by=BY.value))
-        translations.append(" ".join(attention.target.text.splitlines()))
+        translations.append(one_line(attention.target.text))
         shown += [attention] if PAGE.value is not None else []
         print(to_pharaoh(alignments[-1]))
     if TRANSLATIONS.value is not None:

@@ -343,7 +343,7 @@ class Run(TrainedModel):
                 raise UserError(f"{other!r} is not a Run; an ensemble is restore(...).ensemble(restore(...), ...)")
             for what, ours, theirs in (
                 ("classes", self.classes and self.classes.names, other.classes and other.classes.names),
-                ("tokenizers", self.tokenizer.to_json(), other.tokenizer.to_json()),
+                ("tokenizers", self.tokenizer.model(), other.tokenizer.model()),
                 *((f"config.data.{name}", self.config.data[name], other.config.data[name]) for name in ALIKE),
             ):
                 if ours != theirs:

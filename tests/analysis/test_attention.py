@@ -165,6 +165,10 @@ def test_bytes_are_shown_as_the_character_they_are_of():
     assert shown.words_of == ((), (0,), (0,), (0,), (), (1,), (1,), (1,), (), *[(2,)] * 5, ())
 
 
+def test_a_mark_continues_the_word_of_its_letter():
+    assert read_tokens(BYTES, BYTES.encode(["e\u0301x"])[0]).pieces == ("␣", "e", *["·\u0301"] * 2, "·x")
+
+
 def test_half_a_character_is_shown_too():
     ids = BYTES.encode(["aü"])[0][:-1]
     assert read_tokens(BYTES, ids).pieces == ("␣", "a", "�")

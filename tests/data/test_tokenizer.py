@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import pre_tokenizers
 
 from tests.data.make import ListPairs
 from transformer_flax.data import sentence_pairs
-from transformer_flax.data.tokenizer import LOSSLESS, SMALLEST_VOCABULARY, Tokenizer, sample_texts, smallest_vocabulary
+from transformer_flax.data.tokenizer import (
+    JOINERS,
+    LOSSLESS,
+    SMALLEST_VOCABULARY,
+    Tokenizer,
+    sample_texts,
+    smallest_vocabulary,
+)
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 
@@ -167,6 +176,24 @@ def test_word_pieces_keep_the_apostrophe_with_an_elided_word_and_english_contrac
     assert words(f"qu{mark}elle c{mark}est d{mark}y") == [f"qu{mark}", "elle", f"c{mark}", "est", f"d{mark}", "y"]
     assert words(f"isn{mark}t we{mark}ll they{mark}re") == ["isn", f"{mark}t", "we", f"{mark}ll", "they", f"{mark}re"]
     assert words(f"house{mark}s")[-1] == f"{mark}s"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["হাজার টাকা", "हज़ार रुपये", "వెయ్యి", "พันห้าร้อย", "שָׁלוֹם", "ألفاً", "می\u200cخواهم", "nghi\u0300n đo\u0302\u0300ng"],  # noqa: RUF001
+    ids=["Bengali", "Hindi", "Telugu", "Thai", "Hebrew", "Arabic", "Persian", "Vietnamese"],
+)
+def test_marks_and_joiners_are_parts_of_a_word(text, kind):
+    tokenizer = Tokenizer.train([text] * 9, 400, kind)
+    assert [tokenizer.decode([i]) for [i] in tokenizer.encode(text.split())] == text.split()
+
+
+@given(st.text(st.characters(exclude_categories=("M", "Cs", "Cn"), exclude_characters=JOINERS)))
+@example("it's  12 l'homme\n ❤ ")
+def test_without_marks_the_words_of_bpe_are_those_of_gpt_2(text):
+    tokenizer = Backend.from_str(Tokenizer.train([], SMALLEST_VOCABULARY).to_json())
+    ours, theirs = tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "🜁", "<", " ", "1", "a'", "\n"])

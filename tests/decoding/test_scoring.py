@@ -19,6 +19,10 @@ def test_a_perfect_translation_scores_100_and_matches_exactly():
     assert scores.warnings == ()
 
 
+def test_a_reference_with_line_breaks_is_matched_by_its_translation_on_one_line():
+    assert score(["a b", "c"], ["a\u2028b", "c\x85"]).exact_match == 1
+
+
 def test_the_score_is_cased_and_says_how_it_was_measured():
     lowered = score([line.lower() for line in REFERENCES], REFERENCES)
     assert lowered.bleu < 60

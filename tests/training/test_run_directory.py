@@ -1,5 +1,9 @@
 import json
+import os
 import pathlib
+import shutil
+import subprocess
+import sys
 import tempfile
 import zlib
 
@@ -164,6 +168,19 @@ def test_a_folder_whose_checkpoints_could_not_be_read_is_refused(tmp_path, name)
     (tmp_path / "link").symlink_to(tmp_path / name)
     with pytest.raises(UserError, match="cannot hold checkpoints"):
         RunDirectory(tmp_path / "link").claim(small_config(), DATA, TOKENIZER)
+
+
+def test_a_folder_with_another_name_in_utf8_is_refused_in_an_old_locale(tmp_path):
+    made = ["localedef", "--no-archive", "-i", "de_DE", "-f", "ISO-8859-1", str(tmp_path / "de_DE.ISO-8859-1")]
+    if shutil.which("localedef") is None or subprocess.run(made, capture_output=True, check=False).returncode > 1:
+        pytest.skip("needs localedef and the sources of the locales")
+    program = "import pathlib, sys; from transformer_flax.training import run_directory as here"
+    program += "; [here.require_safe(pathlib.Path(name)) for name in sys.argv[1:]]"
+    environment = {**os.environ, "LOCPATH": str(tmp_path), "LC_ALL": "de_DE.ISO-8859-1", "PYTHONUTF8": "0"}
+    for name, error in (("nu", ""), ("nü", "not UTF-8 in this locale")):
+        command = [sys.executable, "-c", program, name.encode("latin-1")]
+        found = subprocess.run(command, env=environment, capture_output=True, check=False, text=True, errors="replace")
+        assert (found.returncode, error in found.stderr) == (bool(error), True), found.stderr
 
 
 @pytest.mark.parametrize("content", [b'{"config": {', b"[]", b"\xff\xfe", b""])

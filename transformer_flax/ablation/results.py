@@ -151,7 +151,10 @@ def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: 
     """Checks that the results of two flat configs of a base can be compared."""
     if different := incomparable(theirs, ours):
         lines = "".join(f"\n  {difference}" for difference in different)
-        raise UserError(f"{file} is of a sweep of another base:{lines}\nchoose another --workdir")
+        raise UserError(
+            f"{file} is of a sweep of another base:{lines}\nto go on with it, set them as they are there; or choose "
+            "another --workdir"
+        )
 
 
 def make_head(base: ConfigDict, command: str, hardware: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from transformer_flax.data.batches import round_up
-from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer, starts_with_letter
 from transformer_flax.decoding.inference import fill
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
@@ -164,6 +164,6 @@ def _label(text: str, start: int, end: int) -> str:
     piece = text[start:end]
     if not piece.strip():
         return BLANK
-    within = start > 0 and text[start - 1].isalnum() and piece[0].isalnum()
+    within = start > 0 and starts_with_letter(text[start - 1]) and starts_with_letter(piece)
     readable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece.strip())
     return CONTINUED * within + readable

@@ -123,6 +123,11 @@ def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None
         raise UserError(f"{name} is damaged after line {number:,}: {error}") from error
 
 
+def one_line(text: str) -> str:
+    """Returns a text as one line: each of its line breaks, such as U+2028, becomes a blank."""
+    return " ".join(text.splitlines())
+
+
 def read_lines(file: pathlib.Path) -> Iterator[str]:
     """Yields the lines of a file."""
     with open_text(file) as stream:

@@ -7,8 +7,10 @@ import itertools
 import json
 import logging
 import pathlib
+import unicodedata
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -24,14 +26,19 @@ SPECIAL_TOKENS = ["<pad>", "<begin>", "<end>"]  # ids 0, 1, 2
 UNKNOWN = "<unknown>"  # the piece for rare words in a vocabulary of "words"
 ALPHABET = tokenizers.pre_tokenizers.ByteLevel.alphabet()
 SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
+JOINERS = "\u200c\u200d"  # invisible, between letters of some scripts
+LETTER = rf"[\p{{L}}\p{{M}}{JOINERS}]"  # within a word, a mark is a part of a letter: in many scripts, a vowel
+# GPT-2's words. GPT-2 itself ends a word before a mark or joiner.
+BPE_WORDS = rf"'(?:[stmd]|re|ve|ll)| ?\p{{L}}{LETTER}*| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
 WORD = 32  # maximum letters of a word for word-pieces: finding the longest piece takes quadratic time
+LETTERS = rf"\p{{L}}{LETTER}{{0,{WORD - 1}}}"
 APOSTROPHE = "['\u2019]"
 CONTRACTION = r"(?:[stmd]|re|ve|ll)(?!\p{L})"
 WORDS = "|".join(
     (
         rf"{APOSTROPHE}{CONTRACTION}",  # is n't, we 'll, the house 's
-        rf" ?(?>\p{{L}}{{1,{WORD}}}){APOSTROPHE}(?!{CONTRACTION})(?=\p{{L}})",  # l' homme, qu' elle
-        rf" ?\p{{L}}{{1,{WORD}}}",
+        rf" ?(?>{LETTERS}){APOSTROPHE}(?!{CONTRACTION})(?=\p{{L}})",  # l' homme, qu' elle
+        rf" ?{LETTERS}",
         rf" ?\p{{N}}{{1,{WORD}}}",
         rf" ?[^\s\p{{L}}\p{{N}}]{{1,{WORD}}}",
         rf"\s{{1,{WORD}}}(?!\S)",  # of several spaces, the last belongs to the next word
@@ -40,7 +47,7 @@ WORDS = "|".join(
 )
 WORD_BYTES = 4 * (WORD + 2)  # with a space and an apostrophe, in UTF-8
 PROBE = f"a {' '.join(SPECIAL_TOKENS)} \U0010ffff"  # ends with an unassigned character, which few vocabularies have
-TRAINING_VERSION = "1"  # increase when the same text and config would give another tokenizer
+TRAINING_VERSION = "2"  # increase when the same text and config would give another tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +101,12 @@ class Tokenizer:
         """
         if kind == "words":
             return cls(_whole_words(texts, vocab_size))
-        byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind == "bpe")
         backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-        backend.pre_tokenizer = byte_level
-        if kind == "wordpiece":
-            # No word has both letters and "<", so "<end>" in a text is never found in the vocabulary.
-            split = tokenizers.pre_tokenizers.Split(tokenizers.Regex(WORDS), "isolated")
-            backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, byte_level])
+        # No word has both letters and "<", so "<end>" in a text is never found in the vocabulary.
+        words = tokenizers.Regex(BPE_WORDS if kind == "bpe" else WORDS)
+        split = tokenizers.pre_tokenizers.Split(words, "isolated")
+        byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([split, byte_level])
         backend.decoder = tokenizers.decoders.ByteLevel()
         trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, initial_alphabet=ALPHABET, show_progress=False
@@ -186,6 +192,8 @@ class Tokenizer:
     def merges(self) -> list[tuple[str, str]]:
         """Returns the pairs of pieces that a byte-level BPE merges, the most frequent pair first."""
         parts = json.loads(self.to_json())
+        split = parts["pre_tokenizer"] or {}
+        parts["pre_tokenizer"] = (split.get("pretokenizers") or [split])[-1]  # of a sequence, the last makes letters
         kinds = {part: (parts[part] or {}).get("type") for part in ("model", "pre_tokenizer", "decoder")}
         if kinds != {"model": "BPE", "pre_tokenizer": "ByteLevel", "decoder": "ByteLevel"}:
             found = ", ".join(f"{part} {kind}" for part, kind in kinds.items())
@@ -194,6 +202,10 @@ class Tokenizer:
                 "leave out config.data.tokenizer_file or config.init_from"
             )
         return [tuple(pair) for pair in parts["model"]["merges"]]
+
+    def model(self) -> dict[str, Any]:
+        """Returns the vocabulary and how a word is spelt with it. How a text is split into words is no part of it."""
+        return json.loads(self.to_json())["model"]
 
     def words(self, pieces: Sequence[str]) -> list[str]:
         """Splits the text of pieces into the words that no merge crosses, with bytes as letters."""
@@ -205,6 +217,11 @@ class Tokenizer:
         with _explained("the tokenizer fails at ids"):
             text = self._backend.decode([int(i) for i in ids if i >= NUM_SPECIAL], skip_special_tokens=False)
         return text.removeprefix(self._space)
+
+
+def starts_with_letter(text: str) -> bool:
+    """Returns whether a text begins with a letter, a digit, a mark on a letter, or a joiner of letters."""
+    return any(c.isalnum() or unicodedata.category(c).startswith("M") or c in JOINERS for c in text[:1])
 
 
 def smallest_vocabulary(kind: str) -> int:

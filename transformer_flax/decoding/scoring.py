@@ -11,6 +11,7 @@ import sacrebleu
 from numpy.typing import ArrayLike
 
 from transformer_flax.data.normalisation import PLAIN, Normaliser, moses_tools
+from transformer_flax.data.text_files import one_line
 
 # sacreBLEU's tokenisation of languages without blanks between words: Chinese; Japanese, Thai, Khmer, Lao, Burmese and
 # Tibetan. Its own of Japanese needs another package.
@@ -53,13 +54,13 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
     """Computes corpus BLEU and exact matches of detokenised text, fast enough for every evaluation during training.
 
     Each translation has one reference. `text` says how both have been normalised. Moses' tokens are not tokenised
-    again, except in the languages of UNSPACED, of which Moses splits no words.
+    again, except in the languages of UNSPACED, whose words Moses does not find.
     """
     # `force` only silences sacreBLEU's warning of tokenised text: `full_scores` has a warning of its own.
     tokenize = UNSPACED.get(text.base_language, "none" if text.tokenized else "13a")
     metric = sacrebleu.BLEU(lowercase=text.lowercase, tokenize=tokenize, force=True)
     bleu = metric.corpus_score(list(translations), [list(references)])
-    matches = sum(ours == theirs for ours, theirs in zip(translations, references, strict=True))
+    matches = sum(ours == one_line(theirs) for ours, theirs in zip(translations, references, strict=True))
     signature = str(metric.get_signature())
     if text.tokenized:
         tokens = f"moses-{text.base_language}" if tokenize == "none" else tokenize

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from transformer_flax.data.normalisation import PLAIN, Normaliser
-from transformer_flax.data.text_files import require_as_many
+from transformer_flax.data.text_files import one_line, require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.inference import NARROWEST, Inference, LogProbs, fill
 from transformer_flax.decoding.search import (
@@ -200,7 +200,7 @@ class Translator(Inference):
         for tokens, log_prob, score in zip(*hypotheses, strict=True):
             if score > -np.inf:
                 ids = tuple(tokens[tokens != PAD_ID].tolist())
-                text = " ".join(self.tokenizer.decode(ids).splitlines())
+                text = one_line(self.tokenizer.decode(ids))
                 translations.append(Translation(text, float(score), float(log_prob), ids))
         if not translations:
             raise UserError("no output has a score: the model's parameters are not finite, or alpha is extreme")

@@ -19,7 +19,7 @@ import numpy as np
 
 from transformer_flax.data.corpus import Sentences, blocks
 from transformer_flax.data.normalisation import Normaliser
-from transformer_flax.data.tokenizer import UNKNOWN, Tokenizer
+from transformer_flax.data.tokenizer import UNKNOWN, Tokenizer, starts_with_letter
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json, require_free, verify_checksum, whole_folder, with_checksum
 from transformer_flax.special_tokens import END_ID
@@ -156,7 +156,8 @@ def piece_texts(tokenizer: Tokenizer) -> list[str]:
 def count_whole_words(sides: Sequence[Sentences], tokenizer: Tokenizer) -> np.ndarray:
     """Counts how often each piece is a whole word: it begins a word, and the next piece does not continue the word."""
     spellings = piece_texts(tokenizer)
-    is_word = np.array([text.lstrip()[:1].isalnum() or text.lstrip().startswith(UNREADABLE) for text in spellings])
+    stripped = [text.lstrip() for text in spellings]
+    is_word = np.array([starts_with_letter(text) or text.startswith(UNREADABLE) for text in stripped])
     begins = is_word & np.array([text[:1].isspace() for text in spellings])
     continues = is_word & ~begins
     counts = np.zeros(tokenizer.vocab_size, np.int64)

@@ -259,8 +259,10 @@ class RunDirectory:
             different.append(f"the tokenizer given is not {self.tokenizer_file}, which the run was started with")
         if different:
             lines = "".join(f"\n  {difference}" for difference in different)
-            keep = "to evaluate another split in the same way, leave these fields as they are, or " if is_partly else ""
-            raise UserError(f"{self.path} holds a run of another config:{lines}\n{keep}choose another --workdir")
+            raise UserError(
+                f"{self.path} holds a run of another config:{lines}\nto go on with it, set them as they are there; or "
+                "choose another --workdir"
+            )
         step = max(saved_steps(self.checkpoints), default=0)
         if step > config.steps:
             raise UserError(
@@ -289,8 +291,9 @@ def require_safe(folder: pathlib.Path) -> None:
     refuse_dangling(folder)
     where = str(folder.resolve())
     bad = [f"{character} in it" for character in UNSAFE if character in where]
-    if where != where.encode(errors="replace").decode():  # bytes that are not UTF-8, or a locale without them
-        bad.append("characters outside UTF-8")
+    # Orbax's paths are UTF-8. Python's are bytes that are not UTF-8 here, or characters of another locale.
+    if os.fsencode(where) != where.encode(errors="replace"):
+        bad.append("characters that are not UTF-8 in this locale")
     if bad:
         raise UserError(f"a path with {' or '.join(bad)} cannot hold checkpoints: {where!r}; choose another --workdir")
 
