@@ -413,7 +413,6 @@ def opened(workdir, step):
     checkpoints = Checkpoints(workdir.checkpoints, seed=config.seed, **config.checkpoint)
     with workdir.lock(), contextlib.closing(checkpoints):
         programs = mock.Mock(task=TranslationTask)  # of which these tests use nothing else
-        programs.parallel.unreplicate = lambda tree: tree
         run: Any = types.SimpleNamespace(config=config, directory=workdir)
         with Trainer(run, programs, checkpoints, Progress(), Interruption(), start=step) as trainer:
             yield trainer

@@ -62,7 +62,7 @@ def update(batch=BATCH, *, mode="jit", num_devices=1, accumulation_steps=1, loss
     )
     state = TrainState.create(7, initial_params(), optimizer)
     after, metrics = jax.block_until_ready(step(parallel.place(state), parallel.shard(batch)))
-    after, metrics = jax.device_get(parallel.unreplicate((after, metrics)))
+    after, metrics = jax.device_get((after, metrics))
     assert after.step == 1
     return jax.tree.map(np.subtract, jax.device_get(state.params), after.params), metrics
 
@@ -150,7 +150,7 @@ def test_evaluation_sums_over_devices():
     for mode in ("jit", "pmap"):
         parallel = on_devices(8, mode=mode)
         step = parallel.compile(make_eval_step(loss_fn, axis_name=parallel.axis_name))
-        result = parallel.unreplicate(step(parallel.place(params), parallel.shard(BATCH)))
+        result = step(parallel.place(params), parallel.shard(BATCH))
         assert_close(jax.device_get(result), expected)
 
 

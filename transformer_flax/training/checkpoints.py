@@ -88,7 +88,7 @@ class Checkpoints:
         return f"the same command resumes from step {saved[-1]:,}" if saved else "the same command begins anew"
 
     def save(self, state: TrainState, totals: Any) -> None:
-        """Starts writing a state, as returned by `Parallel.unreplicate`, in the background.
+        """Starts writing a state in the background.
 
         `totals` are the metrics measured since the last log, as JSON. Fails if the previous checkpoint could not be
         written.

@@ -170,7 +170,7 @@ class Evaluator:
             progress.say(f"{too_long:,} {name} pairs are measured up to their first {limit} tokens")
 
     def __call__(self, params: Any, *, check: Callable[..., None], max_sentences: int = 0) -> Evaluation:
-        """Evaluates parameters, as returned by `Parallel.unreplicate` or on the host.
+        """Evaluates parameters, on the devices or on the host.
 
         `check` is called after every batch. `alone=True` means that, of several processes, only the first has the
         batch. An exception that `check` raises ends the evaluation. Only the first `max_sentences` (0: all) are
@@ -200,7 +200,7 @@ class Evaluator:
         with self._progress.bar(f"{self._name} {what}") as update:
             for k in range(batches.batches_per_epoch):
                 sums, counts = self._eval_step(params, self._parallel.shard(batches[k]))
-                meter.add(*self._parallel.unreplicate((sums, counts)))
+                meter.add(sums, counts)
                 update(k + 1, batches.batches_per_epoch)
                 check(alone=False)
         return meter

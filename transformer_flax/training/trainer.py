@@ -113,7 +113,7 @@ class Trainer:
 
         Ends the run if config.max_skipped updates in a row were not finite.
         """
-        metrics = self._parallel.unreplicate(jax.device_get(metrics))
+        metrics = jax.device_get(metrics)
         if not metrics.skipped_in_a_row:
             self.meter.add(metrics.sums, metrics.counts)
             return
@@ -168,7 +168,7 @@ class Trainer:
 
     def log(self, metrics: Metrics, step: int) -> None:
         """Writes the metrics since the last log and the gradient's norm at this step. Prints a summary."""
-        metrics = self._parallel.unreplicate(jax.device_get(metrics))
+        metrics = jax.device_get(metrics)
         # The updates made before this step. If this step's update was skipped, `skipped` already counts it.
         updates = step - 1 - metrics.skipped + (metrics.skipped_in_a_row > 0)
         learning_rate = float(self.programs.schedule(updates))
@@ -209,11 +209,11 @@ class Trainer:
         """
         started = time.perf_counter()
         self._wait(must=False)
-        self.start_saving(self._parallel.unreplicate(state), must=must)
+        self.start_saving(state, must=must)
         self.saving_seconds = time.perf_counter() - started
 
     def start_saving(self, state: TrainState, *, must: bool) -> None:
-        """Starts writing a checkpoint of a state, as returned by `Parallel.unreplicate`. For `must`, see `save`."""
+        """Starts writing a checkpoint of a state on the devices. For `must`, see `save`."""
         with self._writing(must=must):
             # checkpoints/ may exist even if the working directory was moved: Orbax creates it again while it writes.
             if not self.run.directory.is_in_place():
@@ -293,9 +293,9 @@ class Trainer:
         """
         count = self.run.config.eval.final_average if last else self.run.config.eval.average
         if state.ema is not None:
-            return self._parallel.unreplicate(state.ema), Choice([step], EMA)
+            return state.ema, Choice([step], EMA)
         if count == 1:
-            return self._parallel.unreplicate(state.params), Choice([step])
+            return state.params, Choice([step])
         self.end_saving()  # a failed write ends the run or is reported, as config.on_write_failure says
         checkpoints, say = self.checkpoints, self.say
         averaged, choice = checkpoints.average(self._parallel.local(state.params), step, count, say)
