@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 from tests.training.small import small_config
 from transformer_flax.cli import restore_named
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.search import Sampling
+from transformer_flax.decoding.settings import Sampling
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.model.registry import init_params

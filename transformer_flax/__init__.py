@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformer_flax.arguments import load_config
-    from transformer_flax.decoding.search import Sampling
+    from transformer_flax.decoding.settings import Sampling
     from transformer_flax.errors import UserError
     from transformer_flax.run import Run, restore
 
 __version__ = "0.1.0"
 _MODULES = {
     "Run": "run",
-    "Sampling": "decoding.search",
+    "Sampling": "decoding.settings",
     "UserError": "errors",
     "load_config": "arguments",
     "restore": "run",

@@ -20,6 +20,10 @@ def size(*, least: int = 1, most: int = LARGEST_SIZE, **default: Any) -> Any:
     return checked(lambda v: least <= v <= most, f"a whole number from {least} to {most:,}", **default)
 
 
+def at_least(least: float, **default: Any) -> Any:
+    return checked(lambda v: v >= least, f"at least {least}", **default)
+
+
 def rate(**default: Any) -> Any:
     return checked(lambda v: 0 <= v < 1, "a number from 0 to below 1", **default)
 
@@ -35,24 +39,26 @@ def one_of(known: tuple[str, ...], **default: Any) -> Any:
 def requirement(field: dataclasses.Field, value: Any) -> str | None:
     """Returns the requirement that a field's value violates: its type, or that of `checked`. None: no violation."""
     wanted: Any = field.type
-    if type(value) is not wanted and not (wanted is float and type(value) is int):
+    if wanted in TYPES and type(value) is not wanted and not (wanted is float and type(value) is int):
         return TYPES[wanted]
     return None if field.metadata.get("is_valid", lambda v: True)(value) else field.metadata["requirement"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedConfig:
-    """A section of the config that checks its fields."""
+    """A dataclass that checks its fields, such as a section of the config."""
 
-    section: ClassVar[str]  # its name in the run's config
+    section: ClassVar[str] = ""  # its name in the run's config, for messages
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if must := requirement(field, value):
-                raise UserError(f"config.{self.section}.{field.name} is {value!r}; it must be {must}")
+            if hasattr(value, "item"):  # a number of NumPy
+                object.__setattr__(self, field.name, value := value.item())
+            self.require(field.name, not (must := requirement(field, value)), str(must))
 
     def require(self, name: str, is_valid: bool, must: str) -> None:
         """Checks a condition between fields, `is_valid`. A UserError names the field and what it `must` be."""
         if not is_valid:
-            raise UserError(f"config.{self.section}.{name} is {getattr(self, name)!r}; it must be {must}")
+            where = f"config.{self.section}." if self.section else ""
+            raise UserError(f"{where}{name} is {getattr(self, name)!r}; it must be {must}")

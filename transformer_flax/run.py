@@ -1,7 +1,6 @@
 """A trained run as one object, for notebooks, scripts and servers."""
 
 import dataclasses
-import inspect
 import os
 import pathlib
 import time
@@ -12,7 +11,6 @@ import jax
 import numpy as np
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
-from transformer_flax.checked_fields import TYPES
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.normalisation import Normaliser, normalisers
 from transformer_flax.data.sources import load_pairs
@@ -21,12 +19,11 @@ from transformer_flax.decoding import ctranslate2
 from transformer_flax.decoding.inference import on_devices
 from transformer_flax.decoding.predictor import Predictor
 from transformer_flax.decoding.scoring import ClassScores, FullScores, full_scores, score_labels
-from transformer_flax.decoding.search import Sampling
+from transformer_flax.decoding.settings import READING, SETTINGS, Settings
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.files import require_free, whole_folder, write_whole
 from transformer_flax.special_tokens import END_ID
-from transformer_flax.training.config_fields import require_settings
 from transformer_flax.training.loss import perplexity
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.trained_model import TrainedModel, load_model, parse_name, save_params
@@ -113,63 +110,52 @@ class Run(TrainedModel):
         """Returns the run's translator. The same settings give the same object, with its compiled programs.
 
         Args:
-          settings: override `config.decode`, or set other arguments of `Translator`, as in beam_size=8, nbest=8 or
+          settings: those of `decoding.settings.Settings`; they override `config.decode`. As in beam_size=8, nbest=8 or
             sampling=Sampling(temperature=0.7).
 
         Raises:
           UserError: the run classifies, or a setting is unknown.
         """
         self._require_translator()
-        return self._make(Translator, self.tokenizer, self.normalise, settings=settings)
+        return self._make(Translator, self.tokenizer, self.normalise, settings=self._settings(SETTINGS, settings))
 
     def predictor(self, **settings) -> Predictor:
         """Returns the run's classifier. The same settings give the same object, with its compiled programs.
 
         Args:
-          settings: override `config.decode`, or set other arguments of `Predictor`, as in batch_size=256.
+          settings: those of `decoding.settings.READING`; they override `config.decode`. As in batch_size=256.
 
         Raises:
           UserError: the run translates, or a setting is unknown.
         """
         if self.classes is None:
             raise UserError(f"{self.config.name} translates and has no classes: use translate instead of classify")
+        settings = self._settings(READING, settings)
         return self._make(Predictor, self.tokenizer, self.classes.names, self.normalise[0], settings=settings)
 
-    def _make(self, what: type, *arguments, settings: dict[str, Any]) -> Any:
+    def _make(self, what: type, *arguments, settings: Settings) -> Any:
         """Returns a Translator or Predictor of the run and its partners. The same settings give the same object."""
-        settings = self._settings(what, settings)
-        key = (what, *sorted(settings.items()))
-        made = self._made.get(key)
+        made = self._made.get((what, settings))
         if made is None:
-            members, num_devices = (self, *self.partners), settings.get("num_devices", 0)
+            members, num_devices = (self, *self.partners), settings.num_devices
             if num_devices not in self._placed:
                 placed = on_devices([run.params for run in members], num_devices)
                 self._placed.setdefault(num_devices, placed)  # of several threads, one wins
-            made = what([run.model for run in members], self._placed[num_devices], *arguments, **settings)
-            made = self._made.setdefault(key, made)
+            made = what([run.model for run in members], self._placed[num_devices], *arguments, settings=settings)
+            made = self._made.setdefault((what, settings), made)
             for old in [*self._made][:-MOST_MADE]:
                 self._made.pop(old, None)  # a server may sample with a new seed for each request
         return made
 
-    def _settings(self, what: type, settings: dict[str, Any]) -> dict[str, Any]:
-        """Returns checked settings of a Translator or Predictor, with those of `config.decode` as defaults."""
-        parameters = [*inspect.signature(what).parameters.values()]
-        known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-        for name in settings.keys() - {*known}:
+    def _settings(self, known: Sequence[str], given: dict[str, Any]) -> Settings:
+        """Returns checked settings, with those of `config.decode` as defaults; `known` may be given."""
+        for name in given.keys() - {*known}:
             typo = "" if name in self.config.decode else did_you_mean(name, known)
             hint = typo or f"its settings are {', '.join(known)}"
             raise UserError(f"{name!r} is not a setting of {self.config.name}; {hint}")
-        if not isinstance(sampling := settings.get("sampling"), Sampling | None):
-            raise UserError(f"sampling is {sampling!r}; it must be a Sampling, as in Sampling(temperature=0.7)")
-        settings = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
-        require_settings(settings)
-        others = {each.name: each.annotation for each in parameters if each.name not in self.config.decode}
-        for name, wanted in others.items():
-            if wanted in TYPES and name in settings and type(settings[name]) is not wanted:
-                raise UserError(f"{name} is {settings[name]!r}; it must be {TYPES[wanted]}")
-        settings = {name: value for name, value in self.config.decode.items() if name in known} | settings
-        bounds = [name for name in ("max_input_length", "max_extra_length") if name in settings]
-        longest = sum(settings[name] for name in bounds)
+        settings = Settings(**{**self.config.decode, **given})
+        bounds = [name for name in ("max_input_length", "max_extra_length") if name in known]
+        longest = sum(getattr(settings, name) for name in bounds)
         for run in (self, *self.partners):
             if (most := run.model.config.most_positions) is not None and most < longest:
                 raise UserError(
@@ -294,7 +280,7 @@ class Run(TrainedModel):
         sources = _texts("attentions", sources)
         translator = self.translator(**settings | {"refuse_long": True})
         read, write = self.normalise
-        inputs, _ = translator.encode([*map(read, sources)], translator.max_input_length)
+        inputs, _ = translator.encode([*map(read, sources)], translator.settings.max_input_length)
         if targets is None:
             outputs = [[*best.tokens] or [END_ID] for best, *_ in translator.search(sources)]  # an empty line has none
         else:

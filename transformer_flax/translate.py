@@ -79,7 +79,7 @@ def _own_settings() -> dict[str, Any]:
     if NBEST.value is not None:
         settings["nbest"] = NBEST.value
     if SAMPLE.value:
-        from transformer_flax.decoding.search import Sampling
+        from transformer_flax.decoding.settings import Sampling
 
         settings["sampling"] = Sampling(
             temperature=TEMPERATURE.value, top_k=TOP_K.value, top_p=TOP_P.value, seed=SEED.value

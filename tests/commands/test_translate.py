@@ -16,7 +16,7 @@ import transformer_flax
 from tests import forked
 from tests.commands.process import PATIENCE, refused, run, started, succeeds, wait_for_output
 from tests.conftest import ROOT
-from transformer_flax.decoding.search import Sampling
+from transformer_flax.decoding.settings import Sampling
 
 # Each begins with a digit of its own, so that a model of 200 steps tells them apart on any machine.
 LINES = ["siebenhundert", "", "einhundert", "fünfhundertdreizehn", "neunzehn"]

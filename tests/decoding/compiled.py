@@ -8,7 +8,6 @@ import numpy as np
 
 from tests.decoding.toy import A, B, C, Rule, Toy, begin, hashed, step
 from transformer_flax.decoding.search import (
-    LENGTH_PENALTIES,
     Bounds,
     Hypotheses,
     LengthPenalty,
@@ -17,6 +16,7 @@ from transformer_flax.decoding.search import (
     greedy_search,
     sample,
 )
+from transformer_flax.decoding.settings import LENGTH_PENALTIES
 from transformer_flax.special_tokens import END_ID, PAD_ID
 
 # Most of the time goes into compilation, so all searches have the same shapes, filled up with copies of the last row.

@@ -24,7 +24,8 @@ from tests.decoding.compiled import (
     words,
 )
 from tests.decoding.toy import A, B, C, Rule, drawn, everything, hashed, written
-from transformer_flax.decoding.search import Hypotheses, Sampling
+from transformer_flax.decoding.search import Hypotheses
+from transformer_flax.decoding.settings import Sampling
 from transformer_flax.special_tokens import END_ID
 
 SAMPLES = 4096

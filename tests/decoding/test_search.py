@@ -54,12 +54,12 @@ from transformer_flax.decoding.search import (
     Bounds,
     Hypotheses,
     LengthPenalty,
-    Sampling,
     beam_search,
     combine,
     ensemble,
     follow,
 )
+from transformer_flax.decoding.settings import Sampling
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
@@ -69,10 +69,6 @@ from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: LengthPenalty("average", 1.0),
-            "length_penalty is 'average'; it must be one of gnmt, length, none",
-        ),
         (lambda: Sampling(temperature=-0.5), "temperature is -0.5; it must be a number from 0"),
         (lambda: Sampling(temperature=math.nan), "temperature is nan; it must be a number from 0"),
         (lambda: Sampling(temperature=math.inf), "temperature is inf; it must be a number from 0"),

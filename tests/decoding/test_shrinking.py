@@ -7,7 +7,8 @@ import pytest
 
 from tests.decoding.compiled import BATCH, LONG_RULES, assert_equal, beam, draw
 from tests.decoding.toy import hashed
-from transformer_flax.decoding.search import SMALLEST, Hypotheses, Sampling, extend_until_done
+from transformer_flax.decoding.search import SMALLEST, Hypotheses, extend_until_done
+from transformer_flax.decoding.settings import Sampling
 
 
 class Counting(NamedTuple):

@@ -26,7 +26,8 @@ from tests.decoding.translators import (
 )
 from transformer_flax.data.normalisation import Normaliser
 from transformer_flax.decoding import inference
-from transformer_flax.decoding.search import Hypotheses, Sampling
+from transformer_flax.decoding.search import Hypotheses
+from transformer_flax.decoding.settings import Sampling
 from transformer_flax.errors import UserError
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID

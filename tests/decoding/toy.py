@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from transformer_flax.decoding.search import Sampling, follow
+from transformer_flax.decoding.search import follow
+from transformer_flax.decoding.settings import Sampling
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL
 
 STATES = 1009  # a prime, so that the hash loses nothing

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import TINY
+from transformer_flax.data.normalisation import PLAIN
+from transformer_flax.decoding.settings import Settings
 from transformer_flax.decoding.translator import Translation, Translator
 from transformer_flax.model.registry import init_params, make_model
 from transformer_flax.special_tokens import NUM_SPECIAL
@@ -57,9 +59,10 @@ def large_params(config):
     return jax.tree.map(lambda x: 2 * x, init_params(config, jax.random.key(1)))
 
 
-def new(configs=(ONE,), tokenizer=LETTERS, **changes) -> Translator:
+def new(configs=(ONE,), tokenizer=LETTERS, normalise=(PLAIN, PLAIN), **changes) -> Translator:
     params = [large_params(config) for config in configs]
-    return Translator([make_model(config) for config in configs], params, tokenizer, **(SETTINGS | changes))
+    models, settings = [make_model(config) for config in configs], Settings(**SETTINGS | changes)
+    return Translator(models, params, tokenizer, normalise, settings=settings)
 
 
 make = functools.cache(new)  # with its compiled programs; to be changed by no test

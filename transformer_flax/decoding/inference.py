@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.search import combine
+from transformer_flax.decoding.settings import Settings
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import END_ID, PAD_ID
 
@@ -28,32 +29,15 @@ logger = logging.getLogger(__name__)
 class Inference:
     """Reads lines window by window, and computes their batches on the local devices.
 
-    The models' parameters are on every device. Each device computes its own rows, without waiting for the others.
-
-    Args:
-      params: the parameters of each model.
-      max_input_length: in tokens, the end symbol included; longer lines are cut and counted in a warning.
-      batch_size: rows of a batch on each device; fewer for long or few lines, or if `window` is smaller.
-      window: lines to read and sort by length at a time.
-      refuse_long: raise an error for longer lines instead of cutting them.
-      num_devices: the maximum number of local devices; 0 stands for all.
+    The models' parameters are on every device. Each device computes its own rows, without waiting for the others. A
+    batch has fewer rows than `batch_size` for long or few lines, or if `window` is smaller.
     """
 
-    def __init__(
-        self,
-        params: Sequence[Any],
-        tokenizer: Tokenizer,
-        max_input_length: int,
-        batch_size: int,
-        window: int,
-        refuse_long: bool,
-        num_devices: int,
-    ):
-        self._mesh = local_mesh(num_devices)
+    def __init__(self, params: Sequence[Any], tokenizer: Tokenizer, settings: Settings):
+        self._mesh = local_mesh(settings.num_devices)
         self.num_devices = self._mesh.size
-        self.params, self.tokenizer = on_devices(params, num_devices), tokenizer
-        self.max_input_length, self._window, self._refuse_long = max_input_length, window, refuse_long
-        self._most_rows = min(batch_size, -(-window // self.num_devices))  # on each device
+        self.params, self.tokenizer, self.settings = on_devices(params, settings.num_devices), tokenizer, settings
+        self._most_rows = min(settings.batch_size, -(-settings.window // self.num_devices))  # on each device
         self._traced: list[tuple[list[None], int]] = []  # (a program's compilations, number of them before)
 
     @property
@@ -78,9 +62,9 @@ class Inference:
         remaining = map(normalise, lines)
         read = cut = 0
         try:
-            while window := list(itertools.islice(remaining, self._window)):
+            while window := list(itertools.islice(remaining, self.settings.window)):
                 before, read = read, read + len(window)
-                encoded, shortened = self.encode(window, self.max_input_length, lines_before=before)
+                encoded, shortened = self.encode(window, self.settings.max_input_length, lines_before=before)
                 cut += len(shortened)
                 yield before, encoded
         finally:
@@ -95,7 +79,7 @@ class Inference:
         """
         encoded = [[*ids, END_ID] for ids in self.tokenizer.encode(lines)]
         long = [i for i, ids in enumerate(encoded) if len(ids) > limit]
-        if long and self._refuse_long:
+        if long and self.settings.refuse_long:
             raise UserError(
                 f"{what} {lines_before + long[0] + 1:,} has {len(encoded[long[0]]):,} tokens and at most {limit:,} are "
                 "taken; split it, or raise max_input_length"
@@ -106,7 +90,8 @@ class Inference:
 
     def _warn_of_cut(self, cut: int, lines: int, to: str = "") -> None:
         if cut:
-            logger.warning("%d of %d lines were cut to %s", cut, lines, to or f"{self.max_input_length} tokens")
+            to = to or f"{self.settings.max_input_length} tokens"
+            logger.warning("%d of %d lines were cut to %s", cut, lines, to)
 
     def _batches(
         self,
@@ -138,7 +123,7 @@ class Inference:
             width = NARROWEST
             while width < lengths[pending[0]]:
                 width *= 2
-            width = min(width, longest or self.max_input_length)
+            width = min(width, longest or self.settings.max_input_length)
             rows = self.num_devices * min(enough, max(1, self._most_rows * roomy // max(width, roomy)))
             yield pending[:rows], rows, width
             done += len(pending[:rows])
@@ -161,8 +146,6 @@ def on_devices(params: Any, num_devices: int) -> Any:
 
 
 def local_mesh(num_devices: int) -> Mesh:
-    if num_devices < 0:
-        raise UserError(f"num_devices is {num_devices}; it must be at least 0, which stands for all")
     return Mesh(np.array(jax.local_devices()[: num_devices or None]), (ROWS,))
 
 

@@ -9,9 +9,8 @@ import numpy as np
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.inference import Inference, LogProbs, fill
+from transformer_flax.decoding.settings import Settings
 from transformer_flax.errors import UserError
-
-SETTINGS = ("max_input_length", "batch_size", "window")  # the fields of config.decode that a Predictor takes
 
 
 class Predictor(Inference):
@@ -23,7 +22,6 @@ class Predictor(Inference):
       models: Linen modules that return logits [B, C] for a source [B, S].
       classes: the names of the C classes.
       normalise: applied to each line.
-      params, max_input_length, batch_size, window, refuse_long, num_devices: see `Inference`.
     """
 
     def __init__(
@@ -34,13 +32,9 @@ class Predictor(Inference):
         classes: Sequence[str],
         normalise: Normaliser = PLAIN,
         *,
-        max_input_length: int,
-        batch_size: int,
-        window: int,
-        refuse_long: bool = False,
-        num_devices: int = 0,
+        settings: Settings,
     ):
-        super().__init__(params, tokenizer, max_input_length, batch_size, window, refuse_long, num_devices)
+        super().__init__(params, tokenizer, settings)
         self.classes, self._normalise = tuple(classes), normalise
         self._classify = self._compile(LogProbs(tuple(models)))
 

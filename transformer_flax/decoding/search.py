@@ -12,19 +12,15 @@ Shapes: B batch, K hypotheses of a sentence, N best of them, L longest output, V
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from transformer_flax.checked_fields import checked, requirement
-from transformer_flax.errors import UserError
+from transformer_flax.decoding.settings import Sampling
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
-LENGTH_PENALTIES = ("gnmt", "length", "none")
 SMALLEST = 16  # a batch does not shrink below this many rows: with fewer rows, a step is hardly faster
 
 Step = Callable[[jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
@@ -40,36 +36,11 @@ class LengthPenalty:
     kind: str
     alpha: float
 
-    def __post_init__(self):
-        if self.kind not in LENGTH_PENALTIES:
-            raise UserError(f"length_penalty is {self.kind!r}; it must be one of {', '.join(LENGTH_PENALTIES)}")
-
     def __call__(self, length: Any) -> Any:
         """Returns the penalty of length |Y|; |Y| is at least 1."""
         if self.kind == "gnmt":
             return ((5 + length) / 6) ** self.alpha
         return (1.0 * length) ** self.alpha if self.kind == "length" else 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """Settings to draw tokens from softmax(logits / temperature), restricted to the likeliest and normalised again."""
-
-    # 0 is greedy search.
-    temperature: float = checked(lambda v: 0 <= v < math.inf, "a number from 0", default=1.0)
-    # Only the k likeliest tokens; 0: all tokens.
-    top_k: int = checked(lambda v: v >= 0, "a whole number from 1, or 0 for all tokens", default=0)
-    # Only the fewest likeliest tokens that together reach this probability; 1: all tokens.
-    top_p: float = checked(lambda v: 0 < v <= 1, "a number above 0 and at most 1", default=1.0)
-    seed: int = checked(lambda v: 0 <= v < 2**32, "a whole number from 0 to 2^32 - 1", default=0)
-
-    def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.generic):
-                object.__setattr__(self, field.name, value := value.item())
-            if must := requirement(field, value):
-                raise UserError(f"{field.name} is {value!r}; it must be {must}")
 
 
 class Bounds(NamedTuple):

@@ -19,13 +19,13 @@ from transformer_flax.decoding.search import (
     Bounds,
     Hypotheses,
     LengthPenalty,
-    Sampling,
     Step,
     beam_search,
     ensemble,
     greedy_search,
     sample,
 )
+from transformer_flax.decoding.settings import Sampling, Settings
 from transformer_flax.errors import UserError
 from transformer_flax.special_tokens import PAD_ID
 
@@ -53,16 +53,6 @@ class Translator(Inference):
     Args:
       models: Linen modules with the methods of a translation model (see `model.registry`).
       normalise: the normaliser of sources, and the normaliser of prefixes and given targets.
-      beam_size: K; 1 is greedy search.
-      length_penalty, alpha: see `LengthPenalty`.
-      min_length: minimum tokens of an output, the end symbol included.
-      max_extra_length: how many more tokens an output may have than its input.
-      nbest: hypotheses for each line, at most `beam_size`; with `sampling`, samples for each line.
-      sampling: how to draw samples. None: search with a beam instead.
-      params, max_input_length, batch_size, window, refuse_long, num_devices: see `Inference`.
-
-    Raises:
-      UserError: a setting is out of range.
     """
 
     def __init__(
@@ -72,28 +62,21 @@ class Translator(Inference):
         tokenizer: Tokenizer,
         normalise: tuple[Normaliser, Normaliser] = (PLAIN, PLAIN),
         *,
-        beam_size: int,
-        length_penalty: str,
-        alpha: float,
-        min_length: int,
-        max_extra_length: int,
-        max_input_length: int,
-        batch_size: int,
-        window: int,
-        nbest: int = 1,
-        sampling: Sampling | None = None,
-        refuse_long: bool = False,
-        num_devices: int = 0,
+        settings: Settings,
     ):
-        if nbest < 1 or (sampling is None and nbest > beam_size):
-            raise UserError(f"nbest is {nbest} and beam_size {beam_size}: a beam holds from 1 to beam_size hypotheses")
-        super().__init__(params, tokenizer, max_input_length, batch_size, window, refuse_long, num_devices)
+        super().__init__(params, tokenizer, settings)
         self.normalise = normalise
-        self.longest_output = max_input_length + max_extra_length
-        self._max_extra_length, penalty = max_extra_length, LengthPenalty(length_penalty, alpha)
-        self._seed = sampling.seed if sampling else 0
-        sampling = sampling and dataclasses.replace(sampling, seed=0)  # samples of all seeds share their programs
-        search = _Search(tuple(models), penalty, beam_size, nbest, min_length, max_extra_length, sampling)
+        self.longest_output = settings.max_input_length + settings.max_extra_length
+        sampling = settings.sampling
+        search = _Search(
+            tuple(models),
+            LengthPenalty(settings.length_penalty, settings.alpha),
+            settings.beam_size,
+            settings.nbest,
+            settings.min_length,
+            settings.max_extra_length,
+            sampling and dataclasses.replace(sampling, seed=0),  # samples of all seeds share their programs
+        )
         self._search = self._compile(search)
         self._score = self._compile(_Score(tuple(models)))
 
@@ -148,15 +131,16 @@ class Translator(Inference):
         """
         require_as_many("the source text", sources, "the target text", targets)
         (source, target), cut = self.normalise, 0
-        for start in range(0, len(sources), self._window):
-            window, encode = slice(start, start + self._window), functools.partial(self.encode, lines_before=start)
-            inputs, cut_inputs = encode([*map(source, sources[window])], self.max_input_length, what="source line")
+        size, most = self.settings.window, self.settings.max_input_length
+        for start in range(0, len(sources), size):
+            window, encode = slice(start, start + size), functools.partial(self.encode, lines_before=start)
+            inputs, cut_inputs = encode([*map(source, sources[window])], most, what="source line")
             outputs, cut_outputs = encode([*map(target, targets[window])], self.longest_output, what="target line")
             for i in cut_outputs:
                 outputs[i].pop()
             cut += len({*cut_inputs, *cut_outputs})
             yield from self._score_window(list(zip(inputs, outputs, strict=True)), start, progress)
-        longest = f"{self.max_input_length} tokens of input and {self.longest_output - 1} of output"
+        longest = f"{most} tokens of input and {self.longest_output - 1} of output"
         self._warn_of_cut(cut, len(sources), longest)
 
     def _score_window(self, pairs, lines_before: int, progress) -> list[list[float]]:
@@ -178,16 +162,17 @@ class Translator(Inference):
                     f"{self.longest_output:,}, the end symbol included"
                 )
         found = [[Translation("", 0.0, 0.0, ())] for _ in sources]
+        extra, sampling = self.settings.max_extra_length, self.settings.sampling
         # The width must hold the prefix too. Width 0 skips empty lines, which hold only the end symbol.
         widths = [
-            max(len(source), len(prefix) + 1 - self._max_extra_length) if len(source) > 1 else 0
+            max(len(source), len(prefix) + 1 - extra) if len(source) > 1 else 0
             for source, prefix in zip(sources, prefixes, strict=True)
         ]
         progress(lines_before + widths.count(0))
         for chosen, rows, width in self._batches(widths, progress, before=lines_before):
             source = fill([sources[i] for i in chosen], rows, width)
-            prefix = fill([prefixes[i] for i in chosen], rows, width + self._max_extra_length)
-            numbers = np.full((rows, 2), self._seed, np.uint32)
+            prefix = fill([prefixes[i] for i in chosen], rows, width + extra)
+            numbers = np.full((rows, 2), sampling.seed if sampling else 0, np.uint32)
             numbers[: len(chosen), 1] = [lines_before + i for i in chosen]
             hypotheses = jax.device_get(self._search(self.params, source, prefix, numbers))
             for row, i in enumerate(chosen):

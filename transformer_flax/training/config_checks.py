@@ -9,7 +9,6 @@ from ml_collections import ConfigDict
 from transformer_flax.data.batches import round_up
 from transformer_flax.data.sources import ONE_LANGUAGE, SOURCES
 from transformer_flax.data.tokenizer import LOSSLESS, TOKENIZERS, Tokenizer, smallest_vocabulary
-from transformer_flax.decoding.search import LengthPenalty
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
 from transformer_flax.model.registry import find_kind, make_config, param_shapes
@@ -101,7 +100,6 @@ def check(config: ConfigDict) -> None:
         require_only(config, {"parallel.shard_params": False}, "with pmap, which copies the parameters to each device")
 
     # Evaluations, checkpoints and logs.
-    LengthPenalty(config.decode.length_penalty, config.decode.alpha)
     require(
         "eval.patience",
         config.eval.patience == 0 or config.eval.every > 0,

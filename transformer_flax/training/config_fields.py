@@ -7,14 +7,14 @@ new field needs a default, and no field is ever removed from these classes or gi
 import dataclasses
 import itertools
 import logging
-import math
 import os
 from collections.abc import Container, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from transformer_flax.checked_fields import TYPES, checked, one_of, positive, rate, requirement, size
+from transformer_flax.checked_fields import TYPES, at_least, checked, one_of, positive, rate, requirement, size
+from transformer_flax.decoding.settings import DecodeConfig
 from transformer_flax.errors import UserError, did_you_mean
 from transformer_flax.model.config import TransformerConfig
 
@@ -36,10 +36,6 @@ CHANGES_NOTHING = (
     "parallel.",
 )
 AUTO = "auto"  # config.model.dtype: use the dtype of the run in the working directory, or one that suits the device
-
-
-def at_least(least: float, **default: Any) -> Any:
-    return checked(lambda v: v >= least, f"at least {least}", **default)
 
 
 def random_seed() -> Any:
@@ -96,18 +92,6 @@ class ParallelConfig:
     num_devices: int = at_least(0)
     shard_params: bool
     cpu_devices: int = at_least(1, default=1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeConfig:
-    beam_size: int = at_least(1)
-    length_penalty: str
-    alpha: float = checked(math.isfinite, "finite")
-    min_length: int = at_least(0)
-    max_extra_length: int = at_least(0)
-    max_input_length: int = at_least(2)
-    batch_size: int = at_least(1)
-    window: int = at_least(1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,13 +196,6 @@ def require_only(config: ConfigDict, values: Mapping[str, Any], where: str) -> N
     for name, only in values.items():
         if fields.get(name, only) != only:
             raise UserError(f"config.{name} is {fields[name]!r}; it must be {only!r} {where}")
-
-
-def require_settings(settings: Mapping[str, Any]) -> None:
-    """Checks the types and the ranges of those settings that override fields of config.decode."""
-    for field in dataclasses.fields(DecodeConfig):
-        if field.name in settings and (must := requirement(field, settings[field.name])):
-            raise UserError(f"{field.name} is {settings[field.name]!r}; it must be {must}")
 
 
 def make_floats(config: ConfigDict, dataclass: Any = None) -> None:

@@ -15,8 +15,9 @@ from transformer_flax.console import Progress
 from transformer_flax.data.batches import Batches, BucketedBatches, round_up
 from transformer_flax.data.corpus import Corpus
 from transformer_flax.data.normalisation import normalisers
-from transformer_flax.decoding.predictor import SETTINGS, Predictor
+from transformer_flax.decoding.predictor import Predictor
 from transformer_flax.decoding.scoring import score, score_labels
+from transformer_flax.decoding.settings import Settings
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.training.metrics import Meter
 from transformer_flax.training.multihost import from_first, share
@@ -37,6 +38,7 @@ class Task(abc.ABC):
     def __init__(self, run: PreparedRun, model: nn.Module):
         self._config, self._model, self._tokenizer = run.config, model, run.tokenizer
         self._classes = run.classes.names if run.classes else ()
+        self._settings = Settings(**run.config.decode, num_devices=run.config.parallel.num_devices)
 
     def make_outputs(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
         """Translates or classifies each text, with parameters on the device."""
@@ -61,8 +63,7 @@ class TranslationTask(Task):
 
     def _decoder(self, params):
         # Without normalisers: the pairs of the data are normalised already.
-        devices = self._config.parallel.num_devices
-        translator = Translator([self._model], [params], self._tokenizer, num_devices=devices, **self._config.decode)
+        translator = Translator([self._model], [params], self._tokenizer, settings=self._settings)
         return translator, translator.translate
 
     def measure(self, outputs, references):
@@ -77,9 +78,7 @@ class ClassificationTask(Task):
     outputs, command, score = "labels", "classify", "accuracy"
 
     def _decoder(self, params):
-        settings = {name: self._config.decode[name] for name in SETTINGS}
-        settings["num_devices"] = self._config.parallel.num_devices
-        predictor = Predictor([self._model], [params], self._tokenizer, self._classes, **settings)
+        predictor = Predictor([self._model], [params], self._tokenizer, self._classes, settings=self._settings)
         return predictor, predictor.predict
 
     def measure(self, outputs, references):
