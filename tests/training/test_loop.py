@@ -28,7 +28,7 @@ from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.evaluation import Evaluator, TranslationTask, shift_of
+from transformer_flax.training.evaluation import Evaluator, shift_of
 from transformer_flax.training.interruption import Interruption
 from transformer_flax.training.loop import train
 from transformer_flax.training.loss import translation_loss
@@ -118,8 +118,7 @@ def test_runs_of_a_process_share_their_programs_where_they_compute_the_same(text
         with Progress(quiet=True) as progress:
             parallel = set_up_devices(config, progress)
             made = Programs(prepare_run(config, directory, progress), parallel, progress)
-        translator, _ = made.task._decoder({})
-        return made.steps, translator._search
+        return made.steps, made.task.decoder({})._search
 
     steps, search = programs("first")
     assert programs("same", seed=1, steps=9) == (steps, search)
@@ -412,7 +411,8 @@ def opened(workdir, step):
     config = workdir.load_config()
     checkpoints = Checkpoints(workdir.checkpoints, seed=config.seed, **config.checkpoint)
     with workdir.lock(), contextlib.closing(checkpoints):
-        programs = mock.Mock(task=TranslationTask)  # of which these tests use nothing else
+        # Of the programs, these tests use nothing else.
+        programs = mock.Mock(task=mock.Mock(outputs="translations", score="bleu"))
         run: Any = types.SimpleNamespace(config=config, directory=workdir)
         with Trainer(run, programs, checkpoints, Progress(), Interruption(), start=step) as trainer:
             yield trainer

@@ -23,7 +23,7 @@ from transformer_flax.run import restore
 from transformer_flax.training import config_checks
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_checks import check, check_text, device_dtype, model_config
-from transformer_flax.training.evaluation import make_task
+from transformer_flax.training.evaluation import Task
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_run, set_up_devices
@@ -442,9 +442,8 @@ def test_evaluations_search_on_the_devices_that_the_run_may_use(tmp_path, num_de
     config.parallel.num_devices = num_devices
     with Progress() as progress:
         prepared = prepare_run(config, RunDirectory(tmp_path / "run"), progress)
-    task = make_task(prepared, make_model(model_config(config, prepared.tokenizer.vocab_size)))
-    translator, _ = task._decoder({})
-    assert translator.num_devices == searching
+    task = Task(prepared, make_model(model_config(config, prepared.tokenizer.vocab_size)))
+    assert task.decoder({}).num_devices == searching
 
 
 def test_a_number_of_cpu_devices_that_jax_knows_stays():

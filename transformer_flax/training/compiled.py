@@ -16,7 +16,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from transformer_flax.console import Progress
 from transformer_flax.model.registry import init_params, make_model, param_shapes
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.evaluation import Evaluator, make_task
+from transformer_flax.training.evaluation import Evaluator, Task
 from transformer_flax.training.fine_tuning import are_trained, with_embeddings
 from transformer_flax.training.loss import make_loss
 from transformer_flax.training.optimizer import keeps_average, make_average, make_optimizer, make_schedule
@@ -96,7 +96,7 @@ class Programs:
         self.model = make_model(model_config(run.config, run.tokenizer.vocab_size))
         self.steps = _steps(FrozenConfigDict(compiled_fields(run.config)), self.model, parallel)
         self._traced_before = self.steps.traced.copy()
-        self.task = make_task(run, self.model)
+        self.task = Task(run, self.model)
         self.schedule = make_schedule(run.config)
         self.evaluators = {
             split: Evaluator(split, run, self.steps.eval_step, parallel, self.task, progress) for split in run.pairs

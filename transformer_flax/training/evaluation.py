@@ -1,9 +1,8 @@
 """Measures parameters on a split: loss and perplexity of the references, and scores of the model's own outputs.
 
-A task, translation or classification, makes the outputs and scores them.
+A `Task` makes the outputs and scores them.
 """
 
-import abc
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,67 +26,43 @@ from transformer_flax.training.sharding import Parallel
 GAIN_SENTENCES = 300  # the source gain is measured on this many first sentences of a split
 
 
-class Task(abc.ABC):
-    """A task makes outputs from texts, and scores the outputs. `make_loss` returns the loss of each task."""
+class Task:
+    """Makes outputs from texts, and scores them: translations or, of a run with classes, labels.
 
-    outputs: str  # the name of the outputs and of their folder
-    command: str  # the command that makes such outputs
-    score: str  # the validation score that decides which checkpoint is best
-    compilations = 0  # the number of programs compiled for `make_outputs`
+    A run has classes if, and only if, its kind of model classifies. `make_loss` returns the loss of either.
+    """
 
     def __init__(self, run: PreparedRun, model: nn.Module):
-        self._config, self._model, self._tokenizer = run.config, model, run.tokenizer
-        self._classes = run.classes.names if run.classes else ()
-        self._settings = Settings(**run.config.decode, num_devices=run.config.parallel.num_devices)
+        self._config, self._model, self._tokenizer, self._classes = run.config, model, run.tokenizer, run.classes
+        # The name of the outputs and of their folder; the command that makes such; the validation score that decides
+        # which checkpoint is best.
+        labels, translations = ("labels", "classify", "accuracy"), ("translations", "translate", "bleu")
+        self.outputs, self.command, self.score = labels if run.classes else translations
+        self.compilations = 0  # the number of programs compiled for `make_outputs`
 
     def make_outputs(self, params: Any, sources: Sequence[str], progress: Callable[[int], Any]) -> list[str]:
         """Translates or classifies each text, with parameters on the device."""
-        decoder, decode = self._decoder(params)
+        decoder = self.decoder(params)
+        decode = decoder.predict if isinstance(decoder, Predictor) else decoder.translate
         outputs = decode(sources, progress=progress)
         self.compilations += decoder.compilations
         return outputs
 
-    @abc.abstractmethod
-    def _decoder(self, params: Any) -> tuple[Translator | Predictor, Callable[..., list[str]]]:
-        """Returns the translator or predictor, and the method that makes outputs from texts."""
+    def decoder(self, params: Any) -> Translator | Predictor:
+        """Returns the translator or classifier of texts, without normalisers: those of the data are applied already."""
+        settings = Settings(**self._config.decode, num_devices=self._config.parallel.num_devices)
+        given = [self._model], [params], self._tokenizer
+        if self._classes:
+            return Predictor(*given, self._classes.names, settings=settings)
+        return Translator(*given, settings=settings)
 
-    @abc.abstractmethod
     def measure(self, outputs: Sequence[str], references: Sequence[str]) -> tuple[dict[str, float], dict[str, str]]:
         """Returns scores of outputs against references, and the signatures of scores that have several definitions."""
-
-
-class TranslationTask(Task):
-    """Translation of sentences into another language."""
-
-    outputs, command, score = "translations", "translate", "bleu"
-
-    def _decoder(self, params):
-        # Without normalisers: the pairs of the data are normalised already.
-        translator = Translator([self._model], [params], self._tokenizer, settings=self._settings)
-        return translator, translator.translate
-
-    def measure(self, outputs, references):
+        if self._classes:
+            return {"macro_f1": score_labels(outputs, references, self._classes.names).macro_f1}, {}
         _, text = normalisers(self._config.data)
         found = score(outputs, references, text)
         return {"bleu": found.bleu, "exact_match": found.exact_match}, {"BLEU": found.signature}
-
-
-class ClassificationTask(Task):
-    """Classification of texts."""
-
-    outputs, command, score = "labels", "classify", "accuracy"
-
-    def _decoder(self, params):
-        predictor = Predictor([self._model], [params], self._tokenizer, self._classes, settings=self._settings)
-        return predictor, predictor.predict
-
-    def measure(self, outputs, references):
-        return {"macro_f1": score_labels(outputs, references, self._classes).macro_f1}, {}
-
-
-def make_task(run: PreparedRun, model: nn.Module) -> Task:
-    """Returns the task of a run. A run has classes if, and only if, its kind of model classifies."""
-    return ClassificationTask(run, model) if run.classes else TranslationTask(run, model)
 
 
 @dataclasses.dataclass(frozen=True)
