@@ -101,9 +101,10 @@ def test_gradients_reach_the_target_before_them_and_nothing_later(variant):
 # ----- padding and batches
 
 
-def test_more_padding_changes_nothing(variant):
-    padded = logits_of(variant, pad(SOURCE, 9 - S), pad(TARGET, 9 - T))
-    np.testing.assert_allclose(padded[:, :T], logits_of(variant), atol=1e-5)
+@each(KINDS)
+def test_more_padding_changes_nothing(config):
+    padded = logits_of(config, pad(SOURCE, 9 - S), pad(TARGET, 9 - T))
+    np.testing.assert_allclose(padded[:, :T], logits_of(config), atol=1e-5)
 
 
 @each(RIVALS | {"transformer": TINY})
@@ -269,6 +270,13 @@ def loss_and_gradient(config, key):
     return jax.device_get(jax.jit(jax.value_and_grad(loss))(random_params(plain)))
 
 
+@each(RIVALS | {"transformer": TINY})
+def test_the_loss_measures_the_model_that_translates(config):
+    features = jax.jit(functools.partial(make_model(config).apply, method="features"))
+    logits = to_logits(*features({"params": random_params(config)}, SOURCE, TARGET))
+    np.testing.assert_allclose(logits, logits_of(config), atol=1e-5)
+
+
 @pytest.mark.parametrize("name", [long(name) if name == "layers again" else name for name in OTHERWISE])
 def test_a_model_computed_otherwise_is_the_same(name):
     # Parameters behind each stack, and of attention more than its projections; several layers where they are scanned.
@@ -285,19 +293,27 @@ def test_a_model_computed_otherwise_is_the_same(name):
     assert_same(loss_and_gradient(config, key), loss_and_gradient(plain, key))
 
 
-def test_layers_that_differ_are_not_scanned():
-    class Alternating(Encoder):
+def alternating(config):
+    configs = config, dataclasses.replace(config, neighbourhood=0)
+    return [EncoderLayer(c, AddAndNorm, name=f"encoder_{n}") for n, c in enumerate(configs)]
+
+
+def shared(config):
+    return [EncoderLayer(config, AddAndNorm, name="encoder_0")] * 2
+
+
+@pytest.mark.parametrize("make_layers", [alternating, shared])
+def test_layers_that_differ_or_are_one_are_not_scanned(make_layers):
+    class Other(Encoder):
         def setup(self):
-            configs = self.config, dataclasses.replace(self.config, neighbourhood=0)
-            self.layers = [EncoderLayer(c, AddAndNorm, name=f"encoder_{n}") for n, c in enumerate(configs)]
-            self.norm = lambda x: x
+            self.layers, self.norm = make_layers(self.config), lambda x: x
 
     config = dataclasses.replace(TINY, num_layers=2, neighbourhood=4)
     x, is_word = jnp.ones((1, 8, config.d_model)), jnp.ones((1, 1, 1, 8), bool)
-    variables = Alternating(config).init(jax.random.key(0), x, is_word)
-    Alternating(config).apply(variables, x, is_word)
-    with pytest.raises(UserError, match=r"config\.model\.scan_layers is True; it must be False, as the layers differ"):
-        Alternating(dataclasses.replace(config, scan_layers=True)).apply(variables, x, is_word)
+    variables = Other(config).init(jax.random.key(0), x, is_word)
+    Other(config).apply(variables, x, is_word)
+    with pytest.raises(UserError, match=r"scan_layers is True; it must be False, as the layers differ or are one"):
+        Other(dataclasses.replace(config, scan_layers=True)).apply(variables, x, is_word)
 
 
 def test_scanned_layers_have_masks_of_their_own():
