@@ -23,10 +23,7 @@ def get_config() -> ConfigDict:
     config.model.attention = "additive"  # or "dot"; "scaled_dot", over sqrt(d_model); "none": the encoder's last state
     config.model.dropout = 0.2  # on embeddings, after each layer, and on the features that logits are computed from
     config.model.tie_embeddings = True  # one matrix for source, target and output; False: three
-    # Type of the computation: "float32", "bfloat16" or "auto". "auto" is bfloat16 on a GPU or TPU that has it, float32
-    # elsewhere; config.json records the choice. Parameters, states and loss are float32. On a CPU, trained
-    # models are used in float32.
-    config.model.dtype = "auto"
+    config.model.dtype = "auto"  # as in base.py; the states between time steps are float32
     config.steps = 5_500
     config.optimizer.update(factor=0.35, warmup_steps=400, cooldown=0.0)
     config.optimizer.clip_norm = 1.0  # some gradients through many time steps are huge

@@ -91,10 +91,11 @@ def test_all_threads_have_one_arena(begin):
     [
         {"begin": KEEPING, "TRANSFORMER_FLAX_ALLOCATOR": "system"},
         {"begin": KEEPING, "MALLOC_TOP_PAD_": "0"},
+        {"begin": KEEPING, "GLIBC_TUNABLES": "glibc.malloc.top_pad=0"},
         {"begin": KEEPING, "JAX_PLATFORMS": "cuda,cpu"},
         {"begin": ""},
     ],
-    ids=["the switch", "malloc's own variables", "an accelerator", "no training"],
+    ids=["the switch", "malloc's own variables", "glibc's tunables", "an accelerator", "no training"],
 )
 def test_the_allocator_is_left_as_it_is(choice):
     faults, _ = measure(**choice)

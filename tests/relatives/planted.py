@@ -15,8 +15,8 @@ def planted_text(sentences: int = 600, seed: int = 0) -> list[str]:
     return [" ".join(rng.choice(TOPICS[i % len(TOPICS)], 6)) for i in range(sentences)]
 
 
-def tokenise(text: list[str], vocab_size: int = 300) -> tuple[Tokenizer, Sentences]:
-    tokenizer = Tokenizer.train(text, vocab_size)
+def tokenise(text: list[str]) -> tuple[Tokenizer, Sentences]:
+    tokenizer = Tokenizer.train(text, 300)
     return tokenizer, encode(tokenizer, text)
 
 

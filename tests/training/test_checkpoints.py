@@ -1,5 +1,6 @@
 """Checkpoints on real disks, full ones among them."""
 
+import asyncio
 import json
 import time
 import types
@@ -15,7 +16,7 @@ from tests.training.small import small_config, write_text
 from tests.training.states import OPTIMIZER, state_at
 from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
-from transformer_flax.training.checkpoint_files import METADATA, fingerprint, saved_steps
+from transformer_flax.training.checkpoint_files import METADATA, _settled_loops, fingerprint, saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.latest_checkpoint import resume_or_begin
 from transformer_flax.training.step import TrainState
@@ -115,6 +116,27 @@ def test_every_part_of_a_state_is_compared_with_its_seal(tmp_path):
         checkpoints.restore(state_at(0), 1)
     assert str(refusal.value.__cause__) == "its seal is broken"
     checkpoints.close()
+
+
+def test_a_loop_of_a_failed_read_finishes_its_tasks_before_it_closes():
+    finished = []
+
+    async def late():
+        await asyncio.sleep(0.01)
+        finished.append("late")
+
+    async def read():
+        tasks.append(asyncio.ensure_future(late()))
+        raise OSError("damaged")
+
+    tasks, maker = [], asyncio.new_event_loop
+    with _settled_loops():
+        loop = asyncio.new_event_loop()
+        with pytest.raises(OSError, match="damaged"):
+            loop.run_until_complete(read())
+        loop.close()
+    assert finished == ["late"]
+    assert asyncio.new_event_loop is maker
 
 
 def test_a_fingerprint_changes_where_arrays_or_their_elements_change_places():

@@ -19,7 +19,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.model.flops import training_flops
 from transformer_flax.training.config_checks import model_config
-from transformer_flax.training.metrics import Meter, MetricsWriter
+from transformer_flax.training.metrics import Event, Meter, MetricsWriter, SessionLog
 from transformer_flax.training.peak_flops import data_sheet_flops, large_product, measured_flops
 from transformer_flax.training.run_directory import is_out_of_patience
 from transformer_flax.training.trainer import Trainer
@@ -97,6 +97,17 @@ def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):
     later = MetricsWriter(file, 30, score="bleu", seconds=900.0)  # saved after the last line
     assert 900 <= later.seconds < 990
     later.close()
+
+
+def test_on_resuming_tensorboard_is_told_to_drop_what_it_has_of_later_steps(tmp_path):
+    MetricsWriter(tmp_path / "metrics.jsonl", 20, score="bleu").close()
+    [file] = tmp_path.glob("events.*")
+    content, events = file.read_bytes(), []
+    while content:  # a record: its length in 8 bytes, 4 bytes of a checksum, the event, 4 bytes of a checksum
+        end = 12 + int.from_bytes(content[:8], "little")
+        events.append(Event.FromString(content[12:end]))
+        content = content[end + 4 :]
+    assert [event.step for event in events if event.session_log.status == SessionLog.START] == [21]
 
 
 def test_events_that_do_not_fit_on_the_disk_are_told_of_once(tmp_path):

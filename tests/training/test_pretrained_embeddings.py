@@ -21,11 +21,11 @@ from transformer_flax.training.step import init_key
 UNMOVED = 1e-30  # times the paper's learning rate: less than any entry's last digit
 
 
-def made_vectors(tokenizer: Tokenizer, d_model: int = 16, seed: int = 0) -> Vectors:
+def made_vectors(tokenizer: Tokenizer, seed: int = 0) -> Vectors:
     rng = np.random.default_rng(seed)
     counts = np.ones(tokenizer.vocab_size, np.int64)
     counts[-2:] = 0
-    return Vectors.make(tokenizer, rng.normal(size=(tokenizer.vocab_size, d_model)), counts, 0 * counts, rng)
+    return Vectors.make(tokenizer, rng.normal(size=(tokenizer.vocab_size, 16)), counts, 0 * counts, rng)
 
 
 @pytest.fixture

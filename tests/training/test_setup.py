@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import re
 import shutil
 import types
@@ -155,6 +156,13 @@ def test_a_run_says_which_type_was_chosen_and_keeps_it(monkeypatch, finished):
     assert (
         run.load_config().model.dtype == checked_config(small_config(model__dtype="auto"), run).model.dtype == "float32"
     )
+
+
+def test_a_deterministic_run_asks_xla_for_such_kernels_once_and_keeps_its_other_flags(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=somewhere")
+    for deterministic in (False, True, True):
+        checked_config(small_config(deterministic=deterministic))
+    assert os.environ["XLA_FLAGS"].split() == ["--xla_dump_to=somewhere", "--xla_gpu_deterministic_ops=true"]
 
 
 @pytest.mark.parametrize("source", ["numbers", "folder", "tfds"])
@@ -400,6 +408,13 @@ def test_a_tokenizer_put_in_place_of_the_run_s_is_refused(folder, tmp_path):
             attempt()
 
 
+def test_a_process_that_does_not_see_what_the_first_has_written_is_told_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformer_flax.training.setup.is_first", lambda: False)
+    monkeypatch.setattr("transformer_flax.training.setup.share", lambda: (1, 2))
+    with pytest.raises(UserError, match=r"process 1 of 2, on .*, does not see .*/run/config\.json"):
+        prepare_run(small_config(), RunDirectory(tmp_path / "run"), Progress(quiet=True))
+
+
 def test_an_empty_training_set_is_refused(folder, tmp_path):
     for language in ("en", "de"):
         (folder / f"train.{language}").write_text("")
@@ -456,6 +471,8 @@ print(jax.device_count())
 """
     given = run("-c", code.format(before="jax.config.update('jax_num_cpu_devices', 3)"), JAX_NUM_CPU_DEVICES="-1")
     assert (given.stdout, given.stderr) == ("3\n", "")
+    flag = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
+    assert run("-c", code.format(before=""), JAX_NUM_CPU_DEVICES="-1", **flag).stdout == "3\n"
     late = run("-c", code.format(before="jax.devices()"), JAX_NUM_CPU_DEVICES="-1")
     assert late.stdout == "1\n"
     assert "config.parallel.cpu_devices is 2, but JAX uses the CPU as one device already" in late.stderr

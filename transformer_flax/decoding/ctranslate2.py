@@ -16,7 +16,7 @@ from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 SUPPORTED_POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")  # not those that the model gets later
 NUM_POSITIONS = 4_096  # positions in the stored table of sinusoids
 # Fields that need not have their default: each has a check of its own below, or changes no result.
-KNOWN = ("compatibility", "clip_distance", "neighbourhood", "branch_init", "start", "attention_implementation")
+KNOWN = ("compatibility", "clip_distance", "branch_init", "start", "attention_implementation")
 
 
 def require_supported(config: ModelConfig) -> None:
@@ -29,7 +29,6 @@ def require_supported(config: ModelConfig) -> None:
         *((f.name, getattr(c, f.name) == f.default, repr(f.default)) for f in added if f.name not in KNOWN),
         ("positions", c.positions in SUPPORTED_POSITIONS, f"one of {', '.join(SUPPORTED_POSITIONS)}"),
         ("compatibility", c.compatibility == "scaled_dot", "scaled_dot"),
-        ("neighbourhood", c.neighbourhood == 0, "0"),
         ("start", c.start not in DEEP_STARTS, "xavier or fairseq, which leave residuals and LayerNorm as they are"),
         ("d_k", c.d_k * c.num_heads == c.d_model, f"d_model / num_heads, {c.d_model / c.num_heads:g}"),
         ("d_v", c.d_v * c.num_heads == c.d_model, f"d_model / num_heads, {c.d_model / c.num_heads:g}"),

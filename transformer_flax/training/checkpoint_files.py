@@ -170,14 +170,11 @@ def _settled_loops() -> Generator[None]:
     """
     # Orbax makes loops with asyncio, or with uvloop where a loop is already running.
     makers: list[Any] = [asyncio, *filter(None, [sys.modules.get("uvloop")])]
-    functions = [module.new_event_loop for module in makers]
-    try:
-        for module, function in zip(makers, functions, strict=True):
-            module.new_event_loop = _settling(function)
+    with contextlib.ExitStack() as undone:
+        for module in makers:
+            undone.callback(setattr, module, "new_event_loop", module.new_event_loop)
+            module.new_event_loop = _settling(module.new_event_loop)
         yield
-    finally:
-        for module, function in zip(makers, functions, strict=True):
-            module.new_event_loop = function
 
 
 def _settling(new_event_loop: Callable[[], Any]) -> Callable[[], Any]:
