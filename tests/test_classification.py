@@ -282,6 +282,8 @@ def test_lines_become_labels_with_their_probabilities(run, trained):
     expected = run.probabilities(texts[:1])[0]
     assert lines[0][1:] == [f"{name} {p:.4f}" for name, p in zip(run.classes.names, expected, strict=True)]
     assert "6 lines in" in result.stderr
+    alone = succeeds("classify", f"--workdir={trained[1]}", given=given)
+    assert alone.stdout.splitlines() == [line[0] for line in lines]
 
 
 def test_a_classifier_that_has_diverged_predicts_nothing(run):

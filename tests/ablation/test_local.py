@@ -13,8 +13,8 @@ import pytest
 from configs import numbers
 from tests.ablation.sweeping import run, sweeping, timeless, wait_for
 from tests.conftest import ROOT
-from transformer_flax.ablation.local import MEMORY, Local, explain, last_of, slots
-from transformer_flax.ablation.results import read
+from transformer_flax.ablation.local import MEMORY, Local, Slot, explain, hardware, last_of, slots
+from transformer_flax.ablation.results import output_of, read
 from transformer_flax.ablation.slurm import Slurm
 from transformer_flax.ablation.trials import Job, Trial
 from transformer_flax.ablation.variants import make_variants
@@ -30,6 +30,17 @@ def test_cores_are_shared_out(monkeypatch):
     assert all(len(slot.cpus) == 1 for slot in shared + slots(len(cores) + 1))
 
 
+def test_a_job_computes_on_the_cores_of_its_slot(tmp_path):
+    core = max(os.sched_getaffinity(0))
+    job = Job((Trial(make_variants(numbers.get_config(), "base")[0], 0, tmp_path / "base/seed0"),))
+    program = "import os, time; time.sleep(0.5); print(os.sched_getaffinity(0), flush=True)"
+    launcher = Local(tmp_path, [Slot(cpus=frozenset({core}))], lambda job: [sys.executable, "-c", program])
+    launcher.submit([job])
+    launcher.poll()
+    wait_for(job.log, f"{{{core}}}\n")
+    launcher.stop()
+
+
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
     """Lets nvidia-smi tell of GPUs that are not there; given a line for each."""
@@ -43,6 +54,16 @@ def gpus(tmp_path, monkeypatch):
     for name in ("JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES", *MEMORY):
         monkeypatch.delenv(name, raising=False)
     return tell
+
+
+def test_the_hardware_is_named_by_its_gpus(gpus):
+    gpus("NVIDIA H200", "NVIDIA A100", "NVIDIA H200")
+    assert hardware() == "2 x NVIDIA H200, 1 x NVIDIA A100"
+
+
+def test_a_program_that_is_missing_or_fails_has_no_output():
+    assert [output_of([name]) for name in ("echo", "false", "no-such-program")] == ["", "", ""]
+    assert output_of(["echo", " two words "]) == "two words"
 
 
 def seen(jobs, **arguments) -> list[str]:

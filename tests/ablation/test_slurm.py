@@ -128,6 +128,14 @@ def test_a_path_in_which_slurm_would_replace_something_is_refused(cluster):
         cluster.launcher()
 
 
+@pytest.mark.filterwarnings("error")  # of an array without jobs
+def test_jobs_that_slurm_rejects_are_told_with_its_reason_and_none_are_no_array(cluster):
+    (cluster._here / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition: fast' >&2; exit 1\n")
+    cluster.launcher().submit([])
+    with pytest.raises(UserError, match=r"Slurm rejects the jobs: .*invalid partition: fast"):
+        cluster.launcher().submit([Job(tuple(cluster.runs))])
+
+
 def test_the_name_of_jobs_cannot_be_set(cluster):
     with pytest.raises(UserError, match="--sbatch=job-name cannot be set"):
         cluster.launcher(job_name="mine")

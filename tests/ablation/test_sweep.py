@@ -9,22 +9,26 @@ import pathlib
 import re
 import shutil
 import signal
+from unittest import mock
 
 import pytest
 
 from tests.ablation.sweeping import InProcess, run, stop_all, sweeping, timeless, wait_for
 from tests.commands.process import ENVIRONMENT
-from transformer_flax.ablation.expected_cost import show_plan
+from transformer_flax.ablation.expected_cost import measured_rate, show_plan
 from transformer_flax.ablation.local import Local, Slot
 from transformer_flax.ablation.results import Journal, Result, make_head, read
-from transformer_flax.ablation.sweep import sweep
+from transformer_flax.ablation.sweep import _show_scores, sweep
 from transformer_flax.ablation.trials import Trial, TrialFactory
 from transformer_flax.ablation.variants import make_variants
+from transformer_flax.arguments import load_config
 from transformer_flax.console import duration
+from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.config_fields import complete
 from transformer_flax.training.loop import train
+from transformer_flax.training.run_directory import RunDirectory
 
 # Of the logits of the larger there are 2^21 x 300, in more than one array: what is asked for counts, not what is used.
 TOKENS = "data.tokens_per_batch"
@@ -191,6 +195,24 @@ def test_a_plan_has_a_command_for_all_seeds_together(config, tmp_path):
     assert "--config.model.d_ff=16" in said  # it follows d_model in the file, and keeps the base's value here
     assert "2 runs to make" in said
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_goes_on_with_the_type_that_it_began_with(config, tmp_path):
+    run_directory = RunDirectory(tmp_path / "sweep/base/seed0")
+    run_directory.claim(complete(load_config(config)), {}, Tokenizer.train(["a b"], 259))
+    status, said = run(config, tmp_path / "sweep", "--rows=D-drop0.0", "--config.model.dtype=auto", "--dry_run")
+    assert status == 0, said
+    assert "--config.model.dtype=float32" in said
+
+
+def test_scores_of_a_classifier_are_those_of_its_labels():
+    results = [mock.Mock(scores={"valid": {"perplexity": 2 * n, "accuracy": n / 4, "macro_f1": n / 8}}) for n in (1, 2)]
+    assert _show_scores(results) == "perplexity 2.828, accuracy 37.5%, macro-F1 18.8%"
+
+
+def test_a_rate_that_cannot_be_measured_is_told_of():
+    with pytest.raises(UserError, match=r"the rate of this machine cannot be measured \(TypeError: .*; try again"):
+        measured_rate("no type")
 
 
 def test_a_sweep_from_a_trained_model_has_its_vocabulary(config, finished, tmp_path):

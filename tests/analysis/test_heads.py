@@ -20,6 +20,11 @@ def texts(labels) -> tuple[str, ...]:
     return tuple(label.get_text() for label in labels)
 
 
+def test_a_row_that_heads_do_not_fill_ends_without_axes(attention):
+    *shown, _ = plot_heads(attention, "cross", 0, heads=[0, 1, 2, 0, 1]).axes
+    assert [axes.axison for axes in shown] == [True] * 5 + [False] * 3
+
+
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
 def test_every_head_is_a_heatmap_with_the_tokens_at_its_sides(attention, kind, tmp_path):
     figure = plot_heads(attention, kind, 0, file=tmp_path / "heads.png")

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -10,7 +11,7 @@ from tests.conftest import ROOT, long
 from tests.forked import PATIENCE
 from transformer_flax.__main__ import COMMANDS
 from transformer_flax.arguments import load_config
-from transformer_flax.cli import require_writable
+from transformer_flax.cli import _unraisable, require_writable
 from transformer_flax.errors import UserError
 
 SIGNALLED_WHILE_COLLECTING = """
@@ -243,3 +244,13 @@ def test_a_command_starts_from_nothing(line):
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
+
+
+def test_an_error_that_no_code_can_catch_is_shown_but_for_that_of_a_loop_that_orbax_has_closed(monkeypatch):
+    shown = []
+    monkeypatch.setattr(sys, "__unraisablehook__", shown.append)
+    errors = ValueError("a defect"), RuntimeError("Event loop is closed")
+    defect, closed = (types.SimpleNamespace(exc_type=type(error), exc_value=error) for error in errors)
+    for unraisable in (defect, closed):
+        _unraisable(unraisable)
+    assert shown == [defect]

@@ -131,3 +131,15 @@ def test_a_text_is_not_overwritten_by_its_translations(tmp_path, name):
 )
 def test_what_is_wrong_is_told_in_one_message(arguments, message):
     assert message in refused("evaluate", *arguments)
+
+
+@pytest.mark.parametrize("name", ["lowercase", "tokenized"])
+def test_a_run_on_normalised_text_needs_no_flag_for_it(finished, tmp_path, name):
+    shutil.copytree(finished, tmp_path / "run")
+    content = json.loads((tmp_path / "run/config.json").read_text())
+    content["config"]["data"][name] = True
+    del content["crc32"]
+    (tmp_path / "run/config.json").write_text(json.dumps(content))
+    result = run("evaluate", f"--workdir={tmp_path}/run", f"--{name}")
+    assert result.returncode == 2
+    assert f"error: --{name} has no effect with numbers, which has config.data.{name}=True" in result.stderr

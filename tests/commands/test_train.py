@@ -24,10 +24,11 @@ def refused(*arguments) -> str:
     [
         ("--stpes=3", "unknown flag --stpes; did you mean --config.steps?"),
         ("configs/base.py", "unexpected argument 'configs/base.py'; options are written --name=value, see --help"),
+        ("--seeds=2 --config.seed=1", "--config.seed has no effect with --seeds: leave one of them out"),
     ],
 )
 def test_wrong_flags_get_one_clear_message(argument, message):
-    assert refused(argument) == message
+    assert refused(*argument.split()) == message
 
 
 def test_a_mistake_in_a_config_file_is_told_before_anything_is_read(tmp_path):

@@ -16,7 +16,9 @@ import transformer_flax
 from tests import forked
 from tests.commands.process import PATIENCE, refused, run, started, succeeds, wait_for_output
 from tests.conftest import ROOT
+from transformer_flax.data.text_files import open_text
 from transformer_flax.decoding.settings import Sampling
+from transformer_flax.line_io import _count_lines
 
 # Each begins with a digit of its own, so that a model of 200 steps tells them apart on any machine.
 LINES = ["siebenhundert", "", "einhundert", "fünfhundertdreizehn", "neunzehn"]
@@ -310,3 +312,18 @@ def test_closed_streams_are_no_defect(closed):
     line = f"exec {sys.executable} -m transformer_flax.translate --workdir=nowhere {closed}"
     done = subprocess.run(["sh", "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "error: there is no directory nowhere\n")
+
+
+def test_lines_are_counted_for_the_bar_and_none_of_them_is_lost(tmp_path):
+    (tmp_path / "text").write_text("one\ntwo\nthree")
+    (tmp_path / "whole.gz").write_bytes(gzip.compress(b"four\n" * 9))
+    (tmp_path / "cut.gz").write_bytes((tmp_path / "whole.gz").read_bytes()[:-12])
+    text, whole, cut = (open_text(tmp_path / name) for name in ("text", "whole.gz", "cut.gz"))
+    assert text.readline() == b"one\n"
+    assert _count_lines([text, whole]) == 2 + 9
+    assert (text.read(), whole.read()) == (b"two\nthree", b"four\n" * 9)
+    assert _count_lines([cut]) is None  # it is refused when it is read
+    read_end, write_end = os.pipe()
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        assert _count_lines([pipe]) is None

@@ -103,6 +103,7 @@ def test_the_config_is_found_from_anywhere(tmp_path):
         (["plot", "--count=3"], "--count has no effect with plot: leave it out"),
         (["nearest", "--output=x", "dog"], "--output has no effect with nearest"),
         (["plot", "--output=x.png", "--least=3", "dog"], "--least has no effect with words"),
+        (["train", "dog"], "train takes no words: 'dog'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, message):

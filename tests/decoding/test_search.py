@@ -86,6 +86,12 @@ def test_settings_that_make_no_sense_are_refused(make, message):
     assert str(refusal.value).startswith(message)
 
 
+def test_settings_of_samples_may_be_numbers_of_numpy():
+    sampling = Sampling(temperature=np.float32(0.5), top_k=np.int64(3), seed=np.uint32(7))
+    assert sampling == Sampling(temperature=0.5, top_k=3, seed=7)
+    assert {type(value) for value in vars(sampling).values()} == {int, float}
+
+
 def test_of_equal_hypotheses_the_first_is_the_better():
     tokens = np.arange(8).reshape(1, 4, 2)
     pool = Hypotheses(tokens, np.array([[-4.0, -3.0, -2.0, -1.0]]), np.array([[-2.0, -1.0, -1.0, -3.0]]))

@@ -127,6 +127,21 @@ class Doubling(Transformer):
         return logits + jnp.sum(nn.Dense(9, name="doubling")(jnp.zeros((2 ** (source.shape[1] // 64), 16))))
 
 
+class Empty(Transformer):
+    """A product whose inputs have no features, so its kernel has size 0."""
+
+    @nn.compact
+    def __call__(self, source, target):
+        nothing = nn.Dense(9, kernel_init=nn.initializers.zeros, name="empty")(jnp.zeros((3, 0)))
+        return super().__call__(source, target) + jnp.sum(nothing)
+
+
+def test_a_product_of_size_zero_counts_nothing(monkeypatch):
+    before = forward_flops(TINY, np.array([10]), np.array([5]))
+    monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Empty))
+    assert sum(forward_flops(TINY, np.array([10]), np.array([5])).values()) == sum(before.values())
+
+
 def test_lengths_that_are_rounded_are_counted_about_right(monkeypatch):
     monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Experts))
     assert _factorise(make_model(TINY))["expert"] == {(0, 0): 2 * 16 * 9 * 2}  # a size by chance: the config has a 2

@@ -97,6 +97,23 @@ def test_a_text_of_which_nothing_is_left_to_learn_from_is_refused():
         train_vectors([sentences], tokenizer, dataclasses.replace(CONFIG, subsample=1e-9, epochs=1), 0)
 
 
+def test_a_text_of_single_words_is_refused():
+    tokenizer, sentences = tokenise(["a", "b", "c"])
+    with pytest.raises(UserError, match="no word of this text had a context: every sentence is a single word"):
+        train_vectors([sentences], tokenizer, dataclasses.replace(CONFIG, epochs=1), 0)
+
+
+def test_vectors_that_have_diverged_are_refused():
+    tokenizer, sentences = tokenise(planted_text())
+    with pytest.raises(UserError, match=r"not finite; lower config\.vectors\.learning_rate, which is 1e\+38"):
+        train_vectors([sentences], tokenizer, dataclasses.replace(CONFIG, epochs=2, learning_rate=1e38), 0)
+
+
+def test_neighbours_that_no_word_is_frequent_enough_for_are_none(planted):
+    with pytest.raises(UserError, match="no word stands in the text 5,000 times or more"):
+        planted.nearest("cat", least=5_000)
+
+
 def test_a_word_of_several_pieces_is_the_mean_of_them(planted):
     pieces = planted.tokenizer.encode(["catdog"])[0]
     assert len(pieces) > 1

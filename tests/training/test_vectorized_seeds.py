@@ -17,7 +17,7 @@ from transformer_flax.files import read_json_lines
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
-from transformer_flax.training.vectorized_seeds import stack_trees, train_seeds
+from transformer_flax.training.vectorized_seeds import check_seeds, stack_trees, train_seeds
 
 SETTINGS = {"log__every": 3, "data__tokens_per_batch": 4096, "parallel__num_devices": 2}
 
@@ -181,3 +181,10 @@ def test_what_cannot_be_together_is_refused(config, tmp_path, overrides, message
     with pytest.raises(UserError, match=message):
         train_seeds(config(**overrides), [0, 1], tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_several_processes_do_not_train_seeds_together(monkeypatch):
+    check_seeds(small_config())
+    monkeypatch.setattr("transformer_flax.training.vectorized_seeds.share", lambda: (1, 2))
+    with pytest.raises(UserError, match="several seeds are trained together by one process, without --distributed"):
+        check_seeds(small_config())
