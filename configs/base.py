@@ -40,7 +40,7 @@ def get_config() -> ConfigDict:
     config.model.num_layers = 6  # N, of the encoder and of the decoder
     config.model.d_model = 512
     config.model.d_ff = 2048
-    config.model.num_heads = 8  # h
+    config.model.num_heads = 8  # h; d_k and d_v do not follow it
     config.model.d_k = 64
     config.model.d_v = 64
     config.model.dropout = 0.1  # on each sub-layer's output, and on embeddings plus positions (section 5.4)

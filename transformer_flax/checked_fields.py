@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -39,7 +40,8 @@ def one_of(known: tuple[str, ...], **default: Any) -> Any:
 def requirement(field: dataclasses.Field, value: Any) -> str | None:
     """Returns the requirement that a field's value violates: its type, or that of `checked`. None: no violation."""
     wanted: Any = field.type
-    if wanted in TYPES and type(value) is not wanted and not (wanted is float and type(value) is int):
+    one_type = not isinstance(wanted, types.UnionType)
+    if one_type and type(value) is not wanted and not (wanted is float and type(value) is int):
         return TYPES[wanted]
     return None if field.metadata.get("is_valid", lambda v: True)(value) else field.metadata["requirement"]
 
@@ -52,10 +54,8 @@ class CheckedConfig:
 
     def __post_init__(self):
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if hasattr(value, "item"):  # a number of NumPy
-                object.__setattr__(self, field.name, value := value.item())
-            self.require(field.name, not (must := requirement(field, value)), str(must))
+            must = requirement(field, getattr(self, field.name))
+            self.require(field.name, must is None, str(must))
 
     def require(self, name: str, is_valid: bool, must: str) -> None:
         """Checks a condition between fields, `is_valid`. A UserError names the field and what it `must` be."""

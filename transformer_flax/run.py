@@ -329,7 +329,7 @@ class Run(TrainedModel):
                 raise UserError(f"{other!r} is not a Run; an ensemble is restore(...).ensemble(restore(...), ...)")
             for what, ours, theirs in (
                 ("classes", self.classes and self.classes.names, other.classes and other.classes.names),
-                ("tokenizers", self.tokenizer.model(), other.tokenizer.model()),
+                ("tokenizers", self.tokenizer.comparable(), other.tokenizer.comparable()),
                 *((f"config.data.{name}", self.config.data[name], other.config.data[name]) for name in ALIKE),
             ):
                 if ours != theirs:

@@ -92,6 +92,8 @@ def test_what_is_missing_is_known():
     assert [(result.variant, result.seed) for result in compared.failed] == [("big", 0)]
     assert compare(made.sweep()).missing_rows == []
     assert compare(made.sweep()).missing_seeds == {}
+    asked = comparison.compare([made.result("base", 0)], made.CONFIG, asked=[0, 1])
+    assert (asked.seeds, asked.missing_seeds) == ([0, 1], {"base": [1]})
     config = {name: value for name, value in made.CONFIG.items() if name not in ("model.num_heads", "model.d_k")}
     assert comparison.compare(results, config).missing_rows == []  # a model without heads has no such row
 

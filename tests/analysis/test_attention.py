@@ -167,6 +167,7 @@ def test_bytes_are_shown_as_the_character_they_are_of():
 
 def test_a_mark_continues_the_word_of_its_letter():
     assert read_tokens(BYTES, BYTES.encode(["e\u0301x"])[0]).pieces == ("␣", "e", *["·\u0301"] * 2, "·x")
+    assert read_tokens(BYTES, BYTES.encode(["❤\ufe0fx"])[0]).pieces[-1] == "x"  # a mark on a sign
 
 
 def test_half_a_character_is_shown_too():
@@ -201,8 +202,8 @@ def test_any_tokens_that_a_model_may_write_can_be_shown(ids):
 
 def test_what_is_not_there_is_refused_with_what_is(run):
     attention = random_run().attention(SOURCE, TARGET)
-    with pytest.raises(IndexError, match="index 2 is out of bounds for axis 0 with size 2"):
-        attention.layers("cross")[2]
+    with pytest.raises(UserError, match="layer is 2; the model has layers 0 to 1"):
+        attention.layer("cross", 2)
     with pytest.raises(UserError, match="kind is 'self'; it must be one of encoder, decoder, cross"):
         attention.layers("self")
     with pytest.raises(UserError, match=r"heads is \[3\]; the model has heads 0 to 2"):

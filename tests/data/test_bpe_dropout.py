@@ -150,3 +150,13 @@ def test_another_tokenizer_is_refused_before_the_text_is_read(tmp_path):
     given = {"data__tokenizer_file": str(file), "data__vocab_size": bpe.vocab_size}
     with pytest.raises(UserError, match=r"for a byte-level BPE, and this tokenizer has .* decoder None; set it to 0"):
         check(small_config(data__bpe_dropout=0.1, **given))
+
+
+def test_a_tokenizer_from_elsewhere_may_split_words_before_it_writes_bytes():
+    content = json.loads(Tokenizer.train(LINES, 330).to_json())
+    split, letters = content["pre_tokenizer"]["pretokenizers"]
+    of = lambda part: Tokenizer(Backend.from_str(json.dumps(content | {"pre_tokenizer": part})))  # noqa: E731
+    assert of(letters | {"use_regex": True}).merges() == of(content["pre_tokenizer"]).merges()
+    for parts in ([letters, letters], [split, letters | {"add_prefix_space": True}], [letters, split]):
+        with pytest.raises(UserError, match=r"has model BPE, pre_tokenizer (Sequence|Split)"):
+            of({"type": "Sequence", "pretokenizers": parts}).merges()

@@ -188,6 +188,20 @@ def test_marks_and_joiners_are_parts_of_a_word(text, kind):
     assert [tokenizer.decode([i]) for [i] in tokenizer.encode(text.split())] == text.split()
 
 
+@pytest.mark.parametrize("text", ["l's\u0302o", "d'm\u0301a"])
+def test_an_accent_stays_on_the_letter_of_what_looks_like_a_contraction(text, kind):
+    tokenizer = Tokenizer.train([text] * 9, 400, kind)
+    [ids] = tokenizer.encode([text])
+    assert tokenizer.decode(ids[-1:]) == text[2:]
+
+
+def test_tokenizers_that_split_words_differently_are_comparable(tokenizer):
+    other = json.loads(tokenizer.to_json()) | {"pre_tokenizer": {"type": "Whitespace"}}
+    assert Tokenizer(Backend.from_str(json.dumps(other))).comparable() == tokenizer.comparable()
+    other["normalizer"] = {"type": "Lowercase"}
+    assert Tokenizer(Backend.from_str(json.dumps(other))).comparable() != tokenizer.comparable()
+
+
 @given(st.text(st.characters(exclude_categories=("M", "Cs", "Cn"), exclude_characters=JOINERS)))
 @example("it's  12 l'homme\n ❤ ")
 def test_without_marks_the_words_of_bpe_are_those_of_gpt_2(text):

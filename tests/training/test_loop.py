@@ -228,7 +228,7 @@ def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path, 
     run("run", **DONE | {"checkpoint__every": 3, "decode__beam_size": 1, "eval__final_sentences": 2})
     assert RunDirectory(tmp_path / "run").load_config() == config  # with which the evaluation that is kept was made
     assert saved_steps(tmp_path / "run/checkpoints") == [2, 4, 6]  # nothing is deleted
-    with pytest.raises(UserError, match=r"decode\.beam_size: \d there, 1 now\nto go on with it, set them"):
+    with pytest.raises(UserError, match=r"decode\.beam_size: \d there, 1 now\nto evaluate another split in the same"):
         run("run", **DONE | {"eval__test": True, "decode__beam_size": 1})
     run("run", **DONE | {"eval__test": True, "checkpoint__keep": 5, "eval__sentences": 1})
     assert "test/final" in read_json_lines(tmp_path / "run/metrics.jsonl")[-1]

@@ -177,7 +177,7 @@ def test_a_folder_with_another_name_in_utf8_is_refused_in_an_old_locale(tmp_path
     program = "import pathlib, sys; from transformer_flax.training import run_directory as here"
     program += "; [here.require_safe(pathlib.Path(name)) for name in sys.argv[1:]]"
     environment = {**os.environ, "LOCPATH": str(tmp_path), "LC_ALL": "de_DE.ISO-8859-1", "PYTHONUTF8": "0"}
-    for name, error in (("nu", ""), ("nü", "not UTF-8 in this locale")):
+    for name, error in (("nu", ""), ("nü", "does not write as UTF-8")):
         command = [sys.executable, "-c", program, name.encode("latin-1")]
         found = subprocess.run(command, env=environment, capture_output=True, check=False, text=True, errors="replace")
         assert (found.returncode, error in found.stderr) == (bool(error), True), found.stderr

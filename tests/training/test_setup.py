@@ -183,6 +183,14 @@ def test_only_files_have_texts_held_out_for_validation(source, tmp_path):
     checked_config(config, run)  # a run that an older version began
 
 
+def test_text_that_is_made_has_no_folder(tmp_path):
+    config, run = small_config(data__source="numbers", data__path="texts"), RunDirectory(tmp_path)
+    with pytest.raises(UserError, match=r"data\.path has no effect with source numbers, .* configs/multi30k\.py$"):
+        checked_config(config, run)
+    run.config_file.write_text(json.dumps({"config": config.to_dict(), "data_fingerprints": {}}))
+    checked_config(config, run)  # a run that an older version began
+
+
 def test_pmap_keeps_all_parameters_on_each_device_and_is_for_one_process(monkeypatch):
     with pytest.raises(UserError, match=r"config\.parallel\.shard_params is True; it must be False with pmap"):
         check(small_config(parallel__mode="pmap", parallel__shard_params=True))

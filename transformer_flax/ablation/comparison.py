@@ -110,7 +110,8 @@ class Comparison:
     other_changes: list[str]  # rows that do not change this base as they change the paper's
     of_other_text: list[str]  # variants that have no effects, as their validation text is not base's
     missing_rows: list[str]  # rows of table 3 that were not run; empty unless a row other than base was run
-    missing_seeds: dict[str, list[int]]  # by variant: seeds that only other variants have
+    seeds: list[int]
+    missing_seeds: dict[str, list[int]]  # by variant
 
     @property
     def finished(self) -> list[Result]:
@@ -145,11 +146,14 @@ class Comparison:
         return field if sum(other.rpartition(".")[2] == name for other in self.config) > 1 else name
 
 
-def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure | None = None) -> Comparison:
+def compare(
+    results: Iterable[Result], config: Mapping[str, Any], score: Measure | None = None, *, asked: Iterable[int] = ()
+) -> Comparison:
     """Compares every variant with base.
 
     Base is the variant "base", or else a variant that changes nothing, as in a grid. If a run has several results, the
-    last one counts. A finished run whose perplexity is not finite counts as failed.
+    last one counts. A finished run whose perplexity is not finite counts as failed. `asked` are seeds that all
+    variants should have, beside those with results.
 
     The default of `score`, the measure beside perplexity, is accuracy for classifiers. For translators it is BLEU, or
     exact match if BLEU is 0 in all runs or in a run with right outputs, as on single words.
@@ -189,7 +193,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
         )
         for variant in runs
     ]
-    seeds = sorted({result.seed for result in kept})
+    seeds = sorted({*asked, *(result.seed for result in kept)})
     possible = [name for name, row in table3.ROWS.items() if row.changes.keys() <= config.keys()]  # not of other kinds
     missing_rows = [name for name in possible if name not in variants]
     return Comparison(
@@ -201,6 +205,7 @@ def compare(results: Iterable[Result], config: Mapping[str, Any], score: Measure
         other_changes=other,
         of_other_text=of_other_text,
         missing_rows=missing_rows if of_table3 else [],
+        seeds=seeds,
         missing_seeds={v: missing for v in variants if (missing := [seed for seed in seeds if (v, seed) not in last])},
     )
 

@@ -40,6 +40,7 @@ LEARNED = {
     for name in ("num_pairs", "held_out", "tokenizer_sample", "seed", "source", "name", "path", "longest_trained")
 }
 NONE = "—"  # an empty cell
+SEEDS = r" --seeds[= ]([0-9,]+)"  # in a command
 LEFT_COLUMNS = ("row", "variant", "field", "changes")  # columns aligned to the left
 Column = tuple[str, Callable[[Any], str]]  # the column's name; item -> text of the cell
 PICTURES = {  # captions by the names of `figures.draw`
@@ -69,7 +70,8 @@ def write(head: Mapping[str, Any], results: Iterable[Result], folder: pathlib.Pa
     The head and the results are those of `results.read`. The same results, in any order, give the same files. Removes
     an earlier report's pictures that have no data now.
     """
-    comparison = compare(results, head["config"])
+    asked = {seed for session in head["sessions"] for seed in _seeds_of(session["command"])}
+    comparison = compare(results, head["config"], asked=asked)
     pictures = figures.draw(comparison)
     markdown = as_markdown(comparison, head, pictures.keys())
     folder.mkdir(parents=True, exist_ok=True)
@@ -210,8 +212,16 @@ def _missing(comparison: Comparison, head: Mapping[str, Any]) -> list[str]:
 
 def _resuming(command: str, comparison: Comparison) -> str:
     """Returns a sweep's command with all seeds of the comparison, instead of its own."""
-    seeds = ",".join(str(seed) for seed in sorted({result.seed for result in comparison.results}))
-    return f"{re.sub(r' --seeds[= ][0-9,]+', '', command)} --seeds={seeds}{'' if ',' in seeds else ','}"
+    seeds = ",".join(map(str, comparison.seeds))
+    return f"{re.sub(SEEDS, '', command)} --seeds={seeds}{'' if ',' in seeds else ','}"
+
+
+def _seeds_of(command: str) -> Iterable[int]:
+    """Returns the seeds of a sweep's command: `--seeds=3` means 0, 1 and 2; `--seeds=3,` means 3; none means 0."""
+    found = re.search(SEEDS, command)
+    text = found[1] if found else "1"
+    numbers = [int(number) for number in text.split(",") if number]
+    return numbers if "," in text else range(numbers[0])
 
 
 def _legend(comparison: Comparison) -> str:
@@ -389,7 +399,7 @@ def _ps(effect: Effect) -> str:
 def _papers(effect: Effect, measure: Measure) -> str:
     if effect.paper is None:
         return NONE
-    mark = {True: " ✓", False: " ✗", None: ""}[effect.has_papers_sign]
+    mark = {True: " ✓", False: " ✗", None: ""}[effect.has_papers_sign if effect.ours.value else None]
     return f"{effect.paper:+z.{measure.paper_digits}f}{mark}"
 
 

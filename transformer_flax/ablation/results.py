@@ -152,8 +152,8 @@ def require_same_base(theirs: Mapping[str, Any], ours: Mapping[str, Any], file: 
     if different := incomparable(theirs, ours):
         lines = "".join(f"\n  {difference}" for difference in different)
         raise UserError(
-            f"{file} is of a sweep of another base:{lines}\nto go on with it, set them as they are there; or choose "
-            "another --workdir"
+            f"{file} is of a sweep of another base:{lines}\nto resume it, give these fields their old values, or "
+            "choose another --workdir"
         )
 
 

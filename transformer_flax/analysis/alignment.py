@@ -37,12 +37,12 @@ def word_weights(
         one position later.
 
     Raises:
-      UserError: there is no such head, or `by` is unknown.
+      UserError: there is no such layer or head, or `by` is unknown.
     """
     if by not in BY:
         raise UserError(f"by is {by!r}; it must be one of {', '.join(BY)}")
     layers = range(len(attention.layers("cross"))) if layers is None else layers
-    chosen = [attention.layers("cross")[layer][attention.heads("cross", heads)].mean(axis=0) for layer in layers]
+    chosen = [attention.layer("cross", layer)[attention.heads("cross", heads)].mean(axis=0) for layer in layers]
     weights = np.mean(chosen, axis=0)  # [T, S]
     if by == "read":
         weights = np.roll(weights, -1, axis=0)  # the last row, the end symbol's, belongs to no word

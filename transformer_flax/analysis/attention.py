@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from transformer_flax.data.batches import round_up
-from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer, starts_with_letter
+from transformer_flax.data.tokenizer import SPECIAL_TOKENS, Tokenizer, is_mark, starts_with_letter
 from transformer_flax.decoding.inference import fill
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import ModelConfig
@@ -85,6 +85,17 @@ class Attention:
                 f"kind is {kind!r}; it must be one of {', '.join(self.kinds)}: the model has no other attention"
             )
         return getattr(self, kind)
+
+    def layer(self, kind: str, layer: int) -> np.ndarray:
+        """Returns the weights of a layer, [H, rows, columns]; -1 is the last layer.
+
+        Raises:
+          UserError: the model has no such kind of attention, or no such layer.
+        """
+        weights = self.layers(kind)
+        if not -len(weights) <= layer < len(weights):
+            raise UserError(f"layer is {layer}; the model has layers 0 to {len(weights) - 1}")
+        return weights[layer]
 
     def heads(self, kind: str, heads: Sequence[int] | None) -> list[int]:
         """Returns the given heads of a kind of attention, or all its heads for None.
@@ -164,6 +175,7 @@ def _label(text: str, start: int, end: int) -> str:
     piece = text[start:end]
     if not piece.strip():
         return BLANK
-    within = start > 0 and starts_with_letter(text[start - 1]) and starts_with_letter(piece)
+    before = next((c for c in reversed(text[:start]) if not is_mark(c)), "")
+    within = before.isalnum() and starts_with_letter(piece)
     readable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece.strip())
     return CONTINUED * within + readable

@@ -62,8 +62,11 @@ def plot_heads(
       kind: "encoder" or "decoder" (self-attention), or "cross".
       layer: counted from 0, or backwards from -1.
       heads: counted from 0; None for all.
+
+    Raises:
+      UserError: there is no such layer or head.
     """
-    weights, heads = attention.layers(kind)[layer], attention.heads(kind, heads)
+    weights, heads = attention.layer(kind, layer), attention.heads(kind, heads)
     rows, columns = attention.labels(kind)
     across = min(len(heads), 4)
     down = -(-len(heads) // across)
@@ -138,9 +141,9 @@ def plot_lines(
         the label of a token; or a whole word of several tokens. None for all words.
 
     Raises:
-      UserError: there is no such word, or more than one.
+      UserError: there is no such layer or head, no such word, or more than one.
     """
-    weights, heads = attention.layers(kind)[layer], attention.heads(kind, heads)
+    weights, heads = attention.layer(kind, layer), attention.heads(kind, heads)
     colours = head_colours(weights.shape[0])
     rows, columns = attention.labels(kind)
     chosen = range(len(rows)) if word is None else _find(word, attention, kind)

@@ -29,11 +29,11 @@ SMALLEST_VOCABULARY = NUM_SPECIAL + len(ALPHABET)
 JOINERS = "\u200c\u200d"  # invisible, between letters of some scripts
 LETTER = rf"[\p{{L}}\p{{M}}{JOINERS}]"  # within a word, a mark is a part of a letter: in many scripts, a vowel
 # GPT-2's words. GPT-2 itself ends a word before a mark or joiner.
-BPE_WORDS = rf"'(?:[stmd]|re|ve|ll)| ?\p{{L}}{LETTER}*| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
+BPE_WORDS = rf"'(?:[stmd]|re|ve|ll)(?!\p{{M}})| ?\p{{L}}{LETTER}*| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+"
 WORD = 32  # maximum letters of a word for word-pieces: finding the longest piece takes quadratic time
 LETTERS = rf"\p{{L}}{LETTER}{{0,{WORD - 1}}}"
 APOSTROPHE = "['\u2019]"
-CONTRACTION = r"(?:[stmd]|re|ve|ll)(?!\p{L})"
+CONTRACTION = r"(?:[stmd]|re|ve|ll)(?![\p{L}\p{M}])"
 WORDS = "|".join(
     (
         rf"{APOSTROPHE}{CONTRACTION}",  # is n't, we 'll, the house 's
@@ -193,7 +193,9 @@ class Tokenizer:
         """Returns the pairs of pieces that a byte-level BPE merges, the most frequent pair first."""
         parts = json.loads(self.to_json())
         split = parts["pre_tokenizer"] or {}
-        parts["pre_tokenizer"] = (split.get("pretokenizers") or [split])[-1]  # of a sequence, the last makes letters
+        *first, last = split.get("pretokenizers") or [split]
+        if all(each["type"] == "Split" for each in first) and not (first and last["add_prefix_space"]):
+            parts["pre_tokenizer"] = last
         kinds = {part: (parts[part] or {}).get("type") for part in ("model", "pre_tokenizer", "decoder")}
         if kinds != {"model": "BPE", "pre_tokenizer": "ByteLevel", "decoder": "ByteLevel"}:
             found = ", ".join(f"{part} {kind}" for part, kind in kinds.items())
@@ -203,9 +205,9 @@ class Tokenizer:
             )
         return [tuple(pair) for pair in parts["model"]["merges"]]
 
-    def model(self) -> dict[str, Any]:
-        """Returns the vocabulary and how a word is spelt with it. How a text is split into words is no part of it."""
-        return json.loads(self.to_json())["model"]
+    def comparable(self) -> dict[str, Any]:
+        """Returns the content of the file, but for how a text is split into words, which differs between versions."""
+        return {**json.loads(self.to_json()), "pre_tokenizer": None}
 
     def words(self, pieces: Sequence[str]) -> list[str]:
         """Splits the text of pieces into the words that no merge crosses, with bytes as letters."""
@@ -219,9 +221,14 @@ class Tokenizer:
         return text.removeprefix(self._space)
 
 
+def is_mark(character: str) -> bool:
+    """Returns whether a character belongs to the letter before it: a vowel sign, an accent, or a joiner."""
+    return unicodedata.category(character).startswith("M") or character in JOINERS
+
+
 def starts_with_letter(text: str) -> bool:
-    """Returns whether a text begins with a letter, a digit, a mark on a letter, or a joiner of letters."""
-    return any(c.isalnum() or unicodedata.category(c).startswith("M") or c in JOINERS for c in text[:1])
+    """Returns whether a text begins with a letter, a digit, or a mark on a letter."""
+    return any(c.isalnum() or is_mark(c) for c in text[:1])
 
 
 def smallest_vocabulary(kind: str) -> int:

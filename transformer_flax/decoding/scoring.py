@@ -60,7 +60,7 @@ def score(translations: Sequence[str], references: Sequence[str], text: Normalis
     tokenize = UNSPACED.get(text.base_language, "none" if text.tokenized else "13a")
     metric = sacrebleu.BLEU(lowercase=text.lowercase, tokenize=tokenize, force=True)
     bleu = metric.corpus_score(list(translations), [list(references)])
-    matches = sum(ours == one_line(theirs) for ours, theirs in zip(translations, references, strict=True))
+    matches = sum(one_line(ours) == one_line(theirs) for ours, theirs in zip(translations, references, strict=True))
     signature = str(metric.get_signature())
     if text.tokenized:
         tokens = f"moses-{text.base_language}" if tokenize == "none" else tokenize

@@ -3,14 +3,26 @@
 import dataclasses
 import math
 
+import numpy as np
+
 from transformer_flax.checked_fields import CheckedConfig, at_least, checked, one_of
 from transformer_flax.errors import UserError
 
 LENGTH_PENALTIES = ("gnmt", "length", "none")
 
 
+class _Settings(CheckedConfig):
+    """Settings that may also be numbers of NumPy."""
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if isinstance(value, np.generic):
+                object.__setattr__(self, name, value.item())
+        super().__post_init__()
+
+
 @dataclasses.dataclass(frozen=True)
-class Sampling(CheckedConfig):
+class Sampling(_Settings):
     """Settings to draw tokens from softmax(logits / temperature), restricted to the likeliest and normalised again."""
 
     # 0 is greedy search.
@@ -23,17 +35,17 @@ class Sampling(CheckedConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodeConfig(CheckedConfig):
+class DecodeConfig(_Settings):
     """The settings that `config.decode` has. `configs/base.py` explains each."""
 
-    beam_size: int = at_least(1)
+    beam_size: int = at_least(1)  # K; 1 is greedy search
     length_penalty: str = one_of(LENGTH_PENALTIES)
     alpha: float = checked(math.isfinite, "finite")
-    min_length: int = at_least(0)
-    max_extra_length: int = at_least(0)
-    max_input_length: int = at_least(2)
-    batch_size: int = at_least(1)
-    window: int = at_least(1)
+    min_length: int = at_least(0)  # fewest tokens of an output, the end symbol included
+    max_extra_length: int = at_least(0)  # how many more tokens an output may have than its input
+    max_input_length: int = at_least(2)  # in tokens, the end symbol included; longer lines are cut
+    batch_size: int = at_least(1)  # rows of a batch on each device
+    window: int = at_least(1)  # lines to read and sort by length at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -71,11 +71,11 @@ class Translator(Inference):
         search = _Search(
             tuple(models),
             LengthPenalty(settings.length_penalty, settings.alpha),
-            settings.beam_size,
-            settings.nbest,
-            settings.min_length,
-            settings.max_extra_length,
-            sampling and dataclasses.replace(sampling, seed=0),  # samples of all seeds share their programs
+            beam_size=settings.beam_size,
+            nbest=settings.nbest,
+            min_length=settings.min_length,
+            max_extra_length=settings.max_extra_length,
+            sampling=sampling and dataclasses.replace(sampling, seed=0),  # samples of all seeds share their programs
         )
         self._search = self._compile(search)
         self._score = self._compile(_Score(tuple(models)))

@@ -93,7 +93,7 @@ def load_embeddings(config: ConfigDict, tokenizer: Tokenizer | None) -> Vectors 
         return None
     folder = pathlib.Path(config.embedding_init)
     vectors = Vectors.load(folder)
-    if tokenizer is None or tokenizer.model() != vectors.tokenizer.model():
+    if tokenizer is None or tokenizer.comparable() != vectors.tokenizer.comparable():
         ours = f"uses {config.data.tokenizer_file}" if tokenizer else "would train another one"
         raise UserError(
             f"the vectors of config.embedding_init={config.embedding_init} belong to their own tokenizer, and the run "

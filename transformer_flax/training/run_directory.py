@@ -250,19 +250,18 @@ class RunDirectory:
         moved = (name for name, _ in same if name in NAMED)  # the same content, wherever it lies now
         may_change = (*(KEEPS_SCORES if is_partly else MAY_CHANGE), *moved)
         different = differences(flatten(run["config"]), flatten(config.to_dict()), may_change)
-        different += [
+        changed = [
             f"the {split} data have changed"
             for split, fingerprint in fingerprints.items()
             if run["data_fingerprints"].get(split, fingerprint) != fingerprint
         ]
         if tokenizer and not self._is_own(tokenizer, run["tokenizer_crc32"]):
-            different.append(f"the tokenizer given is not {self.tokenizer_file}, which the run was started with")
-        if different:
-            lines = "".join(f"\n  {difference}" for difference in different)
-            raise UserError(
-                f"{self.path} holds a run of another config:{lines}\nto go on with it, set them as they are there; or "
-                "choose another --workdir"
-            )
+            changed.append(f"the tokenizer given is not {self.tokenizer_file}, which the run was started with")
+        if different or changed:
+            lines = "".join(f"\n  {difference}" for difference in different + changed)
+            aim = "evaluate another split in the same way" if is_partly else "resume it"
+            advice = f"to {aim}, give these fields their old values, or " if different else ""
+            raise UserError(f"{self.path} holds a run of another config:{lines}\n{advice}choose another --workdir")
         step = max(saved_steps(self.checkpoints), default=0)
         if step > config.steps:
             raise UserError(
@@ -291,9 +290,9 @@ def require_safe(folder: pathlib.Path) -> None:
     refuse_dangling(folder)
     where = str(folder.resolve())
     bad = [f"{character} in it" for character in UNSAFE if character in where]
-    # Orbax's paths are UTF-8. Python's are bytes that are not UTF-8 here, or characters of another locale.
+    # Orbax takes a path as UTF-8. The locale may have another encoding, and the path may have other bytes.
     if os.fsencode(where) != where.encode(errors="replace"):
-        bad.append("characters that are not UTF-8 in this locale")
+        bad.append("characters that this locale does not write as UTF-8")
     if bad:
         raise UserError(f"a path with {' or '.join(bad)} cannot hold checkpoints: {where!r}; choose another --workdir")
 

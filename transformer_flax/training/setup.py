@@ -16,7 +16,7 @@ from transformer_flax.data.bpe_dropout import BpeDropout
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.corpus import Corpus, load_corpus, select_training_pairs
 from transformer_flax.data.sentence_pairs import Pairs
-from transformer_flax.data.sources import load_pairs
+from transformer_flax.data.sources import MADE, load_pairs
 from transformer_flax.data.tokenizer import Tokenizer, cached_tokenizer, sample_texts
 from transformer_flax.errors import UserError
 from transformer_flax.malloc import keep_memory
@@ -65,6 +65,11 @@ def checked_config(config: ConfigDict, *directories: RunDirectory) -> ConfigDict
     begun = [directory for directory in directories if directory.config_file.exists()]
     if not begun and config.data.source not in ("folder", "tsv"):  # older versions trained such runs
         require_only(config, {"data.held_out": 0.0}, f"with source {config.data.source}, whose splits are given")
+    if not begun and config.data.source in MADE and config.data.path:
+        raise UserError(
+            f"config.data.path has no effect with source {config.data.source}, which makes its text; to train on a "
+            "folder, choose another --config, such as configs/multi30k.py"
+        )
     if not begun and config.data.source == "tsv" and not find_kind(config.model.kind).classifies:  # and such runs
         raise UserError(
             "config.data.source is 'tsv', whose targets are labels; to translate, make a folder of its columns"

@@ -1,4 +1,4 @@
-"""Runs a step on one device or many: one program over a mesh (`jit`), or one program per device (`pmap`)."""
+"""Runs a step on one device or many: `jit` over a mesh, or `pmap`."""
 
 import collections
 import dataclasses

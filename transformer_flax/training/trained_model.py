@@ -25,7 +25,7 @@ from transformer_flax.model.registry import make_config, make_model, param_shape
 from transformer_flax.training.averaging import choose, mean
 from transformer_flax.training.checkpoint_files import UnreadableError, load_params, saved_steps
 from transformer_flax.training.config_fields import require_fields
-from transformer_flax.training.run_directory import RunDirectory, require_safe
+from transformer_flax.training.run_directory import RunDirectory
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +78,6 @@ def load_model(
 
 def _load_chosen(place: RunDirectory, config: ConfigDict, like: Any, **which: Any) -> tuple[Any, str]:
     """Returns the parameters that `choose` chooses, and what they are."""
-    require_safe(place.path)
     while True:
         choice = choose(place.checkpoints, config, **which)
         read = (load_params(place.checkpoints, step, like, seed=config.seed, kind=choice.kind) for step in choice.steps)
