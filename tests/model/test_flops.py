@@ -18,6 +18,7 @@ from transformer_flax.model.flops import (
     _factorise,
     _fit,
     _flops_polynomials,
+    _module_of,
     activation_bytes,
     count_parameters,
     forward_flops,
@@ -68,6 +69,19 @@ def test_another_module_of_the_same_config_is_counted_and_initialised_anew(monke
     assert (
         sum(forward_flops(TINY, *lengths).values()) == sum(flops.values()) + 2 * 4 * 29 * 101
     )  # a length the program must not have
+
+
+@pytest.mark.parametrize(
+    ("stack", "module"),
+    [
+        ("encoder_1/feed_forward/w_1", "encoder/feed_forward"),
+        ("encoder_1/feed_forward_2/w_1", "encoder/feed_forward_2"),
+        ("encoder_1/after_feed_forward/encoder/encoder_1/ff_0/w_1", "encoder/ff_0"),
+    ],
+)
+def test_operations_belong_to_the_innermost_module_of_their_name(stack, module):
+    modules = [f"encoder/{name}" for name in ("feed_forward", "feed_forward_2", "ff_0", "after_feed_forward")]
+    assert _module_of(f"Transformer/encoder/{stack}", modules) == module
 
 
 class OtherAxes(Transformer):

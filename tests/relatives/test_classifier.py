@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +14,11 @@ from tests.model.formulas import flops_by_hand, parameters_by_hand
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCES, compiled
 from transformer_flax.errors import UserError
+from transformer_flax.model.attention import MultiHeadAttention, padding_mask
 from transformer_flax.model.config import LayerConfig
 from transformer_flax.model.flops import activation_bytes, count_parameters, forward_flops
-from transformer_flax.model.registry import attention_maps, init_params, make_config
+from transformer_flax.model.layers import Embedding
+from transformer_flax.model.registry import KINDS, attention_maps, init_params, make_config
 from transformer_flax.model.residuals import choose_start
 from transformer_flax.relatives.classifier import POOLING, Classifier, ClassifierConfig
 from transformer_flax.special_tokens import PAD_ID
@@ -96,6 +99,32 @@ def test_attention_maps_are_of_every_layer_and_leave_padding_out():
         np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-5)
         assert (weights[:, 1, ..., 4:] == 0).all()
     assert attention_maps(tiny("mean"), random_params(tiny("mean")), SOURCES).keys() == {"encoder"}
+
+
+class Attending(nn.Module):
+    config: ClassifierConfig
+
+    @nn.compact
+    def __call__(self, x, mask):
+        return MultiHeadAttention(self.config, name="self_attention")(x, x, mask)
+
+
+class OnTop(nn.Module):
+    """A classifier of which the third layer alone attends."""
+
+    config: ClassifierConfig
+
+    @nn.compact
+    def __call__(self, source):
+        x = Attending(self.config, name="encoder_2")(Embedding(self.config)(source), padding_mask(source))
+        return nn.Dense(CLASSES)(x[:, 0])
+
+
+def test_the_attention_of_a_few_layers_is_shown(monkeypatch):
+    monkeypatch.setitem(KINDS, "classifier", dataclasses.replace(KINDS["classifier"], module=OnTop))
+    config = tiny("mean", num_layers=3)
+    maps = attention_maps(config, init_params(config, jax.random.key(0)), SOURCES)
+    assert {kind: weights.shape[0] for kind, weights in maps.items()} == {"encoder": 1}
 
 
 EVERYTHING = {"num_layers": 3, "positions": "learned", "pre_norm": True, "attention_bias": True}

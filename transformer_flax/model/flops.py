@@ -148,7 +148,8 @@ def _module_of(stack: str, modules: Iterable[str]) -> str:
       Of the `modules` whose names are all in the stack, the one that begins outermost; of several, the one that ends
       innermost. If there is no such module, the first name below the model's, or "logits".
     """
-    names = [re.sub(r"_\d+$", "", name) for name in re.split(r"[/.]", stack)]
+    # A number may count layers, which are counted together, or be a part of the name, which then counts as inner.
+    names = [each for name in re.split(r"[/.]", stack) for each in (re.sub(r"_\d+$", "", name), name)]
     around = {module: module.split("/") for module in modules if set(module.split("/")) <= set(names)}
     if around:
         return max(around, key=lambda module: (-names.index(around[module][0]), names.index(around[module][-1])))

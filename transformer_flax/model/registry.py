@@ -135,9 +135,9 @@ def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[
     config = config.changed(scan_layers=False)  # scanned layers sow nothing
     _, sown = make_model(config).apply({"params": params}, *sides, mutable=["intermediates"])
     weights: dict[str, Any] = flatten_dict(sown.get("intermediates", {}), sep="/")
-    maps = {}
+    maps, most = {}, max(len(weights), config.num_layers)  # some layers may have no attention
     for name, module in kind_of(config).attention.items():
-        places = dict.fromkeys(f"{module.replace('*', str(n))}/weights" for n in range(len(weights)))
+        places = dict.fromkeys(f"{module.replace('*', str(n))}/weights" for n in range(most))
         if layers := [each for place in places for each in weights.get(place, ())]:  # a layer may be applied repeatedly
             maps[name] = jnp.stack(layers)
     return maps
