@@ -37,7 +37,7 @@ def test_a_job_computes_on_the_cores_of_its_slot(tmp_path):
     launcher = Local(tmp_path, [Slot(cpus=frozenset({core}))], lambda job: [sys.executable, "-c", program])
     launcher.submit([job])
     launcher.poll()
-    wait_for(job.log, f"{{{core}}}\n")
+    wait_for(job.log, f"{{{core}}}\n")  # fails if it does not come
     launcher.stop()
 
 
