@@ -1,6 +1,7 @@
 """A run prints its progress to a file, and draws it on a terminal."""
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -127,3 +128,14 @@ def test_a_command_that_only_prints_ends_with_its_reader():
         process.stdout.close()
         assert process.wait(PATIENCE) == 141
         assert process.stderr.read() == b""
+
+
+def test_letters_that_the_output_lacks_are_escaped(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1", write_through=True))
+    with Progress() as progress:
+        progress.say("für я")
+        progress.table("", [""], [["я"]])
+    lines = written.getvalue().decode("latin-1")
+    assert "für \\u044f\n" in lines
+    assert lines.count("\\u044f") == 2

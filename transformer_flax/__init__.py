@@ -20,11 +20,13 @@ _MODULES = {
 __all__ = ["Run", "Sampling", "UserError", "__version__", "load_config", "restore"]
 
 
-def __getattr__(name: str):
-    """Imports a public name on first use: JAX takes seconds to import, and `--help` should not need it."""
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"transformer_flax.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker that sees this function takes any name for one of the package's
+
+    def __getattr__(name: str):
+        """Imports a public name on first use: JAX takes seconds to import, and `--help` should not need it."""
+        if name in _MODULES:
+            return getattr(importlib.import_module(f"transformer_flax.{_MODULES[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

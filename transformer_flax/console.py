@@ -61,7 +61,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """Prints a line without interpreting markup."""
-        self._print(text, markup=False)
+        self._print(self._writable(text), markup=False)
 
     def row(self, head: str, parts: Sequence[str], *, cut: bool = False) -> None:
         """Prints parts side by side, the most important first.
@@ -85,8 +85,12 @@ class Progress:
         for column in columns:
             table.add_column(column, overflow="fold")  # a signature that is cut off is useless
         for row in rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*(escape(self._writable(cell)) for cell in row))
         self._print(table)
+
+    def _writable(self, text: str) -> str:
+        """Returns a text with escapes in place of letters that the output's encoding lacks."""
+        return text.encode(self._console.encoding, "backslashreplace").decode(self._console.encoding)
 
     def _print(self, what: str | rich.table.Table, **how: Any) -> None:
         """Prints. Work that has begun to show bars continues on a full disk, and without its reader, such as `tee`."""

@@ -263,7 +263,7 @@ class Run(TrainedModel):
           UserError: the run classifies, or the model has no attention.
         """
         self._require_translator()
-        return count_heads(self.model.config)
+        return count_heads(self.model)
 
     def attentions(
         self, sources: Sequence[str], targets: Sequence[str] | None = None, **settings
@@ -288,9 +288,9 @@ class Run(TrainedModel):
             require_as_many("the source text", sources, "the target text", targets)
             outputs, _ = translator.encode([*map(write, targets)], translator.longest_output, what="target line")
         pairs = list(zip(inputs, outputs, strict=True))
-        return attend(self.model.config, self.params, self.tokenizer, pairs)
+        return attend(self.model, self.params, self.tokenizer, pairs)
 
-    def export(self, output: str | os.PathLike, format: str = "safetensors") -> None:
+    def export(self, output: str | os.PathLike[str], format: str = "safetensors") -> None:
         """Writes the model into a new folder, without its checkpoints and metrics.
 
         Args:
@@ -360,7 +360,7 @@ def _texts(method: str, lines: Iterable[str]) -> list[str]:
 
 
 def restore(
-    workdir: str | os.PathLike, *, average: int | str | None = None, steps: int | Sequence[int] | None = None
+    workdir: str | os.PathLike[str], *, average: int | str | None = None, steps: int | Sequence[int] | None = None
 ) -> Run:
     """Restores a run, finished or still training, or an exported model. Nothing in the folder is executed or unpickled.
 

@@ -19,6 +19,8 @@ from transformer_flax.data.corpus import load_corpus
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from transformer_flax.errors import UserError
+from transformer_flax.model import registry
+from transformer_flax.model.transformer import Transformer
 from transformer_flax.run import restore
 from transformer_flax.special_tokens import END_ID
 
@@ -83,7 +85,7 @@ def test_without_a_target_the_run_s_own_translation_is_read(run):
 def test_a_sentence_may_be_as_long_as_there_are_positions(positions):
     run = random_run(positions=positions, max_length=21)
     ids = [*[7] * 20, END_ID]
-    [attention] = attend(run.model.config, run.params, run.tokenizer, [(ids, ids[-2:])])
+    [attention] = attend(run.model, run.params, run.tokenizer, [(ids, ids[-2:])])
     assert attention.cross.shape[2:] == (2, 21)
 
 
@@ -103,6 +105,20 @@ def test_a_model_that_is_computed_otherwise_shows_the_same():
     )
     for kind in KINDS:
         np.testing.assert_allclose(getattr(plain, kind), getattr(other, kind), atol=1e-6)
+
+
+def test_another_module_of_the_same_config_shows_its_own(monkeypatch):
+    class Reversed(Transformer):
+        def encode(self, source, segments=None):
+            return super().encode(source[:, ::-1], segments)
+
+    shown = random_run().attention(SOURCE, TARGET).encoder
+    monkeypatch.setitem(
+        registry.KINDS, "transformer", dataclasses.replace(registry.KINDS["transformer"], module=Reversed)
+    )
+    run = random_run()
+    other = dataclasses.replace(run, model=Reversed(run.model.config)).attention(SOURCE, TARGET).encoder
+    assert np.abs(other - shown).max() > 0.1
 
 
 def test_an_empty_line_is_its_end_symbol():

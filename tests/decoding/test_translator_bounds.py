@@ -29,6 +29,10 @@ def test_each_translation_begins_with_its_own_prefix(window):
     assert [texts(translations)[i] for i in (2, 8)] == [texts(free)[i] for i in (2, 8)]
 
 
+def test_a_blank_behind_a_prefix_changes_nothing():
+    assert found(WORDS, prefixes="quo ") == found(WORDS, prefixes="quo")
+
+
 def test_greedy_search_goes_on_as_it_would_have_gone_on_without_a_prefix():
     own = make(**GREEDY).translate(WORDS)
     for letters in (1, 3, 30):

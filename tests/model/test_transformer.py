@@ -20,7 +20,7 @@ from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT, RIVALS
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import STARTS, TransformerConfig
 from transformer_flax.model.layers import EncoderLayer, layer_norm, to_logits
-from transformer_flax.model.registry import attention_maps, init_params, make_model
+from transformer_flax.model.registry import attention_maps, init_params, make_model, param_shapes
 from transformer_flax.model.residuals import RESIDUALS, AddAndNorm, Admin, TFixup, with_omegas
 from transformer_flax.model.transformer import Encoder, Transformer, shift_right
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
@@ -116,6 +116,12 @@ def test_other_sentences_of_the_batch_change_nothing(config):
         among_others = logits_of(config, source, target)
         np.testing.assert_allclose(among_others[row], logits[row], atol=1e-5)
         assert np.abs(among_others - logits).max() > (1 if config is TINY else 0.1)
+
+
+@each(KINDS)
+def test_parameters_are_float32_where_jax_prefers_float64(config):
+    with jax.enable_x64():
+        assert {leaf.dtype for leaf in jax.tree.leaves(param_shapes(config))} == {np.dtype("float32")}
 
 
 def test_size_of_the_batch_changes_nothing(maps):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 import types
 import zlib
@@ -136,6 +137,23 @@ def test_a_loop_of_a_failed_read_finishes_its_tasks_before_it_closes():
             loop.run_until_complete(read())
         loop.close()
     assert finished == ["late"]
+    assert asyncio.new_event_loop is maker
+
+
+def test_threads_that_read_side_by_side_leave_event_loops_as_they_were():
+    maker, first_reads = asyncio.new_event_loop, threading.Event()
+
+    def read_behind_the_first():
+        first_reads.wait()
+        with _settled_loops():
+            time.sleep(0.2)
+
+    second = threading.Thread(target=read_behind_the_first)
+    second.start()
+    with _settled_loops():
+        first_reads.set()
+        time.sleep(0.1)
+    second.join()
     assert asyncio.new_event_loop is maker
 
 

@@ -289,6 +289,16 @@ def test_sentences_that_are_left_out_are_counted(folder, tmp_path, capsys):
     assert evaluations["test"].outputs[2] == ""
 
 
+@pytest.mark.parametrize("target", ["x @ y", "x@@ y", "▁x ▁y"])
+def test_targets_in_pieces_of_words_are_warned_of(folder, tmp_path, capsys, target):
+    (folder / "valid.de").write_text(f"{target}\n" * 4)
+    config = small_config(data__path=str(folder), data__cache_dir=str(tmp_path / "cache"))
+    with Progress() as progress:
+        prepare_run(config, RunDirectory(tmp_path / "run"), progress)
+    warned = f"WARNING: in the valid split, 4 of 4 references are pieces of words, such as '{target}'"
+    assert (warned in capsys.readouterr().out) == ("@@" in target or "▁" in target)
+
+
 def test_other_steps_than_the_cooldown_was_meant_for_are_told(folder, tmp_path, capsys):
     own = {"data__path": str(folder), "data__max_length": 20, "data__cache_dir": str(tmp_path / "cache")}
     more, fewer = "was 4 and is now 6. The cooldown ends at", "was 6 and is now 5. The cooldown ends at"
@@ -355,6 +365,7 @@ def test_a_tokenizer_of_one_s_own_is_used_and_is_the_run_s(own, folder, tmp_path
     _, tokenizer, model = load_setup(run)
     assert model.vocab_size == 20
     assert tokenizer.pieces("d d é") == ["d", "d", "?", "<end>"]
+    assert "WARNING: the tokenizer restores 3 of 4 targets of the valid split: 'v' becomes '?'." in told
 
     moved = own.rename(tmp_path / "moved.json")  # the path is free, what it holds is not
     config.data.tokenizer_file = str(moved)

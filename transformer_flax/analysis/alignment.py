@@ -84,7 +84,7 @@ class Gold:
     possible: Links  # includes the sure ones
 
 
-def read_gold(file: str | os.PathLike, *, first: int = 0) -> list[Gold]:
+def read_gold(file: str | os.PathLike[str], *, first: int = 0) -> list[Gold]:
     """Reads a file with the links of one sentence in each line: "0-0" is sure, "1?2" and "1p2" are possible.
 
     `first` is the number of a sentence's first word, which is 1 in some data sets.

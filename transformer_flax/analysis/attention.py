@@ -27,8 +27,6 @@ ROWS = 16  # most sentences in a batch
 CONTINUED = "·"  # before a piece that continues a word
 BLANK = "␣"
 
-_maps = jax.jit(attention_maps, static_argnums=0)
-
 
 @dataclasses.dataclass(frozen=True)
 class Sentence:
@@ -110,30 +108,39 @@ class Attention:
         return chosen
 
 
+# The static argument is the model, not its config: a notebook may register another module for that config.
+@functools.partial(jax.jit, static_argnums=0)
+def _maps(model: Any, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:
+    return attention_maps(model.config, params, *sides)
+
+
 @functools.cache
-def count_heads(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Returns the numbers of layers and heads of each kind of attention. Runs no model.
+def count_heads(model: Any) -> dict[str, tuple[int, int]]:
+    """Returns the numbers of layers and heads of each kind of attention of a Linen module. Runs no model.
 
     Raises:
       UserError: the model has no attention.
     """
     line = jax.ShapeDtypeStruct((1, 1), np.int32)
-    maps = jax.eval_shape(functools.partial(attention_maps, config), param_shapes(config), line, line)
+    maps = jax.eval_shape(functools.partial(attention_maps, model.config), param_shapes(model.config), line, line)
     if not maps:
         raise UserError("the model has no attention that it shows")
     return {kind: (weights.shape[0], weights.shape[2]) for kind, weights in maps.items()}
 
 
 def attend(
-    config: ModelConfig, params: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    model: Any, params: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> Iterator[Attention]:
-    """Yields the attention of each pair of (source, target) token ids, both of which end with the end symbol."""
+    """Yields the attention of each pair of (source, target) token ids, both of which end with the end symbol.
+
+    `model` is a Linen module with its config.
+    """
     rows = min(ROWS, len(pairs))
     for start in range(0, len(pairs), ROWS):
         chosen = pairs[start : start + ROWS]
         sides = [[pair[side] for pair in chosen] for side in (0, 1)]
-        filled = [fill(side, rows, _width(max(map(len, side)), config)) for side in sides]
-        maps = jax.device_get(_maps(config, params, *filled))
+        filled = [fill(side, rows, _width(max(map(len, side)), model.config)) for side in sides]
+        maps = jax.device_get(_maps(model, params, *filled))
         for row, (source, target) in enumerate(chosen):
             s, t = len(source), len(target)
             shapes = {"encoder": (s, s), "decoder": (t, t), "cross": (t, s)}

@@ -34,7 +34,7 @@ def attention_page(attentions: Attention | Iterable[Attention]) -> str:
     return TEMPLATE.read_text(encoding="utf-8").replace("{{DATA}}", text.replace("<", "\\u003c"))
 
 
-def write_page(attentions: Attention | Iterable[Attention], file: str | os.PathLike) -> None:
+def write_page(attentions: Attention | Iterable[Attention], file: str | os.PathLike[str]) -> None:
     """Writes `attention_page` to a file."""
     pathlib.Path(file).write_text(attention_page(attentions), encoding="utf-8")
 

@@ -27,7 +27,7 @@ from transformer_flax.files import read_json_lines
 from transformer_flax.training.optimizer import make_schedule
 from transformer_flax.training.run_directory import RunDirectory
 
-File = str | os.PathLike | None
+File = str | os.PathLike[str] | None
 INCH_A_TOKEN = 0.26
 INCHES_PER_LETTER = 0.09
 INCHES_OF_LINES = 1.7  # from the tokens above to the tokens below
@@ -213,7 +213,7 @@ def _find(word: int | str, attention: Attention, kind: str) -> list[int]:
 
 
 def plot_curves(
-    workdirs: Sequence[str | os.PathLike] | str | os.PathLike,
+    workdirs: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     metric: str = "valid/bleu",
     *,
     x: str = "minutes",

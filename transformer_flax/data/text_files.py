@@ -35,7 +35,7 @@ def open_text(file: pathlib.Path) -> BinaryIO:
 
 
 def write_pairs(
-    folder: str | os.PathLike,
+    folder: str | os.PathLike[str],
     splits: Mapping[str, Iterable[tuple[str, str]]],
     source_language: str = "en",
     target_language: str = "de",

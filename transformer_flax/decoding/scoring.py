@@ -27,6 +27,7 @@ TOKENISED_SHARE = 0.1  # `full_scores` warns if a larger share of the lines has 
 # Marks of a tokenizer: a space before a full stop or comma; the joiners of BPE, SentencePiece and compounds; Moses'
 # escapes.
 _MARKS = re.compile(r"\s[.,](?!\S)|@@(?!\S)|▁|@-@|##AT##|&(?:amp|apos|quot|lt|gt|#124|#91|#93);")
+_PIECES = re.compile(r"@@(?!\S)|(?<!\S)▁")  # marks of BPE's and SentencePiece's pieces
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +117,17 @@ def table2_tokens(lines: Sequence[str], text: Normaliser) -> list[str]:
     return tokens
 
 
+def warning_of_pieces(references: Sequence[str]) -> str:
+    """Returns a warning if references are pieces of words by BPE or SentencePiece; otherwise an empty text."""
+    pieces = [line for line in references if _PIECES.search(line)]
+    if len(pieces) <= TOKENISED_SHARE * len(references):
+        return ""
+    return (
+        f"{len(pieces)} of {len(references)} references are pieces of words, such as {pieces[0][:100]!r}: BLEU counts "
+        "pieces as words, so it is too high; join the pieces of all text first, for example by sed 's/@@ //g'"
+    )
+
+
 def _warnings(
     translations: Sequence[str], references: Sequence[str], scores: TranslationScores, text: Normaliser
 ) -> Iterator[str]:
@@ -134,6 +146,8 @@ def _warnings(
         )
     if scores.length_ratio > high:
         yield f"{ratio}: look for repetitions (too little training, or a large config.decode.alpha)"
+    if warning_of_pieces(translations) and (warning := warning_of_pieces(references)):
+        yield warning
     for name, lines, other, opposites in (
         ("translations", translations, "references", references),
         ("references", references, "translations", translations),

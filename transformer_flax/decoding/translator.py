@@ -93,7 +93,8 @@ class Translator(Inference):
 
         Args:
           lines: the sentences, read window by window.
-          prefixes: the text that each output must begin with: one for all lines, or one for each line.
+          prefixes: the text that each output must begin with: one for all lines, or one for each line. Blanks at its
+            end are removed, as a blank is a part of the word behind it.
           progress: called with the number of lines done.
 
         Raises:
@@ -105,7 +106,7 @@ class Translator(Inference):
         read = 0
         for before, sources in self._windows(lines, lambda line: source(line) if line.strip() else ""):
             read = before + len(sources)
-            begins = [target(prefix) for prefix in itertools.islice(starts, len(sources))]
+            begins = [target(prefix).rstrip(" ") for prefix in itertools.islice(starts, len(sources))]
             if len(begins) < len(sources):
                 raise UserError(f"there are only {before + len(begins):,} prefixes: each line needs one")
             yield from self._search_window(sources, self.tokenizer.encode(begins), before, progress)
@@ -221,7 +222,9 @@ class _Search:
         ]
         step, caches = ensemble([step for step, _ in begun]), tuple(cache for _, cache in begun)
         if self.sampling is not None:
-            of_lines = jax.vmap(lambda number: jax.random.fold_in(jax.random.key(number[0]), number[1]))(numbers)
+            # JAX's other generators draw a batch's numbers together, so a sample would depend on the other lines.
+            key = functools.partial(jax.random.key, impl="threefry2x32")
+            of_lines = jax.vmap(lambda number: jax.random.fold_in(key(number[0]), number[1]))(numbers)
             fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
             keys = jax.vmap(fold_in, in_axes=(0, None))(of_lines, jnp.arange(self.nbest))
             return sample(step, caches, bounds, self.penalty, keys, self.sampling)

@@ -122,8 +122,10 @@ def _init(model: Any, key: jax.Array) -> Any:
     # The static argument is the model, not its config: a notebook may register another module for that config.
     config, sides = model.config, kind_of(model.config).reads
     if getattr(config, "start", None) == "admin":
-        return init_admin(model, key, len(sides))
-    return model.init(key, *[jnp.ones((1, 1), jnp.int32)] * len(sides))["params"]
+        params = init_admin(model, key, len(sides))
+    else:
+        params = model.init(key, *[jnp.ones((1, 1), jnp.int32)] * len(sides))["params"]
+    return jax.tree.map(lambda x: x.astype(jnp.float32), params)  # with jax_enable_x64, some would be float64
 
 
 def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[str, jax.Array]:

@@ -138,7 +138,7 @@ class Transformer(nn.Module):
         the hypotheses of the previous step that they continue.
         """
         ancestors = jnp.take_along_axis(self.get_variable("cache", "ancestors"), parents[:, :, None], axis=1)
-        ancestors = ancestors.at[:, :, position].set(jnp.arange(tokens.shape[1]))
+        ancestors = ancestors.at[:, :, position].set(jnp.arange(tokens.shape[1], dtype=jnp.int32))
         self.put_variable("cache", "ancestors", ancestors)
         mask = ancestor_mask(ancestors, position, self.config.neighbourhood)
         y = self._embed(self.target_embedding, tokens, self.positions(ancestors.shape[-1])[position])

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Generator
 from typing import Any
@@ -162,6 +163,9 @@ def _load_seal(folder: pathlib.Path) -> dict[str, Any]:
     return json.loads(metadata["seal"])
 
 
+_settling_lock = threading.RLock()
+
+
 @contextlib.contextmanager
 def _settled_loops() -> Generator[None]:
     """Context manager: new event loops finish their pending tasks before they close.
@@ -170,7 +174,7 @@ def _settled_loops() -> Generator[None]:
     """
     # Orbax makes loops with asyncio, or with uvloop where a loop is already running.
     makers: list[Any] = [asyncio, *filter(None, [sys.modules.get("uvloop")])]
-    with contextlib.ExitStack() as undone:
+    with _settling_lock, contextlib.ExitStack() as undone:  # one thread at a time, or the makers would stay changed
         for module in makers:
             undone.callback(setattr, module, "new_event_loop", module.new_event_loop)
             module.new_event_loop = _settling(module.new_event_loop)

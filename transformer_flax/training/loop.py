@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 PROFILED = slice(20, 25)
 
 
-def train(config: ConfigDict, workdir: str | os.PathLike, *, profile: bool = False) -> dict[str, Evaluation]:
+def train(config: ConfigDict, workdir: str | os.PathLike[str], *, profile: bool = False) -> dict[str, Evaluation]:
     """Trains a run in a working directory. Resumes from the latest checkpoint, if one exists.
 
     With `profile`, some steps are profiled, for TensorBoard or Perfetto.

@@ -52,7 +52,7 @@ UNSAFE = "*?[\\"  # Orbax takes these for a pattern: it writes checkpoints below
 class RunDirectory:
     """The working directory of one run, or an exported model."""
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike[str]):
         self.path = pathlib.Path(path)
         self.config_file = self.path / "config.json"
         self.tokenizer_file = self.path / "tokenizer.json"

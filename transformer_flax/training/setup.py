@@ -15,9 +15,10 @@ from transformer_flax.data.batches import Batches, training_batches
 from transformer_flax.data.bpe_dropout import BpeDropout
 from transformer_flax.data.classes import Classes
 from transformer_flax.data.corpus import Corpus, load_corpus, select_training_pairs
-from transformer_flax.data.sentence_pairs import Pairs
+from transformer_flax.data.sentence_pairs import CHUNK, Pairs
 from transformer_flax.data.sources import MADE, load_pairs
 from transformer_flax.data.tokenizer import Tokenizer, cached_tokenizer, sample_texts
+from transformer_flax.decoding.scoring import warning_of_pieces
 from transformer_flax.errors import UserError
 from transformer_flax.malloc import keep_memory
 from transformer_flax.model.config import ModelConfig
@@ -33,6 +34,7 @@ from transformer_flax.training.run_directory import RunDirectory, final_splits
 from transformer_flax.training.sharding import Parallel, divide_cpu, make_parallel
 from transformer_flax.training.trained_model import TrainedModel, checksum, load_model, parse_name
 
+LOST_SHARE = 0.01  # a run warns if its tokenizer does not restore a larger share of the targets
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"  # XLA reads this flag when the backend starts
 
 
@@ -162,6 +164,8 @@ def _prepare(
     else:
         tokenizer = given or train_tokenizer(pairs["train"], config, progress, sources_only=classes is not None)
 
+    if classes is None:
+        _warn_of_targets(pairs["valid"], tokenizer, progress)
     corpora = {}
     for split in pairs:
         with progress.bar(f"tokenising {split}") as update:
@@ -269,6 +273,21 @@ def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sou
             return Tokenizer.train(texts(), config.data.vocab_size, config.data.tokenizer)
 
     return cached_tokenizer(pairs, config.data, train, sources_only=sources_only)
+
+
+def _warn_of_targets(pairs: Pairs, tokenizer: Tokenizer, progress: Progress) -> None:
+    """Warns if the first targets are pieces of words, or if a given tokenizer does not restore them."""
+    targets = [target for _, target in pairs.read(range(min(len(pairs), CHUNK)))]
+    if warning := warning_of_pieces(targets):
+        progress.say(f"WARNING: in the valid split, {warning}")
+    restored = map(tokenizer.decode, tokenizer.encode(targets))
+    changed = [(before, after) for before, after in zip(targets, restored, strict=True) if before != after]
+    if len(changed) > LOST_SHARE * len(targets):
+        before, after = changed[0]
+        progress.say(
+            f"WARNING: the tokenizer restores {len(targets) - len(changed):,} of {len(targets):,} targets of the valid "
+            f"split: {before[:100]!r} becomes {after[:100]!r}. Translations are written like that, which lowers BLEU"
+        )
 
 
 def _bpe_dropout(

@@ -50,7 +50,7 @@ def parse_name(name: str) -> tuple[str, list[int] | None]:
 
 
 def load_model(
-    workdir: str | os.PathLike, *, average: int | str | None = None, steps: int | Sequence[int] | None = None
+    workdir: str | os.PathLike[str], *, average: int | str | None = None, steps: int | Sequence[int] | None = None
 ) -> TrainedModel:
     """Loads the model of a run or of an exported folder. Nothing in the folder is executed or unpickled.
 

@@ -30,7 +30,7 @@ from transformer_flax.training.trainer import Trainer
 
 
 def train_seeds(
-    config: ConfigDict, seeds: Sequence[int], workdir: str | os.PathLike, *, profile: bool = False
+    config: ConfigDict, seeds: Sequence[int], workdir: str | os.PathLike[str], *, profile: bool = False
 ) -> list[dict[str, Evaluation]]:
     """Trains `config` with different seeds as one program: each seed as `train` would, in `<workdir>/seed<k>`.
 
