@@ -204,6 +204,11 @@ def test_what_a_classifier_does_not_do_is_told(run):
         ({"r_drop": 5.0}, "config.r_drop is 5.0; it must be 0 where texts are classified"),
         ({"data__batching": "packed"}, "config.data.batching is 'packed'; it must be 'bucketed' where"),
         ({"model__positions": "learned", "model__max_length": 64}, "max_length is 64; it must be at least 128"),
+        (
+            {"model__positions": "learned", "model__max_length": 130, "decode__max_input_length": 130}
+            | {"data__length_multiple_of": 8},
+            "max_length is 130; it must be at least 136",  # as multiples of 8
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_before_it_is(trained, tmp_path, overrides, message):

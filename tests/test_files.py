@@ -41,7 +41,7 @@ def full_disk(monkeypatch):
 
 def test_a_file_is_replaced_whole(tmp_path):
     file = tmp_path / "a"
-    for content, expected in (("ü\n", "ü\n".encode()), (b"\xff", b"\xff")):
+    for content, expected in (("ü\n", "ü\n".encode()), (b"\xff", b"\xff"), (os.fsdecode(b"\xff"), b"\\udcff")):
         write_whole(file, content)
         assert file.read_bytes() == expected
     assert names(tmp_path) == ["a"]
@@ -124,13 +124,14 @@ def test_a_folder_that_cannot_take_its_name_is_told(tmp_path):
 def test_lines_are_read_as_they_were_written(tmp_path):
     file = tmp_path / "lines.jsonl"
     lines = [{"step": 0, "x": 0.1}, {"name": "ü", "nested": {"a": [1, None]}}, {"x": float("inf")}]
+    lines.append({"path": os.fsdecode(b"/caf\xe9")})  # in a folder that an older system has named
     writer = JsonLines(file, lines[:1])
     for line in lines[1:]:
         writer.write(line)
     writer.close()
     assert read_json_lines(file) == lines
     assert all("crc32" in json.loads(line) for line in file.read_text("utf-8").splitlines())
-    assert read_json_lines(file, len) == [2, 2, 1]
+    assert read_json_lines(file, len) == [2, 2, 1, 1]
 
 
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path):

@@ -54,7 +54,7 @@ def write_whole(file: pathlib.Path, content: str | bytes) -> None:
     try:
         with named_errors(str(file)):
             with partial.open("xb") as stream:
-                stream.write(content.encode() if isinstance(content, str) else content)
+                stream.write(content.encode(errors="backslashreplace") if isinstance(content, str) else content)
                 stream.flush()
                 os.fsync(stream.fileno())
             partial.replace(file)
@@ -167,7 +167,8 @@ class JsonLines:
 
 
 def _encode_line(line: dict[str, Any]) -> bytes:
-    return json.dumps(with_checksum(line), ensure_ascii=False).encode() + b"\n"
+    # A path that is not UTF-8 has surrogates, whose replacements are JSON's own.
+    return json.dumps(with_checksum(line), ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 
 def read_json_lines(

@@ -87,6 +87,16 @@ def test_a_queue_that_cannot_be_asked_ends_no_job(cluster):
     assert launcher.poll() == []
 
 
+def test_jobs_are_one_array_whose_members_wait_for_each_other(cluster):
+    jobs = [Job((run,)) for run in cluster.runs]
+    launcher = cluster.launcher()
+    launcher.submit(jobs)
+    assert cluster.submitted == 1  # as single jobs, Slurm would begin more than --jobs at a time
+    cluster.queue(job_1_0="RUNNING", job_1_1="PENDING", job_1_2="PENDING")
+    assert launcher.poll() == []
+    assert launcher.started() == jobs[:1]
+
+
 def test_jobs_that_an_earlier_sweep_has_left_are_waited_for(cluster):
     cluster.launcher().submit([Job(tuple(cluster.runs))])
     cluster.queue(job_1="PENDING")

@@ -35,6 +35,8 @@ def test_a_difference_worked_out_by_hand():
     assert found.value == -3
     assert found.p == pytest.approx(1 - t / math.sqrt(2 + t**2))
     assert found.interval == pytest.approx((-3 - 4.302653 / math.sqrt(3), -3 + 4.302653 / math.sqrt(3)))
+    reversed_ = statistics.difference([5, 5, 5], [1, 2, 3])
+    assert (reversed_.value, reversed_.p) == (3, found.p)
 
 
 def test_what_seeds_do_not_tell_is_not_told():

@@ -145,6 +145,12 @@ def test_scores_are_those_of_the_last_step_and_the_best_is_of_any():
     assert str(measure([], 20)) == ""
 
 
+def test_a_run_that_patience_ended_is_measured_at_its_end_until_it_is_trained_on():
+    ended = [trained(20, 4.0, 500.0), evaluated(20, 20.0) | {"valid/final": 1}]
+    assert measure(ended, 90).scores["valid"]["bleu"] == 20.0
+    assert measure([*ended, trained(30, 4.0, 500.0)], 90).scores == {}
+
+
 def test_seeds_that_are_trained_together_share_their_seconds():
     together = {"train__seeds_at_once": 4}
     begun = [line(10, train__learning_rate=0.1, **together), evaluated(20, 30.0)]
@@ -315,7 +321,8 @@ def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished
     made = factory(tmp_path / "sweep", **{"model.dtype": "auto"})
     run = made.trials(make_variants(made.base, "base"), seeds=range(2))[1]
     assert chosen_dtype(made.workdir, []) is None
-    run.path.parent.mkdir(parents=True)
+    run.path.with_name("seed0").mkdir(parents=True)  # killed before it had its config
+    assert chosen_dtype(made.workdir, []) is None
     run.path.symlink_to(finished)
     assert chosen_dtype(made.workdir, [run.variant]) == "float32"
     Journal(made.workdir / "results.jsonl", HEAD | {"config": {"model.dtype": "bfloat16"}})  # of an earlier session

@@ -125,6 +125,7 @@ def test_a_row_that_the_base_cannot_give_is_refused_by_its_name():
             r"mine\.toml, 'wide': the base has no field 'model\.dff'; did you mean 'model",
         ),
         ('wide = {model.d_ff = "5"}', r"model\.d_ff is '5'; it must be a whole number; the base has 256"),
+        ('wide = {model.dropout = "0.1"}', r"model\.dropout is '0\.1'; it must be a number; the base has 0\.05"),
         ("wide = {steps = true}", "steps is True; it must be a whole number; the base has 1000"),
         ("wide = {seed = 5}", "seed cannot vary"),
         ("wide = {model.d_model = 127}", r"wide: config\.model\.d_model is 127; it must be even"),

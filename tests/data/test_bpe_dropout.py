@@ -146,10 +146,11 @@ def test_another_tokenizer_is_refused_before_the_text_is_read(tmp_path):
     with pytest.raises(UserError, match=r"config\.data\.bpe_dropout is for a byte-level BPE, and this .* WordPiece"):
         check(small_config(data__bpe_dropout=0.1, **given))
     bpe = Tokenizer.train(LINES, 330)
-    file.write_text(json.dumps(json.loads(bpe.to_json()) | {"decoder": None}))
     given = {"data__tokenizer_file": str(file), "data__vocab_size": bpe.vocab_size}
-    with pytest.raises(UserError, match=r"for a byte-level BPE, and this tokenizer has .* decoder None; set it to 0"):
-        check(small_config(data__bpe_dropout=0.1, **given))
+    for part in ("decoder", "pre_tokenizer"):
+        file.write_text(json.dumps(json.loads(bpe.to_json()) | {part: None}))
+        with pytest.raises(UserError, match=rf"for a byte-level BPE, and this tokenizer has .*{part} None"):
+            check(small_config(data__bpe_dropout=0.1, **given))
 
 
 def test_a_tokenizer_from_elsewhere_may_split_words_before_it_writes_bytes():

@@ -98,6 +98,17 @@ def test_muon_makes_the_update_of_every_matrix_orthogonal_and_adam_trains_the_re
             matrices += 1
     assert matrices >= 4
 
+    # After gradients of 1 and 0, Adam's second moment is (1 - b2) b2 / (1 - b2^2) = b2 / (1 + b2).
+    other = muon(lambda count: 0.5, b1=0.95, b2=0.5, eps=1e-9)
+    last = [jax.tree.map(jnp.zeros_like, grads)] * 2
+    for i, each in enumerate((optimizer, other)):
+        _, after = jax.jit(each.update)(jax.tree.map(jnp.ones_like, grads), state, params)
+        last[i], _ = jax.jit(each.update)(last[i], after, params)
+    ratio = np.sqrt((0.98 / 1.98) / (0.5 / 1.5))
+    for path, quotient in jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda a, b: b / a, *last)):
+        if path[-1].key != "kernel":
+            np.testing.assert_allclose(quotient, ratio, rtol=1e-4, err_msg=str(path))
+
     zeros, _ = update(jax.tree.map(jnp.zeros_like, grads), state, params)
     assert not any(leaf.any() for leaf in jax.tree.leaves(zeros))  # config.train_only leaves parameters as they are
 

@@ -209,7 +209,7 @@ class Training:
         while (self._stopped or status in STOPPED) and status and time.monotonic() < until:
             time.sleep(1)  # Slurm will kill or requeue the job, as it has announced
         if problem := explain(status, last_of(log, start)):
-            print(f"{PROBLEM}{problem}", file=sys.stderr, flush=True)
+            print(f"{PROBLEM}{problem}", file=sys.stderr)
         return status
 
     def checkpoint(self) -> Any:

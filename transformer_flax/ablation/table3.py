@@ -179,7 +179,6 @@ def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
     for field, papers in PAPER_ABSOLUTE.items():
         if field in row.changes:
             value, ours = row.changes[field], base.get(field, papers)
-            other = ours != papers if isinstance(value, str) else (value > ours) != (value > papers)
-            if value == ours or other:
+            if ours != papers if isinstance(value, str) else (value - ours) * (value - papers) <= 0:
                 return False
     return True

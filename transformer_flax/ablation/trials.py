@@ -155,11 +155,11 @@ class Job:
 
 
 def make_jobs(trials: Sequence[Trial], results: Iterable[Result], *, together: bool) -> list[Job]:
-    """Makes a job for each trial, or for all seeds of a variant together that resume from the same step.
+    """Makes a job for each unfinished trial, or for all seeds of a variant together that resume from the same step.
 
-    A trial that failed before has a job of its own, because a seed that fails ends the seeds trained with it.
+    A trial that has a result failed before. It has a job of its own, as a seed that fails ends those trained with it.
     """
-    failed = {result.key for result in results if not result.finished}
+    failed = {result.key for result in results}
     groups: dict[Any, list[Trial]] = {}
     for trial in trials:
         if together and trial.key not in failed:
