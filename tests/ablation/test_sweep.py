@@ -24,7 +24,7 @@ from transformer_flax.ablation.variants import make_variants
 from transformer_flax.arguments import load_config
 from transformer_flax.console import duration
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.errors import UserError
+from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.config_fields import complete
 from transformer_flax.training.loop import train
@@ -141,6 +141,24 @@ def test_of_jobs_side_by_side_the_longest_of_each_seed_begin_first(config, tmp_p
     with pytest.raises(UserError, match="6 of 6 runs failed"):
         sweep(trials, factory, make_head(factory.base, "python", ""), launcher)
     assert begun == [("1", 300), ("1", 200), ("1", 100), ("0", 300), ("0", 200), ("0", 100)]
+
+
+def test_a_sweep_counts_operations_only_to_order_or_estimate_and_can_be_stopped_there(config, tmp_path, monkeypatch):
+    counted, factory = [], factory_of(config, tmp_path / "sweep")
+    trials = factory.trials(make_variants(factory.base, "base", axes=["model.d_ff=16,32,64"]), seeds=[0])
+
+    def count(variant):
+        counted.append(variant)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("transformer_flax.ablation.sweep.assumed_flops", count)
+    one, two = (Local(factory.workdir, [Slot(ENVIRONMENT)] * jobs, lambda job: ["false"]) for jobs in (1, 2))
+    with pytest.raises(UserError, match="3 of 3 runs failed"):
+        sweep(trials, factory, make_head(factory.base, "python", ""), one)
+    assert not counted
+    with pytest.raises(Interrupted, match="stopped by SIGINT before anything was started"):
+        sweep(trials, factory, make_head(factory.base, "python", ""), two)
+    assert len(counted) == 1
 
 
 def test_a_sweep_that_was_stopped_and_killed_finds_what_the_run_alone_finds(swept, config, tmp_path):

@@ -93,6 +93,16 @@ def show_plan(trials: Sequence[Trial], factory: TrialFactory, *, together: bool)
     found = {trial: known.get(trial.key) or trial.result() for trial in trials}
     finished = [result for result in found.values() if result]
     rate = math.nan if finished else measured_rate(factory.base.model.dtype)
+    progress = Progress()
+    variants = {trial.variant for trial in trials}
+    parameters = {trial.variant: result.parameters for trial, result in found.items() if result}
+    with progress, progress.bar("counting parameters and operations") as update:
+        for done, variant in enumerate(variants):
+            update(done, len(variants))
+            assumed_flops(variant)
+            if variant not in parameters:  # a text with fewer pieces than the config's vocabulary has a smaller model
+                model = model_config(variant.config, variant.config.data.vocab_size)
+                parameters[variant] = sum(count_parameters(model).values())
     estimator = Estimator(trials, finished, rate)
     if finished:
         source = f"time and FLOPs as in {counted(estimator.measured, 'run')} that finished"
@@ -103,16 +113,10 @@ def show_plan(trials: Sequence[Trial], factory: TrialFactory, *, together: bool)
         )
     rows = []
     left = {trial: trial.progress().step for trial, result in found.items() if not result}
-    counted_in = {trial.variant: result.parameters for trial, result in found.items() if result}
     for trial in trials:
         state = "finished" if trial not in left else f"at step {left[trial]:,}" if left[trial] else ""
-        parameters = counted_in.get(trial.variant)
-        if parameters is None:  # a text with fewer pieces than the config's vocabulary makes a smaller model
-            model = model_config(trial.variant.config, trial.variant.config.data.vocab_size)
-            parameters = sum(count_parameters(model).values())
-        cells = [str(trial), state, f"{parameters:,}", f"{trial.steps:,}"]
+        cells = [str(trial), state, f"{parameters[trial.variant]:,}", f"{trial.steps:,}"]
         rows.append([*cells, f"{estimator.flops(trial):.2e}", duration(estimator.seconds(trial))])
-    progress = Progress()
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]
     progress.table(f"{counted(len(trials), 'run')} in {factory.workdir}", columns, rows)
     for job in make_jobs(list(left), results, together=together):

@@ -100,6 +100,7 @@ class _Sweep:
         self.progress = Progress()
         self._bars: dict[Trial, tuple[contextlib.ExitStack, Callable]] = {}  # of trials that are being trained
         self._sizes: dict[Trial, int] = {}  # bytes of each metrics file when it was last read
+        self._uncounted = iter({trial.variant for trial in trials})  # their operations are not counted yet
 
     def run(self, *, together: bool) -> list[Trial]:
         """Trains the unfinished trials; returns the trials that failed."""
@@ -114,6 +115,7 @@ class _Sweep:
             stack.callback(self._launcher.stop)  # also after an error
             self._jobs = make_jobs(list(self._left), self._journal.results.values(), together=together)
             if self._launcher.at_a_time > 1:  # the longest of each seed first: a long job that begins last runs alone
+                self._count_all()
                 seeds = [trial.seed for trial in self._trials]
                 self._jobs.sort(
                     key=lambda job: (seeds.index(job.trials[0].seed), -assumed_flops(job.trials[0].variant))
@@ -198,12 +200,26 @@ class _Sweep:
             _, show = self._bars[trial]
             show(progress.step, trial.steps, note=str(progress))
 
+    def _count_all(self) -> None:
+        """Counts the operations of all variants, each of which takes about a second."""
+        variants = {job.trials[0].variant for job in self._jobs}
+        with self.progress.bar("counting operations") as update:
+            for done, variant in enumerate(variants):
+                update(done, len(variants))
+                assumed_flops(variant)
+                if self._interruption.asked:
+                    self._interruption.end("before anything was started")
+
     def _seconds_left(self) -> float | None:
-        """Returns the expected seconds left; None until a trial of the sweep has finished."""
-        estimator = Estimator(self._trials, self._journal.results.values())
+        """Returns the expected seconds left; None until a trial has finished and all variants are counted."""
         at_a_time = min(self._launcher.at_a_time, len(self._jobs))
-        if not estimator.measured or not at_a_time:
+        trials = {trial.key for trial in self._trials}
+        if not at_a_time or not any(one.finished and one.key in trials for one in self._journal.results.values()):
             return None
+        if variant := next(self._uncounted, None):  # one at a time, so that the sweep goes on meanwhile
+            assumed_flops(variant)
+            return None
+        estimator = Estimator(self._trials, self._journal.results.values())
         return sum(estimator.seconds(trial, step) for trial, step in self._left.items()) / at_a_time
 
     def _summarise(self) -> None:
