@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+from unittest import mock
 
 import pytest
 
@@ -139,3 +140,12 @@ def test_letters_that_the_output_lacks_are_escaped(monkeypatch):
     lines = written.getvalue().decode("latin-1")
     assert "für \\u044f\n" in lines
     assert lines.count("\\u044f") == 2
+
+
+def test_without_a_terminal_what_lasts_is_said_every_minute(monkeypatch, capsys):
+    clock = iter([0, 59, 60, 61, 121])
+    monkeypatch.setattr("transformer_flax.console.time", mock.Mock(monotonic=lambda: next(clock)))
+    with Progress() as progress, progress.bar("tokenising train", logged=True) as update:
+        for done in (1000, 2000, 3000, 4000):
+            update(done, 5000)
+    assert capsys.readouterr().out == "tokenising train: 2,000 of 5,000\ntokenising train: 4,000 of 5,000\n"

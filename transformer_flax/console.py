@@ -3,6 +3,7 @@
 import contextlib
 import math
 import sys
+import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ import rich.progress
 import rich.table
 import rich.text
 from rich.markup import escape
+
+LOGGED_SECONDS = 60
 
 
 class Progress:
@@ -106,16 +109,25 @@ class Progress:
                     print(text, file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
-    def bar(self, description: str, start: int = 0) -> Generator[Callable[..., None]]:
+    def bar(self, description: str, start: int = 0, *, logged: bool = False) -> Generator[Callable[..., None]]:
         """Context manager: shows a bar, and yields the function `update(done, of)` that advances the bar.
 
         `update` also takes `note=`, a text that stays until the next note, and `left=`, the seconds left, which replace
-        the bar's own estimate.
+        the bar's own estimate. With `logged`, and without a terminal, a line is printed every minute.
         """
         self._has_begun = True
         task = self._bars.add_task(escape(description), total=None, completed=start, note="")
+        due = time.monotonic() + LOGGED_SECONDS if logged and not self._console.is_terminal else math.inf
+
+        def update(done: int, of: int | None = None, **more: Any) -> None:
+            nonlocal due
+            self._bars.update(task, completed=done, total=of, **more)
+            if time.monotonic() >= due:
+                due += LOGGED_SECONDS
+                self.say(f"{description}: {done:,}" + (f" of {of:,}" if of else ""))
+
         try:
-            yield lambda done, of=None, **more: self._bars.update(task, completed=done, total=of, **more)
+            yield update
         finally:
             self._bars.remove_task(task)
 

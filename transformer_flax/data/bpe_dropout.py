@@ -10,7 +10,7 @@ import array
 import dataclasses
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -92,9 +92,18 @@ class BpeDropout:
       rate: the probability of skipping a merge.
       max_length: the most tokens of a sentence; a sentence with more tokens in the tokenizer's own spelling keeps them.
       seed: `config.data.seed`, which determines the drawn spellings.
+      progress: called with the number of distinct words that are spelt, and of all.
     """
 
-    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, rate: float, max_length: int, seed: int):
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        rate: float,
+        max_length: int,
+        seed: int,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ):
         ranks = {pair: rank for rank, pair in enumerate(tokenizer.merges())}
         pieces, rng = tokenizer.vocabulary(), random.Random(seed)
         ids = {piece: i for i, piece in enumerate(pieces)}
@@ -105,7 +114,8 @@ class BpeDropout:
         self._words = [_words(side, begins, known) for side in (corpus.source, corpus.target)]
         dtype = corpus.source.ids.dtype
         tokens, lengths = array.array(dtype.char), array.array("I")  # lists of lists take several times the memory
-        for word in known:
+        for number, word in enumerate(known):
+            progress(number, len(known))
             own = np.frombuffer(word, dtype).tolist()
             is_varied = len(own) < MOST_PIECES and added.isdisjoint(own)
             parts = tokenizer.words([pieces[i] for i in own]) if is_varied else []

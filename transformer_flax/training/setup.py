@@ -168,7 +168,7 @@ def _prepare(
         _warn_of_targets(pairs["valid"], tokenizer, progress)
     corpora = {}
     for split in pairs:
-        with progress.bar(f"tokenising {split}") as update:
+        with progress.bar(f"tokenising {split}", logged=True) as update:
             corpora[split] = load_corpus(
                 pairs[split], tokenizer, config.data.cache_dir, labels=classes, progress=update
             )
@@ -264,7 +264,7 @@ def train_tokenizer(pairs: Pairs, config: ConfigDict, progress: Progress, *, sou
         with contextlib.ExitStack() as merging:
 
             def texts() -> Iterator[str]:
-                with progress.bar("reading text for the tokenizer") as update:
+                with progress.bar("reading text for the tokenizer", logged=True) as update:
                     most, seed = config.data.tokenizer_sample, config.data.seed
                     yield from sample_texts(pairs, most, seed, sources_only=sources_only, progress=update)
                 # From here on, the library does not report its progress, so this bar has no end.
@@ -297,8 +297,8 @@ def _bpe_dropout(
     rate = config.data.bpe_dropout
     if not rate:
         return None
-    with progress.bar("spelling words"):
-        dropout = BpeDropout(corpus, tokenizer, rate, config.data.max_length, config.data.seed)
+    with progress.bar("spelling words", logged=True) as update:
+        dropout = BpeDropout(corpus, tokenizer, rate, config.data.max_length, config.data.seed, update)
     count = dropout.too_long(indices, config.seed)
     progress.say(
         f"BPE-dropout: {count:,} of {2 * len(indices):,} sentences would be too long for their rows in the first epoch "
