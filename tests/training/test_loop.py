@@ -265,7 +265,7 @@ def test_the_bar_and_the_log_show_the_same_time_left(run, monkeypatch, capsys):
     shown = {}
 
     @contextlib.contextmanager
-    def bar(self, description, start=0):
+    def bar(self, description, start=0, **_):
         yield lambda done, of, left=None: shown.setdefault(description, {}).update({done: left})
 
     monkeypatch.setattr(Progress, "bar", bar)
@@ -280,7 +280,7 @@ def test_the_time_left_counts_the_evaluations_and_checkpoints_to_come(run, tmp_p
     shown, took, waited = {}, [], []
 
     @contextlib.contextmanager
-    def bar(self, description, start=0):
+    def bar(self, description, start=0, **_):
         yield lambda done, of, left=None: shown.setdefault(description, {}).update({done: left})
 
     def timed(method, seconds, sleep=0.5):
