@@ -58,6 +58,7 @@ def test_the_lines_of_evaluations_say_what_was_evaluated_also_when_a_run_goes_on
     assert not is_out_of_patience(writer.written, 1)
     writer.write(50, "valid", values | {"loss": 0.6})
     assert [is_out_of_patience(writer.written, patience) for patience in (0, 1, 2)] == [False, True, False]
+    assert MetricsWriter(tmp_path / "metrics.jsonl", 50, score="chrf").scores() == {}  # older lines have no such score
     assert [step for step in (10, 20, 30, 40) if writer.has(step, "valid")] == [10, 20, 40]
     assert [step for step in (10, 20, 30, 40) if writer.has(step, "valid", final=True)] == [30]
     assert not writer.has(10, "test")

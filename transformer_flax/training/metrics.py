@@ -130,7 +130,11 @@ class MetricsWriter:
     def scores(self) -> dict[int, float]:
         """Returns the validation scores, by step, of the evaluations during training that averaged no checkpoints."""
         lines = [line for line in self._evaluations("valid") if "valid/final" not in line]
-        return {line["step"]: line[self._score] for line in lines if line.get("valid/averaged") == 1}
+        return {
+            line["step"]: line[self._score]
+            for line in lines
+            if line.get("valid/averaged") == 1 and self._score in line  # an older version may have had another score
+        }
 
     def _evaluations(self, split: str) -> list[dict[str, Any]]:
         return [line for line in self.written if f"{split}/loss" in line]
