@@ -12,7 +12,7 @@ import numpy as np
 
 from transformer_flax.analysis.attention import Attention, attend, count_heads
 from transformer_flax.data.classes import Classes
-from transformer_flax.data.normalisation import Normaliser, normalisers
+from transformer_flax.data.normalisation import NORMALISATION, Normaliser, normalisers
 from transformer_flax.data.sources import load_pairs
 from transformer_flax.data.text_files import require_as_many
 from transformer_flax.decoding import ctranslate2
@@ -28,7 +28,7 @@ from transformer_flax.training.loss import perplexity
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.trained_model import TrainedModel, load_model, parse_name, save_params
 
-ALIKE = ("source_language", "target_language", "lowercase", "tokenized")  # of the members of an ensemble
+ALIKE = ("source_language", "target_language", *NORMALISATION)  # of the members of an ensemble
 MOST_MADE = 64  # translators that a run keeps
 
 
@@ -110,8 +110,8 @@ class Run(TrainedModel):
         """Returns the run's translator. The same settings give the same object, with its compiled programs.
 
         Args:
-          settings: those of `decoding.settings.Settings`; they override `config.decode`. As in beam_size=8, nbest=8 or
-            sampling=Sampling(temperature=0.7).
+          settings: those of `decoding.settings.Settings`; they override `config.decode`. Examples:
+            beam_size=8, nbest=8, sampling=Sampling(temperature=0.7).
 
         Raises:
           UserError: the run classifies, or a setting is unknown.

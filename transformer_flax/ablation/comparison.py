@@ -11,10 +11,11 @@ from typing import Any
 from transformer_flax.ablation import statistics, table3
 from transformer_flax.ablation.results import FAILED, Result
 from transformer_flax.ablation.statistics import Estimate
+from transformer_flax.data.normalisation import NORMALISATION
 from transformer_flax.errors import UserError
 
 SIGNIFICANT = 1 - statistics.CONFIDENCE  # a corrected p-value below this is significant
-NORMALISATION = {"data.lowercase", "data.tokenized"}
+NORMALISED = {f"data.{name}" for name in NORMALISATION}
 LARGEST_LOSS = 600.0  # nats; matplotlib can still draw e^600 on an axis with margins
 
 
@@ -110,7 +111,7 @@ class Comparison:
     other_changes: list[str]  # rows that do not change this base as they change the paper's
     of_other_text: list[str]  # variants that have no effects, as their validation text is not base's
     missing_rows: list[str]  # rows of table 3 that were not run; empty unless a row other than base was run
-    seeds: list[int]
+    seeds: list[int]  # those with results, and those asked for
     missing_seeds: dict[str, list[int]]  # by variant
 
     @property
@@ -218,7 +219,7 @@ def _fail_diverged(result: Result) -> Result:
 
 def _has_other_text(run: Result, base: Result, score: Measure) -> bool:
     """Returns whether a run was evaluated on another text than base; False if an older version kept no fingerprint."""
-    if score is ACCURACY and {field for field in run.changes if field.startswith("data.")} <= NORMALISATION:
+    if score is ACCURACY and {field for field in run.changes if field.startswith("data.")} <= NORMALISED:
         return False  # labels are not normalised, and the fingerprint is of the normalised text
     theirs, ours = base.fingerprints.get("valid"), run.fingerprints.get("valid")
     return None not in (theirs, ours) and theirs != ours

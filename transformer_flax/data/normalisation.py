@@ -38,6 +38,8 @@ class Normaliser:
 
 
 PLAIN = Normaliser("")
+# The fields of config.data that say how a text is normalised.
+NORMALISATION = tuple(field.name for field in dataclasses.fields(Normaliser) if field.name != "language")
 
 
 @functools.cache

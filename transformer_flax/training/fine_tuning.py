@@ -8,6 +8,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 from ml_collections import ConfigDict
 
+from transformer_flax.data.normalisation import NORMALISATION
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import DEEP_STARTS, ModelConfig
@@ -59,7 +60,7 @@ def require_alike(config: ConfigDict, model: ModelConfig) -> None:
     ]
     flags += [
         f"--config.data.{name}={their_config.data[name]}"
-        for name in ("lowercase", "tokenized")
+        for name in NORMALISATION
         if their_config.data[name] != config.data[name]
     ]
     if flags:
