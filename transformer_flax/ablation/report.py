@@ -27,12 +27,13 @@ from transformer_flax.ablation.comparison import (
 from transformer_flax.ablation.results import Result
 from transformer_flax.ablation.statistics import Estimate
 from transformer_flax.console import counted
+from transformer_flax.data.normalisation import NORMALISATION
 from transformer_flax.files import write_whole
 
 TEMPLATE = pathlib.Path(__file__).with_name("report.html")
 MOST_IN_TITLE = 3  # most fields that a title names
 # Fields that change the tokens of the text, or the tokens that a model has learned for it.
-PIECES = ("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", "lowercase", "tokenized")
+PIECES = ("bpe_dropout", "vocab_size", "tokenizer", "tokenizer_file", *NORMALISATION)
 TOKENS = {"init_from", *(f"data.{name}" for name in (*PIECES, "source_language", "target_language"))}
 # Fields that change the text that a tokenizer is learned from.
 LEARNED = {
@@ -70,8 +71,7 @@ def write(head: Mapping[str, Any], results: Iterable[Result], folder: pathlib.Pa
     The head and the results are those of `results.read`. The same results, in any order, give the same files. Removes
     an earlier report's pictures that have no data now.
     """
-    asked = {seed for session in head["sessions"] for seed in _seeds_of(session["command"])}
-    comparison = compare(results, head["config"], asked=asked)
+    comparison = compare(results, head["config"], asked=_seeds_of(head["sessions"][-1]["command"]))
     pictures = figures.draw(comparison)
     markdown = as_markdown(comparison, head, pictures.keys())
     folder.mkdir(parents=True, exist_ok=True)
@@ -399,7 +399,7 @@ def _ps(effect: Effect) -> str:
 def _papers(effect: Effect, measure: Measure) -> str:
     if effect.paper is None:
         return NONE
-    mark = {True: " ✓", False: " ✗", None: ""}[effect.has_papers_sign if effect.ours.value else None]
+    mark = {True: " ✓", False: " ✗", None: ""}[effect.has_papers_sign]
     return f"{effect.paper:+z.{measure.paper_digits}f}{mark}"
 
 

@@ -213,8 +213,7 @@ class _Sweep:
     def _seconds_left(self) -> float | None:
         """Returns the expected seconds left; None until a trial has finished and all variants are counted."""
         at_a_time = min(self._launcher.at_a_time, len(self._jobs))
-        trials = {trial.key for trial in self._trials}
-        if not at_a_time or not any(one.finished and one.key in trials for one in self._journal.results.values()):
+        if not at_a_time or len(self._trials) == len(self._left) + len(self._failed):
             return None
         if variant := next(self._uncounted, None):  # one at a time, so that the sweep goes on meanwhile
             assumed_flops(variant)
