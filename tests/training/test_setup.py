@@ -299,9 +299,9 @@ def test_targets_in_pieces_of_words_are_warned_of(folder, tmp_path, capsys, targ
     assert (warned in capsys.readouterr().out) == ("@@" in target or "▁" in target)
 
 
-def test_other_steps_than_the_cooldown_was_meant_for_are_told(folder, tmp_path, capsys):
+def test_other_steps_than_the_learning_rate_was_meant_for_are_told(folder, tmp_path, capsys):
     own = {"data__path": str(folder), "data__max_length": 20, "data__cache_dir": str(tmp_path / "cache")}
-    more, fewer = "was 4 and is now 6. The cooldown ends at", "was 6 and is now 5. The cooldown ends at"
+    more, fewer = "was 4 and is now 6. The learning rate", "was 6 and is now 5. The learning rate"
     cooled = [(4, 0.5, ""), (4, 0.5, ""), (6, 0.5, more), (5, 0.5, fewer)]
     for steps, cooldown, told in [*cooled, (4, 0.0, ""), (6, 0.0, "")]:
         config = checked_config(small_config(**own, steps=steps, optimizer__cooldown=cooldown))

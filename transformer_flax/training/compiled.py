@@ -19,12 +19,18 @@ from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator, Task
 from transformer_flax.training.fine_tuning import are_trained, with_embeddings
 from transformer_flax.training.loss import make_loss
-from transformer_flax.training.optimizer import keeps_average, make_average, make_optimizer, make_schedule
+from transformer_flax.training.optimizer import (
+    depends_on_steps,
+    keeps_average,
+    make_average,
+    make_optimizer,
+    make_schedule,
+)
 from transformer_flax.training.setup import PreparedRun
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
 
-# Runs that differ only in these fields share their compiled programs. A cooldown needs `steps`.
+# Runs that differ only in these fields share their compiled programs, unless the learning rate depends on `steps`.
 NOT_COMPILED = (
     "seed",
     "steps",
@@ -44,7 +50,7 @@ NOT_COMPILED = (
 def compiled_fields(config: ConfigDict) -> dict[str, Any]:
     """Returns the fields of a config that its compiled steps depend on."""
     fields = {name: value for name, value in config.to_dict().items() if name not in NOT_COMPILED}
-    return fields | {"steps": config.steps} if config.optimizer.cooldown else fields
+    return fields | {"steps": config.steps} if depends_on_steps(config) else fields
 
 
 class Steps:

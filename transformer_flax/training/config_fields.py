@@ -174,7 +174,7 @@ def require_fields(section: ConfigDict, dataclass: Any = None, where: str = "con
     for name, field in fields.items():
         value: Any = section.get(name, field.default)
         if value is dataclasses.MISSING:
-            raise UserError(f"{where}.{name} is missing; begin with configs/base.py, which has every field")
+            raise UserError(f"{where}.{name} is missing; begin with a file of configs/, which has every field")
         if field.type in TYPES:
             must = requirement(field, value)
         else:

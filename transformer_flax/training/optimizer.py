@@ -43,6 +43,11 @@ def make_schedule(config: ConfigDict) -> Callable[[jax.typing.ArrayLike], jax.Ar
     return schedule
 
 
+def depends_on_steps(config: ConfigDict) -> bool:
+    """Returns whether the learning rate of a run depends on `config.steps`."""
+    return config.optimizer.cooldown > 0
+
+
 def make_optimizer(config: ConfigDict) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer of a run, with its learning rate and with clipping of the gradient's norm.
 

@@ -30,6 +30,7 @@ from transformer_flax.training.config_checks import check, device_dtype, given_t
 from transformer_flax.training.config_fields import AUTO, needs_bfloat16, require_only
 from transformer_flax.training.fine_tuning import are_trained, complete_run, load_embeddings
 from transformer_flax.training.multihost import first_ahead, from_first, is_first, share
+from transformer_flax.training.optimizer import depends_on_steps
 from transformer_flax.training.run_directory import RunDirectory, final_splits
 from transformer_flax.training.sharding import Parallel, divide_cpu, make_parallel
 from transformer_flax.training.trained_model import TrainedModel, checksum, load_model, parse_name
@@ -221,15 +222,15 @@ def _load_start(config: ConfigDict, progress: Progress) -> TrainedModel | None:
 
 
 def _say_changes(configs: Sequence[ConfigDict], directories: Sequence[RunDirectory], progress: Progress) -> None:
-    """Prints what differs in resumed runs: new config fields, and another end of a cooldown."""
+    """Prints what differs in resumed runs: new config fields, and another length if the learning rate depends on it."""
     added = {}
     for config, directory in zip(configs, directories, strict=True):
         added |= directory.added_fields()
-        cools = config.optimizer.cooldown and directory.config_file.exists()
-        if cools and config.steps != (before := directory.load_config().steps):
+        resumed = directory.config_file.exists()
+        if resumed and depends_on_steps(config) and config.steps != (before := directory.load_config().steps):
             progress.say(
-                f"WARNING: config.steps was {before:,} and is now {config.steps:,}. The cooldown ends at the new last "
-                "step, so the learning rate may jump"
+                f"WARNING: config.steps was {before:,} and is now {config.steps:,}. The learning rate depends on "
+                "it, so it may jump"
             )
     if added:
         fields = ", ".join(f"config.{name}={value!r}" for name, value in added.items())
