@@ -158,6 +158,7 @@ def test_a_tokenizer_from_elsewhere_may_split_words_before_it_writes_bytes():
     split, letters = content["pre_tokenizer"]["pretokenizers"]
     of = lambda part: Tokenizer(Backend.from_str(json.dumps(content | {"pre_tokenizer": part})))  # noqa: E731
     assert of(letters | {"use_regex": True}).merges() == of(content["pre_tokenizer"]).merges()
-    for parts in ([letters, letters], [split, letters | {"add_prefix_space": True}], [letters, split]):
-        with pytest.raises(UserError, match=r"has model BPE, pre_tokenizer (Sequence|Split)"):
+    digits = {"type": "Digits", "individual_digits": True}
+    for parts in ([letters, letters], [split, letters | {"add_prefix_space": True}], [letters, split], [split, digits]):
+        with pytest.raises(UserError, match=r"has model BPE, pre_tokenizer (Sequence|Split|Digits)"):
             of({"type": "Sequence", "pretokenizers": parts}).merges()

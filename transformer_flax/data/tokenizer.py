@@ -192,9 +192,9 @@ class Tokenizer:
     def merges(self) -> list[tuple[str, str]]:
         """Returns the pairs of pieces that a byte-level BPE merges, the most frequent pair first."""
         parts = json.loads(self.to_json())
-        split = parts["pre_tokenizer"] or {}
-        *first, last = split.get("pretokenizers") or [split]
-        if all(each["type"] == "Split" for each in first) and not (first and last["add_prefix_space"]):
+        whole = parts["pre_tokenizer"] or {}
+        *splits, last = whole.get("pretokenizers") or [whole]
+        if all(each["type"] == "Split" for each in splits) and not (splits and last.get("add_prefix_space")):
             parts["pre_tokenizer"] = last
         kinds = {part: (parts[part] or {}).get("type") for part in ("model", "pre_tokenizer", "decoder")}
         if kinds != {"model": "BPE", "pre_tokenizer": "ByteLevel", "decoder": "ByteLevel"}:
@@ -206,7 +206,7 @@ class Tokenizer:
         return [tuple(pair) for pair in parts["model"]["merges"]]
 
     def comparable(self) -> dict[str, Any]:
-        """Returns the content of the file, but for how a text is split into words, which differs between versions."""
+        """Returns the content of the file without its rule for splitting words, which differs between versions."""
         return {**json.loads(self.to_json()), "pre_tokenizer": None}
 
     def words(self, pieces: Sequence[str]) -> list[str]:
@@ -228,7 +228,7 @@ def is_mark(character: str) -> bool:
 
 def starts_with_letter(text: str) -> bool:
     """Returns whether a text begins with a letter, a digit, or a mark on a letter."""
-    return any(c.isalnum() or is_mark(c) for c in text[:1])
+    return text != "" and (text[0].isalnum() or is_mark(text[0]))
 
 
 def smallest_vocabulary(kind: str) -> int:
