@@ -77,12 +77,7 @@ def _by_moses(tokens: str) -> str:
 def full_scores(translations: Sequence[str], references: Sequence[str], text: Normaliser) -> FullScores:
     """Computes all scores of detokenised text, with warnings. For the arguments, see `score`."""
     scores = score(translations, references, text)
-    chrf = sacrebleu.CHRF(lowercase=text.lowercase)
-    chrf_score = chrf.corpus_score(list(translations), [list(references)]).score
-    chrf_signature = str(chrf.get_signature())  # after the score, which counts the references
-    if text.tokenized:  # Moses' escapes, such as &apos;, count as letters
-        tokens = _by_moses(f"moses-{text.base_language}|punct:normalised")
-        chrf_signature = chrf_signature.replace("|version:", f"|{tokens}|version:")
+    chrf_score, chrf_signature = chrf(translations, references, text)
     # These settings compute BLEU like multi-bleu.perl.
     tokenised = sacrebleu.BLEU(lowercase=text.lowercase, tokenize="none", smooth_method="none", force=True)
     compounds = "|compounds:##AT##" if text.base_language == "de" else ""
@@ -97,6 +92,17 @@ def full_scores(translations: Sequence[str], references: Sequence[str], text: No
         table2_signature=str(tokenised.get_signature()).replace("tok:none", how),
         warnings=tuple(_warnings(translations, references, scores, text)),
     )
+
+
+def chrf(translations: Sequence[str], references: Sequence[str], text: Normaliser) -> tuple[float, str]:
+    """Returns chrF and its signature. For the arguments, see `score`."""
+    metric = sacrebleu.CHRF(lowercase=text.lowercase)
+    value = metric.corpus_score(list(translations), [list(references)]).score
+    signature = str(metric.get_signature())  # after the score, which counts the references
+    if text.tokenized:  # Moses' escapes, such as &apos;, count as letters
+        tokens = _by_moses(f"moses-{text.base_language}|punct:normalised")
+        signature = signature.replace("|version:", f"|{tokens}|version:")
+    return value, signature
 
 
 def table2_tokens(lines: Sequence[str], text: Normaliser) -> list[str]:
@@ -124,7 +130,7 @@ def warning_of_pieces(references: Sequence[str]) -> str:
         return ""
     return (
         f"{len(pieces)} of {len(references)} references are pieces of words, such as {pieces[0][:100]!r}: BLEU counts "
-        "pieces as words, so it is too high; join the pieces of all text first, for example by sed 's/@@ //g'"
+        "pieces as words, so it is too high; join the pieces of all text first"
     )
 
 
