@@ -14,6 +14,7 @@ import rich.text
 from rich.markup import escape
 
 LOGGED_SECONDS = 60
+LOGGED_WIDTH = 200  # of tables in a log, whose readers search whole lines
 
 
 class Progress:
@@ -89,7 +90,7 @@ class Progress:
             table.add_column(column, overflow="fold")  # a signature that is cut off is useless
         for row in rows:
             table.add_row(*(escape(self._writable(cell)) for cell in row))
-        self._print(table)
+        self._print(table, width=None if self._console.is_terminal else LOGGED_WIDTH)
 
     def _writable(self, text: str) -> str:
         """Returns a text with escapes in place of letters that the output's encoding lacks."""
@@ -122,8 +123,8 @@ class Progress:
         def update(done: int, of: int | None = None, **more: Any) -> None:
             nonlocal due
             self._bars.update(task, completed=done, total=of, **more)
-            if time.monotonic() >= due:
-                due += LOGGED_SECONDS
+            if (now := time.monotonic()) >= due:
+                due = now + LOGGED_SECONDS
                 self.say(f"{description}: {done:,}" + (f" of {of:,}" if of else ""))
 
         try:
