@@ -2,7 +2,7 @@
 
     python train.py
 
-2 to 3.5 minutes on two cores; 99.5 to 99.9 % of 1,000 held-out numbers exactly right. Ignore BLEU here: a German number
+2 to 5 minutes on two cores; 99.5 to 99.9 % of 1,000 held-out numbers exactly right. Ignore BLEU here: a German number
 is one word, and BLEU counts four words in a row, so it is 0. Read `exact_match`.
 """
 
