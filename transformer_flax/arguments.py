@@ -112,7 +112,7 @@ def load_config(argument: str | os.PathLike[str]) -> ConfigDict:
         near = difflib.get_close_matches(pathlib.Path(name).name, present, n=1)
         there = ", ".join(f"configs/{file}" for file in present)
         hint = f"did you mean 'configs/{near[0]}'?" if near else f"there are {there}"
-        raise UserError(f"--config={argument} cannot be loaded: there is no such file; {hint}")
+        raise UserError(f"{argument} cannot be loaded: there is no such file; {hint}")
     try:
         get_config = runpy.run_path(file, run_name="config_file").get("get_config")
         if not callable(get_config):
@@ -253,4 +253,4 @@ def _requirement(flag: flags.Flag) -> str:
     if isinstance(parser, flags.BooleanParser):
         return "true or false"
     # Of the other parsers, only the one of a config section has no help text.
-    return parser.syntactic_help or f"a dict; to set a field of it: --{flag.name}.FIELD=VALUE"
+    return parser.syntactic_help or f"a section; to set a field of it: --{flag.name}.FIELD=VALUE"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import types
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -40,8 +39,7 @@ def one_of(known: tuple[str, ...], **default: Any) -> Any:
 def requirement(field: dataclasses.Field, value: Any) -> str | None:
     """Returns the requirement that a field's value violates: its type, or that of `checked`. None: no violation."""
     wanted: Any = field.type
-    one_type = not isinstance(wanted, types.UnionType)
-    if one_type and type(value) is not wanted and not (wanted is float and type(value) is int):
+    if wanted in TYPES and type(value) is not wanted and not (wanted is float and type(value) is int):
         return TYPES[wanted]
     return None if field.metadata.get("is_valid", lambda v: True)(value) else field.metadata["requirement"]
 

@@ -27,7 +27,8 @@ def main(*names: str) -> None:
     text, folder = TEXTS[name], pathlib.Path(OUTPUT.value or f"data/{name}")
     with Progress() as progress:
         size = sum(file.size for file in text.files.values())
-        progress.say(f"{text.about}\nlicence: {text.licence}\n{len(text.files)} files, {size / 1e6:.1f} MB in {folder}")
+        files = f"{len(text.files)} files, {size / 1e6:.1f} MB, for {folder}"
+        progress.say(f"{text.about}\nlicence: {text.licence}\n{files}")
         with progress.bar(name) as update:
             fetch(text, folder, update)
         progress.say(f"train on it with --config.data.path={folder}")

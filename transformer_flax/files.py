@@ -167,7 +167,7 @@ class JsonLines:
 
 
 def _encode_line(line: dict[str, Any]) -> bytes:
-    # A path that is not UTF-8 has surrogates, whose replacements are JSON's own.
+    # A path that is not UTF-8 has surrogates. They are written as \udcff, which JSON reads back.
     return json.dumps(with_checksum(line), ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
 
 

@@ -31,7 +31,7 @@ SCORES = flags.DEFINE_bool("scores", False, "print a score and a tab before each
 TARGET = flags.DEFINE_string(
     "target", None, "print log P of the translations in this file, line by line, instead of translating"
 )
-PREFIX = flags.DEFINE_string("prefix", None, "what every output begins with, in whole words")
+PREFIX = flags.DEFINE_string("prefix", None, "text that every output begins with; end it at the end of a word")
 PREFIX_FILE = flags.DEFINE_string("prefix_file", None, "a file with such a beginning of each output, line by line")
 SAMPLE = flags.DEFINE_bool(
     "sample", False, "sample from the model's distribution instead of searching; --nbest samples a line"

@@ -64,7 +64,7 @@ def command(monkeypatch):
         ("--config.steps=1.5", "--config.steps=1.5: it must be an integer"),
         ("--config.model.dropout=", "--config.model.dropout=: it must be a number"),
         ("--config.eval.test=maybe", "--config.eval.test=maybe: it must be true or false"),
-        ("--config.model=3", "--config.model=3: it must be a dict; to set a field of it: --config.model.FIELD=VALUE"),
+        ("--config.model=3", "--config.model=3: it must be a section; to set a field of it: --config.model.FIELD=V"),
         ("--noconfig.eval.test=1", "--noconfig.eval.test=1 does not take an argument"),
         ("--beam_size=0", "--beam_size=0: it must be a positive integer"),
         ("--beam_size=many", "--beam_size=many: it must be a positive integer"),

@@ -35,7 +35,7 @@ def test_a_text_is_told_of_and_put_where_it_was_asked_for(tmp_path):
     result = forked.run("-c", FETCH, "cats", f"--output={tmp_path}")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
-        f"all about cats\nlicence: free\n1 files, 0.0 MB in {tmp_path}\n"
+        f"all about cats\nlicence: free\n1 files, 0.0 MB, for {tmp_path}\n"
         f"train on it with --config.data.path={tmp_path}\n"
     )
     assert (tmp_path / "train.en").read_text() == "a cat"

@@ -318,7 +318,7 @@ def test_layers_that_differ_or_are_one_are_not_scanned(make_layers):
     x, is_word = jnp.ones((1, 8, config.d_model)), jnp.ones((1, 1, 1, 8), bool)
     variables = Other(config).init(jax.random.key(0), x, is_word)
     Other(config).apply(variables, x, is_word)
-    with pytest.raises(UserError, match=r"scan_layers is True; it must be False, as the layers differ or are one"):
+    with pytest.raises(UserError, match=r"scan_layers must be False, as the layers differ or share parameters"):
         Other(dataclasses.replace(config, scan_layers=True)).apply(variables, x, is_word)
 
 

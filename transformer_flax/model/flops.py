@@ -50,7 +50,7 @@ def forward_flops(config: ModelConfig, source_lengths: np.ndarray, target_length
     }
 
 
-WITHOUT_PRODUCTS = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0, "branch_init": 1.0}  # do not count
+WITHOUT_PRODUCTS = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0, "branch_init": 1.0}  # share a count
 PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
 LENGTHS = (512, 1024, 1536)  # of sources and targets; multiples of most numbers of experts and widths of blocks
 CHECKED = (1200, 1040)  # lengths at which a program is compared: far from the primes, so that rounded lengths differ
@@ -149,7 +149,7 @@ def _module_of(stack: str, modules: Iterable[str]) -> str:
       Of the `modules` whose names are all in the stack, the one that begins outermost; of several, the one that ends
       innermost. If there is no such module, the first name below the model's, or "logits".
     """
-    # A number may count layers, which are counted together, or be a part of the name, which then counts as inner.
+    # With and without its number: encoder_1 is a layer of the encoder, feed_forward_2 a module of that name.
     names = [each for name in re.split(r"[/.]", stack) for each in (re.sub(r"_\d+$", "", name), name)]
     around = {module: module.split("/") for module in modules if set(module.split("/")) <= set(names)}
     if around:

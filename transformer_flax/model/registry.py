@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 
 from transformer_flax.errors import UserError, did_you_mean, look_up
-from transformer_flax.model.config import ModelConfig, TransformerConfig
+from transformer_flax.model.config import MOST_LAYERS, ModelConfig, TransformerConfig
 from transformer_flax.model.residuals import init_admin
 from transformer_flax.model.transformer import Transformer
 
@@ -137,9 +137,9 @@ def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[
     config = config.changed(scan_layers=False)  # scanned layers sow nothing
     _, sown = make_model(config).apply({"params": params}, *sides, mutable=["intermediates"])
     weights: dict[str, Any] = flatten_dict(sown.get("intermediates", {}), sep="/")
-    maps, most = {}, max(len(weights), config.num_layers)  # some layers may have no attention
+    maps = {}
     for name, module in kind_of(config).attention.items():
-        places = dict.fromkeys(f"{module.replace('*', str(n))}/weights" for n in range(most))
+        places = dict.fromkeys(f"{module.replace('*', str(n))}/weights" for n in range(MOST_LAYERS))
         if layers := [each for place in places for each in weights.get(place, ())]:  # a layer may be applied repeatedly
             maps[name] = jnp.stack(layers)
     return maps

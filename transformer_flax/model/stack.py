@@ -50,7 +50,7 @@ class Stack(nn.Module):
         keys = jax.random.split(self.make_rng("dropout"), len(self.layers)) if self.has_rng("dropout") else None
         one, *more = (layer.clone(parent=None, name=f"{self.prefix}_0") for layer in self.layers)
         if any(layer != one for layer in more) or len({*map(id, self.layers)}) < len(self.layers):
-            raise UserError("config.model.scan_layers is True; it must be False, as the layers differ or are one")
+            raise UserError("config.model.scan_layers must be False, as the layers differ or share parameters")
 
         def apply(x, params_and_key):
             params, key = params_and_key
