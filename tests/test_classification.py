@@ -297,14 +297,17 @@ def test_a_classifier_that_has_diverged_predicts_nothing(run):
         diverged.classify(["a line"])
 
 
-def test_a_split_is_measured_and_drawn(trained, tmp_path):
+def test_a_split_is_measured_and_drawn(trained, run, tmp_path):
     picture = tmp_path / "confusion.svg"
     evaluate = "evaluate", f"--workdir={trained[1]}"
     result = succeeds(*evaluate, f"--confusion={picture}")
     report = json.loads(result.stdout)
     assert report["accuracy"] == pytest.approx(trained[2]["test"].scalars["accuracy"])
     assert list(report["classes"]) == ["animal", "colour", "number"]
-    assert sum(map(sum, report["confusion"])) == report["sentences"] == 40
+    wanted = run.evaluate(*run.split("test"))
+    assert report["confusion"] == wanted.confusion.tolist() != wanted.confusion.T.tolist()
+    for name, values in (("precision", wanted.precision), ("recall", wanted.recall), ("texts", wanted.support)):
+        assert [of[name] for of in report["classes"].values()] == values.tolist()
     assert "macro-F1:" in result.stderr
     assert "<svg" in picture.read_text()
     for file, message in (("a.jpeg", "must end in .png, .svg, .pdf"), ("no/a.png", "No such file")):

@@ -53,6 +53,11 @@ def test_a_token_of_two_words_counts_half_for_each():
     np.testing.assert_allclose(word_weights(attention), 0.25)
 
 
+def test_a_word_without_a_token_of_its_own_has_no_link():
+    target = dataclasses.replace(TARGET, words_of=((0,), (0,), (), ()))
+    assert align(dataclasses.replace(ATTENTION, target=target), layers=[0]) == {(1, 0)}
+
+
 def test_gold_links_are_sure_or_possible(tmp_path):
     file = tmp_path / "gold.talp"
     file.write_text("0-0 1?2 2-1\n\n3p0\n")

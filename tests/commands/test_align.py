@@ -38,11 +38,16 @@ def test_each_pair_of_lines_has_a_line_of_links_and_gold_ones_an_error_rate(fini
 
 
 def test_without_a_target_the_runs_own_translations_are_aligned_and_written(finished, files, tmp_path):
-    result = succeeds("align", f"--workdir={finished}", files[0], f"--translations={tmp_path / 'out'}")
+    line = ["align", f"--workdir={finished}", "--by=read", "--heads=0"]
+    result = succeeds(*line, files[0], f"--translations={tmp_path / 'out'}")
+    restored = transformer_flax.restore(finished)
+    assert result.stdout.splitlines() == [
+        to_pharaoh(align(each, heads=[0], by="read")) for each in restored.attentions(LINES[0])
+    ]
     translations = (tmp_path / "out").read_text().splitlines()
-    assert translations == transformer_flax.restore(finished).translate(LINES[0])
+    assert translations == restored.translate(LINES[0])
     (tmp_path / "target").write_text((tmp_path / "out").read_text())
-    assert succeeds("align", f"--workdir={finished}", *files).stdout == result.stdout
+    assert succeeds(*line, *files).stdout == result.stdout
 
 
 def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
@@ -58,6 +63,9 @@ def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
         message = refused("align", *files, f"--gold={tmp_path / 'gold'}")
         assert "gold, line 1: " in message
         assert why in message
+    for name in ("source", "target", "gold"):
+        output = f"--page={tmp_path}/./{name}"
+        assert "is an input" in refused("align", *files, f"--gold={tmp_path / 'gold'}", output)
     (tmp_path / "gold").write_text("0-0\n")
     message = refused("align", f"--workdir={finished}", *files, f"--gold={tmp_path / 'gold'}")
     assert "source has 3 lines and" in message

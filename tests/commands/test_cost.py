@@ -51,6 +51,12 @@ def test_tables_are_for_people():
     shown = succeeds("cost", NUMBERS, "--peak_tflops=19", "--num_devices=2", "--utilisation=0.6").stdout
     for part in ("decoder/cross_attention", "logits", "backward", "optimizer", "as table 2 counts it"):
         assert part in shown
+    made = cost(19e12, 2, 0.6)
+    for number in (
+        f"{made.step_flops / made.tokens_per_step / 1e6:,.2f}",
+        f"{made.days * 86_400_000 / made.steps:,.3g} ms",
+    ):
+        assert number in shown
     assert "1,000 steps on 2 x device, 19 TFLOP/s each, of which 60% are reached" in shown
 
 

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 import transformer_flax
+from tests import forked
 from tests.commands.process import refused, run, succeeds
 from transformer_flax.files import read_json_lines
 
@@ -143,3 +144,23 @@ def test_a_run_on_normalised_text_needs_no_flag_for_it(finished, tmp_path, name)
     result = run("evaluate", f"--workdir={tmp_path}/run", f"--{name}")
     assert result.returncode == 2
     assert f"error: --{name} has no effect with numbers, which has config.data.{name}=True" in result.stderr
+
+
+def test_a_score_as_others_publish_it_is_of_text_normalised_alike_on_both_sides():
+    program = """if True:
+        from types import SimpleNamespace as Made
+        from absl import flags
+        from transformer_flax import evaluate
+        from transformer_flax.data.normalisation import Normaliser
+        flags.FLAGS(["evaluate"])
+        for flag, own, ours, theirs in (
+            ("tokenized", Normaliser("de", lowercase=True), "er sagt: ja, gut.", "Er sagt: Ja, gut."),
+            ("lowercase", Normaliser("de", tokenized=True), "Er sagt : ja , gut .", "er sagt: Ja, gut."),
+        ):
+            flags.FLAGS.lowercase, flags.FLAGS.tokenized = flag == "lowercase", flag == "tokenized"
+            run = Made(normalise=(None, own), config=Made(data=Made(target_language="de")))
+            found = evaluate._score_normalised(run, Made(translations=[ours]), [theirs])
+            print(round(found.bleu), "|case:lc|" in found.signature, "|tok:moses-de|" in found.signature)
+        """
+    result = forked.run("-c", program)
+    assert result.stdout.splitlines() == ["100 True True"] * 2, result.stderr

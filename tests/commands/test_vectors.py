@@ -48,6 +48,8 @@ def test_vectors_are_trained_asked_and_drawn(folder):
     read = succeeds("vectors", "nearest", vectors, "--count=3", given="cat\n\nRED\n").stdout.splitlines()
     assert read[:3] == found
     assert {line.split("\t")[1] for line in read[3:]} == {word.upper() for word in TOPICS[1]} - {"RED"}
+    rare = run("vectors", "nearest", vectors, "--least=5000", "cat")
+    assert (rare.returncode, rare.stdout) == (2, "")
     some = run("vectors", "nearest", vectors, "--count=3", given="+\ncat\n§\n")
     assert (some.returncode, some.stdout.splitlines()) == (2, found)
     assert "WARNING: there is no vector of '+'" in some.stderr

@@ -114,7 +114,7 @@ def test_german_compounds_count_as_their_parts():
     whole = full_scores([translation], [reference], Normaliser("nl"))
     assert round(whole.table2_bleu, 6) == round(100 * (1 / 12) ** (1 / 4), 6)
     # 8 tokens with one of them wrong, "eine rot ##AT##-##AT## ? Wand steht heute da": 7/8, 5/7, 3/6, 1/5: 1/16.
-    split = full_scores([translation], [reference], DE)
+    split = full_scores([translation], [reference], Normaliser("de_AT"))
     assert round(split.table2_bleu, 6) == round(100 * (1 / 16) ** (1 / 4), 6) == 50
     assert "tok:moses-nl|punct" in whole.table2_signature
     assert "tok:moses-de|compounds:##AT##|punct" in split.table2_signature

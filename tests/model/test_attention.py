@@ -252,3 +252,14 @@ def test_row_with_nothing_to_attend_to_gives_zeros_and_finite_gradients():
         assert np.abs(gradient).max() > 0, path
     np.testing.assert_array_equal(gradients[1][0], 0)
     np.testing.assert_array_equal(gradients[2][0], 0)
+
+
+@pytest.mark.parametrize("compatibility", ["scaled_dot", "dot"])
+def test_fused_attention_divides_by_the_root_of_d_k_where_plain_attention_does(compatibility):
+    config = dataclasses.replace(TINY, d_k=8, d_v=8, dtype="bfloat16", compatibility=compatibility)
+    fused = dataclasses.replace(config, attention_implementation="cudnn")
+    x = 3 * jax.random.normal(jax.random.key(0), (2, 6, TINY.d_model))
+    mask = jnp.ones((1, 1, 1, 6), bool)
+    params = {"params": MultiHeadAttention(config).init(jax.random.key(1), x, x, mask)["params"]}
+    plain, ours = (MultiHeadAttention(c).apply(params, x, x, mask) for c in (config, fused))
+    np.testing.assert_allclose(np.float32(ours), np.float32(plain), atol=0.1)

@@ -7,9 +7,9 @@ import pytest
 from transformer_flax.relatives.word_vectors import Rows, Tables, gradient, touch, update, windows
 
 V, D = 11, 4
-WORDS = np.array([[3, 4, 5, 3, 6, 0], [7, 7, 8, 9, 10, 4]], np.int32)
-SENTENCES = np.array([[0, 0, 0, 1, 1, -1], [2, 2, 2, 2, 5, 5]], np.int32)
-REACH = np.array([[2, 1, 2, 3, 1, 3], [1, 2, 3, 1, 1, 2]], np.int32)
+WORDS = np.array([[3, 4, 5, 3, 6, 0, 0], [7, 7, 8, 9, 10, 4, 0]], np.int32)
+SENTENCES = np.array([[0, 0, 0, 1, 1, -1, -1], [2, 2, 2, 2, 5, 5, -1]], np.int32)
+REACH = np.array([[2, 1, 2, 3, 1, 3, 1], [1, 2, 3, 1, 1, 2, 1]], np.int32)
 NOISE = np.array([[3, 10, 3], [5, 6, 7]], np.int32)
 NEGATIVES = 5
 ROWS = Rows(WORDS, SENTENCES, REACH, NOISE, 0.0)

@@ -51,6 +51,12 @@ def test_rows_are_of_the_shapes_and_bounds_that_are_asked_for(sides):
     assert 0 == done[0] < done[-1] < 1
 
 
+def test_languages_are_mixed_from_the_first_batches_on(sides):
+    batches = list(text(sides).epoch(0))
+    first = np.concatenate([rows.sentences for rows in batches[: len(batches) // 4]])
+    assert {*first[first >= 0] // 600} == {0, 1}
+
+
 def test_an_epoch_is_a_function_of_seed_and_number(sides):
     def first(seed, epoch):
         return next(text(sides, seed).epoch(epoch))

@@ -13,8 +13,9 @@ from tests.relatives.planted import TOPICS, planted_text, tokenise
 from transformer_flax.analysis.plots import plot_plane, principal_plane
 from transformer_flax.data.tokenizer import SMALLEST_VOCABULARY, Tokenizer
 from transformer_flax.errors import UserError
+from transformer_flax.relatives import word_vectors
 from transformer_flax.relatives.vector_files import Vectors, count_whole_words
-from transformer_flax.relatives.word_vectors import LOSSES, VectorConfig, train_vectors
+from transformer_flax.relatives.word_vectors import LOSSES, VectorConfig, train_vectors, update
 from transformer_flax.run import restore
 
 SMALL = {"d_model": 8, "rows_per_batch": 4, "epochs": 12, "subsample": 0.0, "learning_rate": 0.2}
@@ -82,6 +83,14 @@ def test_the_loss_falls_and_is_told():
     assert list(epochs) == sorted(epochs)
     assert {*range(1, CONFIG.epochs + 1)} <= {*epochs}
     assert epochs[-1] == CONFIG.epochs
+
+
+def test_the_rate_falls_evenly_to_zero(monkeypatch):
+    tokenizer, sentences = tokenise(planted_text())
+    rates = []
+    monkeypatch.setattr(word_vectors, "update", lambda *given, **how: rates.append(given[2]) or update(*given, **how))
+    train_vectors([sentences], tokenizer, dataclasses.replace(CONFIG, epochs=2), 0)
+    np.testing.assert_allclose(rates, CONFIG.learning_rate * (1 - np.arange(len(rates)) / len(rates)), rtol=1e-5)
 
 
 def test_a_text_without_words_is_refused():

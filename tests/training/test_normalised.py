@@ -7,6 +7,7 @@ import pytest
 import transformer_flax
 from tests.commands.process import run as command
 from tests.training.small import PAIRS, small_config, write_text
+from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.loop import train
@@ -52,6 +53,12 @@ def test_a_split_is_measured_as_in_training(run, workdir):
         assert part in report.signature
 
 
+def test_references_are_normalised_before_they_are_compared(run, monkeypatch):
+    monkeypatch.setattr(Translator, "translate", lambda *_, **how: ["isn &apos; t it : forty-two ?"])
+    report = run.evaluate([LINE], [LINE], num_devices=1)
+    assert (round(report.bleu), report.exact_match) == (100, 1)
+
+
 def test_any_text_that_a_run_is_given_is_normalised(run):
     plain = dataclasses.replace(run, config=run.config.copy_and_resolve_references())
     plain.config.data.update(lowercase=False, tokenized=False)
@@ -64,10 +71,12 @@ def test_any_text_that_a_run_is_given_is_normalised(run):
         run.ensemble(plain)
 
 
-def test_lines_are_aligned_by_words_that_the_run_keeps_as_they_are(workdir, tmp_path):
-    source, target = tmp_path / "source", tmp_path / "target"
-    source.write_text("forty-two\n")
-    target.write_text(f"{LINE}\n")
-    result = command("align", f"--workdir={workdir}", f"--source={source}", f"--target={target}")
+@pytest.mark.parametrize(("flag", "other", "words"), [("source", "target", 6), ("target", "source", 7)])
+def test_lines_are_aligned_by_words_that_the_run_keeps_as_they_are(workdir, tmp_path, flag, other, words):
+    (tmp_path / flag).write_text(f"{LINE}\n")
+    (tmp_path / other).write_text("forty-two\n")
+    texts = [f"--{name}={tmp_path / name}" for name in (flag, other)]
+    result = command("align", f"--workdir={workdir}", *texts)
     assert result.returncode == 2
-    assert "error: --target, line 1, has 3 words, and 7 as the run reads them; align needs words" in result.stderr
+    message = f"error: --{flag}, line 1, has 3 words, and {words} as the run reads them; align needs words"
+    assert message in result.stderr
