@@ -113,7 +113,7 @@ def test_on_resuming_tensorboard_is_told_to_drop_what_it_has_of_later_steps(tmp_
 
 def test_events_that_do_not_fit_on_the_disk_are_told_of_once(tmp_path):
     writer = MetricsWriter(tmp_path / "metrics.jsonl", 0, score="bleu")
-    with files_up_to(400):  # enough for the line and not for its events
+    with files_up_to(230):  # enough for the line and not for its event
         with pytest.raises(UserError, match="TensorBoard events cannot be written: File too large"):
             writer.write(1, "train", {f"{index}": index for index in range(10)})
         writer.close()

@@ -155,7 +155,7 @@ class Evaluator:
         if self._gain_batches:
             own, others = (self._measure(placed, batches, "source gain", check) for batches in self._gain_batches)
             means["source_gain"] = others.log_perplexity - own.log_perplexity
-        examples = self._pairs.read(range(min(max_sentences or len(self._pairs), len(self._pairs))))
+        examples = self._pairs.read(range(len(self._pairs))[: max_sentences or None])
         sources, references = ([example[side] for example in examples] for side in (0, 1))
         params = self._parallel.local(placed)
         with self._progress.bar(f"{self._name} {self._task.outputs}") as update:

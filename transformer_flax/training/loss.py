@@ -205,15 +205,9 @@ def _sums_by_chunks(sums_of: Callable, y: jax.Array, embedding: jax.Array, targe
     """Returns the sums of `sums_of(y, embedding, target)` over the first axis of y and target.
 
     The loss is a sum, so the gradient of a chunk can be computed together with the chunk's logits. No logits are kept
-    for a backward pass or computed twice.
+    for a backward pass or computed twice. Without a backward pass, JAX compiles no gradients.
     """
-
-    def add(total, chunk):
-        y, target = chunk
-        return jax.tree.map(jnp.add, total, sums_of(y, embedding, target)), None
-
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(sums_of, y[0], embedding, target[0]))
-    return jax.lax.scan(add, zeros, (y, target))[0]
+    return _sums_and_gradients(sums_of, y, embedding, target)[0]
 
 
 def _sums_and_gradients(sums_of, y, embedding, target):
@@ -228,7 +222,7 @@ def _sums_and_gradients(sums_of, y, embedding, target):
         return jax.tree.map(jnp.add, total, (sums, gradient)), y_gradient
 
     sums = jax.eval_shape(sums_of, y[0], embedding, target[0])
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (sums, embedding))
+    zeros = jax.tree.map(jnp.zeros_like, (sums, embedding))
     (sums, gradient), y_gradient = jax.lax.scan(add, zeros, (y, target))
     return sums, (y_gradient, gradient)
 

@@ -107,9 +107,9 @@ class MetricsWriter:
     ):
         self._send = send
         self._lines = StepLines(file, step)
-        self.kept, self.dropped = self._lines.kept, self._lines.dropped
-        self.written, self._score = [*self.kept], f"valid/{score}"
-        self._started = time.monotonic() - max([seconds, *(line.get("seconds", 0.0) for line in self.kept[-1:])])
+        self.written, self.dropped = self._lines.kept, self._lines.dropped
+        self._score = f"valid/{score}"
+        self._started = time.monotonic() - max([seconds, *(line.get("seconds", 0.0) for line in self.written[-1:])])
         self._events = None
         if not is_first():
             return
@@ -149,9 +149,8 @@ class MetricsWriter:
         if self._events is None:
             return
         try:
-            for name, value in named.items():
-                summary = Summary(value=[Summary.Value(tag=name, simple_value=value)])
-                self._events.write_event(Event(wall_time=time.time(), step=step, summary=summary))
+            scalars = [Summary.Value(tag=name, simple_value=value) for name, value in named.items()]
+            self._events.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=scalars)))
             self._events.flush()
         except OSError as error:
             raise UserError(

@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import logging
-import math
 import os
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -62,7 +61,7 @@ class Parallel:
 
         def sharding(x):
             divided = [axis for axis, size in enumerate(x.shape) if size % self.num_devices == 0]
-            if not self.shard_params or not divided or math.prod(x.shape) < SMALL:
+            if not self.shard_params or not divided or x.size < SMALL:
                 return self._replicated
             largest = max(divided, key=lambda axis: x.shape[axis])
             return NamedSharding(self.mesh, PartitionSpec(*[None] * largest, AXIS))

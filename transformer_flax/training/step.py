@@ -76,7 +76,7 @@ def sum_gradients(
         return jax.tree.map(jnp.add, total, gradient(micro_batch, jax.random.fold_in(key, i))), None
 
     first = jax.tree.map(lambda x: x[0], micro_batches)
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, first, key))
+    zeros = jax.tree.map(jnp.zeros_like, jax.eval_shape(gradient, first, key))
     return jax.lax.scan(add, zeros, (jnp.arange(accumulation_steps), micro_batches))[0]
 
 
@@ -115,14 +115,10 @@ def make_train_step(
         grads = jax.tree.map(lambda g: g / counts["loss"], trained(grads))
         grad_norm = optax.tree.norm(grads)
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
-
-        def if_finite(new, old):
-            return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
-
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, finite=finite)
-        params = if_finite(optax.apply_updates(state.params, trained(updates)), state.params)
+        params = optax.tree.where(finite, optax.apply_updates(state.params, trained(updates)), state.params)
         made = state.step + 1 - state.skipped
-        ema = if_finite(average.update(state.ema, params, made), state.ema) if average else state.ema
+        ema = optax.tree.where(finite, average.update(state.ema, params, made), state.ema) if average else state.ema
         state = state.replace(
             step=state.step + 1,
             params=params,

@@ -75,7 +75,7 @@ class Trainer:
         if not start and self._metrics.dropped:  # killed before its first checkpoint, or its checkpoints are gone
             last = max(line["step"] for line in self._metrics.dropped)
             self.say(f"WARNING: the run begins anew; its metrics and outputs up to step {last:,} are deleted")
-        if start >= run.config.log.every and not self._metrics.kept:
+        if start >= run.config.log.every and not self._metrics.written:
             self.say(f"WARNING: {run.directory.metrics_file} lacks the {start:,} steps so far")
         self._wandb = WandbRun(run.config, run.directory, self.say)  # last, so that no failure here leaves it open
 
