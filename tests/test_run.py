@@ -19,7 +19,6 @@ import pytest
 import transformer_flax
 from tests.conftest import ROOT
 from tests.training.small import small_config
-from transformer_flax.cli import restore_named
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.decoding.settings import Sampling
 from transformer_flax.errors import UserError
@@ -410,24 +409,24 @@ def test_by_default_they_are_those_of_the_last_evaluation(made, tmp_path):
     ("name", "average", "params_from"),
     [
         ("run", None, "the moving average at step 34"),
-        ("run", "2", "the mean of the parameters at steps 30, 34"),
+        ("run", 2, "the mean of the parameters at steps 30, 34"),
         ("run", "ema", "the moving average at step 34"),
         ("run@25", None, "the moving average at step 25"),
         ("run@10,25", None, "the mean of the moving averages at steps 10, 25"),
         ("run@20", "ema", "the moving average at step 20"),
-        ("run@20", "1", "the parameters of step 20"),
-        ("run@10,25", "1", "the mean of the parameters at steps 10, 25"),
+        ("run@20", 1, "the parameters of step 20"),
+        ("run@10,25", 1, "the mean of the parameters at steps 10, 25"),
     ],
     ids=str,
 )
 def test_a_run_is_named_with_or_without_steps(made, name, average, params_from):
-    assert restore_named(str(made.parent / name), average).params_from == params_from
+    assert restore(made.parent / name, average=average).params_from == params_from
 
 
 def test_a_directory_may_have_an_at_in_its_name(tmp_path):
     make(tmp_path / "lr@high", steps=(10,))
-    assert restore_named(str(tmp_path / "lr@high")).params_from == "the parameters of step 10"
-    assert restore_named(str(tmp_path / "lr@high@10")).params_from == "the parameters of step 10"
+    assert restore(tmp_path / "lr@high").params_from == "the parameters of step 10"
+    assert restore(tmp_path / "lr@high@10").params_from == "the parameters of step 10"
 
 
 # What cannot be had

@@ -60,28 +60,23 @@ def define_run(names: Iterable[str] = SETTINGS) -> Callable[[], "tuple[Run, dict
     chosen = {name: SETTINGS[name] for name in names}
     holders = {name: define(name, None, f"{text}; default: the run's") for name, (define, text) in chosen.items()}
 
-    def restore() -> "tuple[Run, dict[str, Any]]":
+    def restore_all() -> "tuple[Run, dict[str, Any]]":
         if not workdirs.value:
             raise UserError("name the directory of a trained run: --workdir=runs/NAME")
+        from transformer_flax.run import restore
         from transformer_flax.training.compilation_cache import keep_compiled
         from transformer_flax.training.sharding import divide_cpu
 
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         divide_cpu(min(cores, CPU_DEVICES))
         keep_compiled("")
-        first, *others = [restore_named(name, average.value) for name in workdirs.value]
+        which = int(average.value) if average.value and average.value.isdecimal() else average.value
+        first, *others = [restore(name, average=which) for name in workdirs.value]
         run = first.ensemble(*others)
         print(f"{run.name}: {run.params_from}", file=sys.stderr)
         return run, {name: holder.value for name, holder in holders.items() if holder.value is not None}
 
-    return restore
-
-
-def restore_named(name: str, average: str | None = None) -> "Run":
-    """Restores the run of one --workdir, `DIRECTORY` or `DIRECTORY@STEP,...`, with the `average` of --average."""
-    from transformer_flax.run import restore
-
-    return restore(name, average=int(average) if average and average.isdecimal() else average)
+    return restore_all
 
 
 def is_given(name: str) -> bool:

@@ -157,7 +157,7 @@ class Run(TrainedModel):
         bounds = [name for name in ("max_input_length", "max_extra_length") if name in known]
         longest = sum(getattr(settings, name) for name in bounds)
         for run in (self, *self.partners):
-            if (most := run.model.config.most_positions) is not None and most < longest:
+            if (most := run.model.config.most_positions) < longest:
                 raise UserError(
                     f"{' + '.join(bounds)} is {longest}; {run.name} has learned only {most} positions: lower it"
                 )

@@ -9,7 +9,7 @@ from ml_collections import FieldReference
 
 from configs import numbers
 from tests.ablation.test_results import HEAD
-from transformer_flax.ablation.expected_cost import Estimator, assumed_flops, show_plan
+from transformer_flax.ablation.expected_cost import assumed_left, estimate, show_plan
 from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
 from transformer_flax.ablation.trials import (
@@ -195,16 +195,14 @@ def test_runs_cost_in_proportion_to_those_that_have_finished(tmp_path):
         made.trials(make_variants(made.base, "base", axes=[f"steps={steps}"]), seeds=range(1))[0]
         for steps in (1000, 500, 2000)
     )
-    assumed = Estimator([base], [], rate=1e9)
-    assert assumed.measured == 0
-    assert assumed.seconds(base) == pytest.approx(assumed_flops(base.variant) / 1e9 / 0.3)
-    measured = Estimator([base, half, longer], [result(base), result(half, flops=5e8, seconds=5.0)])
-    assert measured.flops(longer) == pytest.approx(2e9)
-    assert measured.seconds(longer) == pytest.approx(20.0)
-    untimed = Estimator([base, half], [result(base), result(half, flops=0.0, seconds=5.0)])
-    assert untimed.flops(longer) == pytest.approx(2e9)
-    failed = Estimator([base], [result(base, status="failed")])
-    assert failed.measured == 0
+    assert estimate([base], [], rate=1e9) == (1.0, pytest.approx(1 / 1e9 / 0.3))
+    assert estimate([base], [result(base, status="failed")], rate=1e9) == estimate([base], [], rate=1e9)
+    flops, seconds = estimate([base, half, longer], [result(base), result(half, flops=5e8, seconds=5.0)])
+    assert flops * assumed_left(longer) == pytest.approx(2e9)
+    assert seconds * assumed_left(longer) == pytest.approx(20.0)
+    assert seconds * assumed_left(longer, step=1500) == pytest.approx(5.0)
+    flops, _ = estimate([base, half], [result(base), result(half, flops=0.0, seconds=5.0)])
+    assert flops * assumed_left(longer) == pytest.approx(2e9)
 
 
 def test_a_plan_shows_that_a_failed_seed_is_trained_apart(tmp_path, capsys):

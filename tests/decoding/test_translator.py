@@ -232,10 +232,11 @@ def test_scores_need_a_target_for_each_source():
         make().score(["abc", "a"], ["abc"])
 
 
-def test_lines_cut_for_scoring_are_counted_once(caplog):
+def test_lines_cut_for_scoring_are_counted(caplog):
     translator = make(max_input_length=16, window=1)
     [scores, _] = translator.score(["a" * 40, "b"], ["c" * 60, "d"])
-    assert "1 of 2 lines were cut to 16 tokens of input and 20 of output" in caplog.text
+    told = ["1 of 2 lines were cut to 16 tokens", "1 of 2 target lines were cut to 20 tokens"]
+    assert [record.getMessage() for record in caplog.records] == told
     # Of the 21 tokens of the longest output, the last would be the end symbol, with which a cut target does not end.
     [whole, _] = translator.score(["a" * 40, "b"], ["c" * 20, "d"])
     assert len(whole) == 21

@@ -34,32 +34,24 @@ def assumed_flops(variant: Variant) -> float:
     return float(config.steps) * passes(config) * training_flops(model, lengths, lengths)
 
 
-class Estimator:
-    """Estimates the cost of trials from the finished trials of the sweep, or else from the machine's rate.
+def assumed_left(trial: Trial, step: int = 0) -> float:
+    """Returns the part of `assumed_flops` that a trial needs after a step."""
+    return assumed_flops(trial.variant) * (1 - step / trial.steps)
 
-    The rate is the FLOPs a second of a large matrix product on all devices.
+
+def estimate(trials: Sequence[Trial], results: Iterable[Result], rate: float = math.nan) -> tuple[float, float]:
+    """Returns the expected FLOPs and seconds for each assumed FLOP, from the finished trials of the sweep.
+
+    If no trial has finished, the seconds follow from `rate`, the FLOPs a second of a large matrix product on all
+    devices.
     """
-
-    def __init__(self, trials: Sequence[Trial], results: Iterable[Result], rate: float = math.nan):
-        assumed = {trial.key: assumed_flops(trial.variant) for trial in trials}
-        known = [result for result in results if result.finished and result.key in assumed]
-        timed = [result for result in known if result.flops]
-        expected = sum(assumed[result.key] for result in known)
-        self.measured = len(known)
-        # FLOPs and seconds for each assumed FLOP.
-        self._flops = sum(r.flops for r in timed) / sum(assumed[r.key] for r in timed) if timed else 1.0
-        self._seconds = sum(result.seconds for result in known) / expected if known else 1 / (rate * UTILISATION)
-
-    def flops(self, trial: Trial, step: int = 0) -> float:
-        """Returns the FLOPs that a trial is expected to need after a step."""
-        return self._flops * assumed_flops(trial.variant) * (1 - step / trial.steps)
-
-    def seconds(self, trial: Trial, step: int = 0) -> float:
-        """Returns the seconds that a trial is expected to need after a step.
-
-        NaN if no trial has finished and there is no rate.
-        """
-        return self._seconds * assumed_flops(trial.variant) * (1 - step / trial.steps)
+    assumed = {trial.key: assumed_flops(trial.variant) for trial in trials}
+    known = [result for result in results if result.finished and result.key in assumed]
+    if not known:
+        return 1.0, 1 / (rate * UTILISATION)
+    timed = [result for result in known if result.flops]
+    flops = sum(r.flops for r in timed) / sum(assumed[r.key] for r in timed) if timed else 1.0
+    return flops, sum(result.seconds for result in known) / sum(assumed[result.key] for result in known)
 
 
 def measured_rate(dtype: str) -> float:
@@ -103,9 +95,9 @@ def show_plan(trials: Sequence[Trial], factory: TrialFactory, *, together: bool)
             if variant not in parameters:  # a text with fewer pieces than the config's vocabulary has a smaller model
                 model = model_config(variant.config, variant.config.data.vocab_size)
                 parameters[variant] = sum(count_parameters(model).values())
-    estimator = Estimator(trials, finished, rate)
+    flops, seconds = estimate(trials, finished, rate)  # for each assumed FLOP
     if finished:
-        source = f"time and FLOPs as in {counted(estimator.measured, 'run')} that finished"
+        source = f"time and FLOPs as in {counted(len(finished), 'run')} that finished"
     else:
         source = (
             f"FLOPs of full batches; time without evaluations, assuming {UTILISATION:.0%} of the "
@@ -116,13 +108,11 @@ def show_plan(trials: Sequence[Trial], factory: TrialFactory, *, together: bool)
     for trial in trials:
         state = "finished" if trial not in left else f"at step {left[trial]:,}" if left[trial] else ""
         cells = [str(trial), state, f"{parameters[trial.variant]:,}", f"{trial.steps:,}"]
-        rows.append([*cells, f"{estimator.flops(trial):.2e}", duration(estimator.seconds(trial))])
+        rows.append([*cells, f"{flops * assumed_left(trial):.2e}", duration(seconds * assumed_left(trial))])
     columns = ["run", "state", "parameters", "steps", "FLOPs", "time"]
     progress.table(f"{counted(len(trials), 'run')} in {factory.workdir}", columns, rows)
     for job in make_jobs(list(left), results, together=together):
         progress.say(factory.shown(job))
-    flops = sum(estimator.flops(trial, step) for trial, step in left.items())
-    seconds = sum(estimator.seconds(trial, step) for trial, step in left.items())
-    progress.say(
-        f"{counted(len(left), 'run')} to make: {flops:.2e} FLOPs, {duration(seconds)} one after another ({source})"
-    )
+    to_do = sum(assumed_left(trial, step) for trial, step in left.items())
+    cost = f"{flops * to_do:.2e} FLOPs, {duration(seconds * to_do)} one after another"
+    progress.say(f"{counted(len(left), 'run')} to make: {cost} ({source})")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from transformer_flax.ablation.expected_cost import Estimator, assumed_flops
+from transformer_flax.ablation.expected_cost import assumed_flops, assumed_left, estimate
 from transformer_flax.ablation.local import JOBS_LOCK, Local, last_of
 from transformer_flax.ablation.results import REPORT, RESULTS, Journal, Result, require_same_data, require_same_variants
 from transformer_flax.ablation.slurm import Slurm
@@ -218,8 +218,8 @@ class _Sweep:
         if variant := next(self._uncounted, None):  # one at a time, so that the sweep goes on meanwhile
             assumed_flops(variant)
             return None
-        estimator = Estimator(self._trials, self._journal.results.values())
-        return sum(estimator.seconds(trial, step) for trial, step in self._left.items()) / at_a_time
+        _, seconds = estimate(self._trials, self._journal.results.values())  # for each assumed FLOP
+        return seconds * sum(assumed_left(trial, step) for trial, step in self._left.items()) / at_a_time
 
     def _summarise(self) -> None:
         """Prints the mean scores of each variant."""

@@ -10,11 +10,11 @@ import numpy as np
 
 from transformer_flax.analysis.attention import Attention
 from transformer_flax.data.text_files import read_lines
-from transformer_flax.errors import UserError
+from transformer_flax.errors import UserError, look_up
 
 Links = frozenset[tuple[int, int]]  # (source word, target word), counted from 0
 LINK = re.compile(r"(\d+)([-?p])(\d+)")
-BY = ("written", "read")
+SHIFTS = {"written": 0, "read": -1}  # from the position that has a word's weights to the word's own
 
 
 def word_weights(
@@ -39,13 +39,11 @@ def word_weights(
     Raises:
       UserError: there is no such layer or head, or `by` is unknown.
     """
-    if by not in BY:
-        raise UserError(f"by is {by!r}; it must be one of {', '.join(BY)}")
+    shift = look_up("by", by, SHIFTS)
     layers = range(len(attention.layers("cross"))) if layers is None else layers
     chosen = [attention.layer("cross", layer)[attention.heads("cross", heads)].mean(axis=0) for layer in layers]
-    weights = np.mean(chosen, axis=0)  # [T, S]
-    if by == "read":
-        weights = np.roll(weights, -1, axis=0)  # the last row, the end symbol's, belongs to no word
+    # [T, S]. The row that the shift moves to the end is the end symbol's, which belongs to no word.
+    weights = np.roll(np.mean(chosen, axis=0), shift, axis=0)
     source, target = (_membership(side.words_of, len(side.words)) for side in (attention.source, attention.target))
     pieces = np.maximum(target.sum(axis=0), 1)[:, None]  # 0 for a word that only shares a blank's token
     return target.T @ weights @ source / pieces

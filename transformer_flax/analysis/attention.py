@@ -150,8 +150,7 @@ def attend(
 
 def _width(longest: int, config: ModelConfig) -> int:
     """Returns the padded length: a multiple of WIDTH, or as many positions as the model has."""
-    width, most = round_up(longest, WIDTH), config.most_positions
-    return width if most is None else max(longest, min(width, most))
+    return max(longest, min(round_up(longest, WIDTH), config.most_positions))
 
 
 def read_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> Sentence:

@@ -68,7 +68,7 @@ class Inference:
                 cut += len(shortened)
                 yield before, encoded
         finally:
-            self._warn_of_cut(cut, read)
+            warn_of_cut(cut, read, self.settings.max_input_length)
 
     def encode(
         self, lines: Sequence[str], limit: int, *, lines_before: int = 0, what: str = "line"
@@ -87,11 +87,6 @@ class Inference:
         for i in long:
             encoded[i] = [*encoded[i][: limit - 1], END_ID]
         return encoded, long
-
-    def _warn_of_cut(self, cut: int, lines: int, to: str = "") -> None:
-        if cut:
-            to = to or f"{self.settings.max_input_length} tokens"
-            logger.warning("%d of %d lines were cut to %s", cut, lines, to)
 
     def _batches(
         self,
@@ -131,6 +126,11 @@ class Inference:
             pending = pending[rows:]
 
 
+def warn_of_cut(cut: int, lines: int, tokens: int, *, what: str = "line") -> None:
+    if cut:
+        logger.warning("%d of %d %ss were cut to %d tokens", cut, lines, what, tokens)
+
+
 def fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
     """Returns the ids as an array with padding: int32 [rows, width]."""
     filled = np.full((rows, width), PAD_ID, np.int32)
@@ -159,14 +159,10 @@ def compile_rows(function: Callable, mesh: Mesh) -> tuple[Callable, list[None]]:
         if mesh.size == 1:
             return function(params, *arrays)
         # With check_vma=False, a loop may begin with values that are the same on all devices.
-        spread = jax.shard_map(
-            lambda params, arrays: function(params, *arrays),
-            mesh=mesh,
-            in_specs=(PartitionSpec(), PartitionSpec(ROWS)),
-            out_specs=PartitionSpec(ROWS),
-            check_vma=False,
-        )
-        return spread(params, arrays)
+        rows = PartitionSpec(ROWS)
+        in_specs = PartitionSpec(), *[rows] * len(arrays)
+        spread = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=rows, check_vma=False)
+        return spread(params, *arrays)
 
     return jax.jit(counted), traced
 

@@ -14,7 +14,7 @@ import numpy as np
 from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.data.text_files import one_line, require_as_many
 from transformer_flax.data.tokenizer import Tokenizer
-from transformer_flax.decoding.inference import NARROWEST, Inference, LogProbs, fill
+from transformer_flax.decoding.inference import NARROWEST, Inference, LogProbs, fill, warn_of_cut
 from transformer_flax.decoding.search import (
     Bounds,
     Hypotheses,
@@ -132,17 +132,14 @@ class Translator(Inference):
         """
         require_as_many("the source text", sources, "the target text", targets)
         (source, target), cut = self.normalise, 0
-        size, most = self.settings.window, self.settings.max_input_length
-        for start in range(0, len(sources), size):
-            window, encode = slice(start, start + size), functools.partial(self.encode, lines_before=start)
-            inputs, cut_inputs = encode([*map(source, sources[window])], most, what="source line")
-            outputs, cut_outputs = encode([*map(target, targets[window])], self.longest_output, what="target line")
-            for i in cut_outputs:
+        for before, inputs in self._windows(sources, source):
+            lines = [*map(target, targets[before : before + len(inputs)])]
+            outputs, shortened = self.encode(lines, self.longest_output, lines_before=before, what="target line")
+            for i in shortened:
                 outputs[i].pop()
-            cut += len({*cut_inputs, *cut_outputs})
-            yield from self._score_window(list(zip(inputs, outputs, strict=True)), start, progress)
-        longest = f"{most} tokens of input and {self.longest_output - 1} of output"
-        self._warn_of_cut(cut, len(sources), longest)
+            cut += len(shortened)
+            yield from self._score_window(list(zip(inputs, outputs, strict=True)), before, progress)
+        warn_of_cut(cut, len(targets), self.longest_output - 1, what="target line")
 
     def _score_window(self, pairs, lines_before: int, progress) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in pairs]

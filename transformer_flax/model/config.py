@@ -5,6 +5,7 @@ the field existed.
 """
 
 import dataclasses
+import sys
 from typing import Any, ClassVar
 
 from transformer_flax.checked_fields import CheckedConfig, checked, one_of, positive, rate, size
@@ -34,9 +35,9 @@ class ModelConfig(CheckedConfig):
     dtype: str = checked(lambda v: v in DTYPES, "float32 or bfloat16; or auto, in the config of a run")
 
     @property
-    def most_positions(self) -> int | None:
-        """The number of learned positions, which limits the length of every sequence. None: no limit."""
-        return getattr(self, "max_length", None) if getattr(self, "positions", "") == "learned" else None
+    def most_positions(self) -> int:
+        """The number of learned positions, which limits the length of every sequence. `sys.maxsize`: no limit."""
+        return getattr(self, "max_length", sys.maxsize) if getattr(self, "positions", "") == "learned" else sys.maxsize
 
     def changed(self, **fields: Any) -> "ModelConfig":
         """Returns a copy with other values of these fields, without those that this kind of model lacks."""

@@ -102,7 +102,7 @@ def init_admin(model: Any, key: jax.Array, sides: int) -> Any:
     Every omega is computed from a pass of the model over random sentences.
     """
     config = model.config
-    shape = (sides, SENTENCES, min(LENGTH, config.most_positions or LENGTH))
+    shape = (sides, SENTENCES, min(LENGTH, config.most_positions))
     tokens = jax.random.randint(jax.random.fold_in(key, 0), shape, NUM_SPECIAL, config.vocab_size)
     initial = model.init(key, *tokens, mutable=["params", "intermediates"])
     return with_omegas(initial["params"], initial["intermediates"])

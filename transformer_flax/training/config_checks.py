@@ -68,17 +68,16 @@ def check(config: ConfigDict) -> None:
     if needs_bfloat16(config):
         width = "data.max_length" if config.data.batching == "packed" else "data.length_multiple_of"
         require(width, fields[width] % 2 == 0, "even for cuDNN's attention, which takes no odd widths")
-    if model.most_positions is not None:
-        extra = 0 if kind.classifies else config.decode.max_extra_length
-        multiple = config.data.length_multiple_of
-        widest = round_up(max(config.data.max_length, config.decode.max_input_length), multiple)
-        longest = max(widest, config.decode.max_input_length + extra)
-        require(
-            "model.max_length",
-            model.most_positions >= longest,
-            f"at least {longest} with learned positions: config.data.max_length and config.decode.max_input_length, as "
-            f"multiples of {multiple} (config.data.length_multiple_of), and max_input_length + max_extra_length",
-        )
+    extra = 0 if kind.classifies else config.decode.max_extra_length
+    multiple = config.data.length_multiple_of
+    widest = round_up(max(config.data.max_length, config.decode.max_input_length), multiple)
+    longest = max(widest, config.decode.max_input_length + extra)
+    require(
+        "model.max_length",
+        model.most_positions >= longest,
+        f"at least {longest} with learned positions: config.data.max_length and config.decode.max_input_length, as "
+        f"multiples of {multiple} (config.data.length_multiple_of), and max_input_length + max_extra_length",
+    )
 
     # What the parameters start from, and which of them are trained.
     if config.init_from:
