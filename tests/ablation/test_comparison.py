@@ -36,9 +36,8 @@ def test_p_is_corrected_for_all_variants_of_a_measure():
     effects = [entry.effects[BLEU] for entry in comparison.entries if entry.effects]
     assert len(effects) == 19 + 1
     assert [effect.corrected_p for effect in effects] == statistics.holm([effect.ours.p for effect in effects])
-    assert (
-        {effect.significant for effect in effects} == {effect.corrected_p < 0.05 for effect in effects} == {True, False}
-    )
+    assert [effect.significant for effect in effects] == [effect.corrected_p < 0.05 for effect in effects]
+    assert {effect.significant for effect in effects if effect.ours.p < 0.05} == {True, False}
 
 
 def test_one_seed_has_no_test_and_leaves_the_others_theirs():

@@ -110,6 +110,7 @@ def test_every_effect_stands_beside_the_papers(text):
         if effect.ours.interval:
             half = (effect.ours.interval[1] - effect.ours.interval[0]) / 2
             assert float(re.search(r"± ([\d.]+)", shown)[1]) == pytest.approx(half, abs=0.005)
+            assert by_name[entry.variant][6] == f"{effect.ours.p:.2g} ({effect.corrected_p:.2g})"
     assert by_name["A-h1"][7] == "num_heads 1, d_k 512, d_v 512"
     assert by_name["C-N2"][2] == f"{math.log(6.11 / 4.92):+.3f} ✓"
     assert by_name["C-N2"][5] == "-2.1 ✓"
@@ -129,7 +130,8 @@ def test_every_score_stands_beside_the_papers(text):
     assert by_name["base"][2:5] == ["4.92", f"{mean:.2f} [{low:.2f}, {high:.2f}]", "25.8"]
     assert by_name["base"][5:] == ["3.48", "65", "3", "3,000", "20.0", "1.23e14"]
     perplexities = [result.scores["valid"]["perplexity"] for result in unfinished() if result.variant == "base"]
-    assert by_name["base"][1].startswith(f"{np.prod(perplexities) ** (1 / 3):.3f} [")
+    low, high = np.exp(base.means[LOG_PERPLEXITY].interval)
+    assert by_name["base"][1] == f"{np.prod(perplexities) ** (1 / 3):.3f} [{low:.3f}, {high:.3f}]"
     assert by_name["D-ls0.2"][7] == "1"  # of seeds
     assert re.fullmatch(r"[\d.]+", by_name["D-ls0.2"][3])  # no interval
 
@@ -369,6 +371,11 @@ def test_a_stopped_sweep_lacks_the_seeds_that_it_was_asked_for(tmp_path):
     missing = file.read_text().split("## What is missing")[1]
     assert "- base: no seed 1 or 3\n" in missing
     assert "python -m sweep --jobs=2 --seeds=0,1,3\n" in missing
+
+
+@pytest.mark.parametrize(("seeds", "asked"), [("", [0]), (" --seeds=3", [0, 1, 2]), (" --seeds=3,", [3])])
+def test_a_sweep_was_asked_for_the_seeds_that_its_command_means(seeds, asked):
+    assert [*report._seeds_of(f"python -m sweep --rows=all{seeds} --jobs=2")] == asked
 
 
 def test_a_row_that_is_no_change_is_told(tmp_path):
@@ -616,6 +623,14 @@ def test_agreement_over_training_leaves_out_steps_at_which_a_row_was_not_evaluat
     base, row = made.sweep(["base", "A-h1"], seeds=range(1))
     seldom = dataclasses.replace(row, curve=row.curve[4::5])
     assert [*over_training(compare([base, seldom]))] == [1_500, 3_000]
+    out_of_patience = dataclasses.replace(row, curve=row.curve[:4])
+    over_time = over_training(compare([base, out_of_patience]))
+    assert [*over_time] == [*range(300, 3_001, 300)]
+    assert [over_time[step].entries[1].runs[0].scores["valid"]["step"] for step in (900, 1_200, 3_000)] == [
+        900,
+        1_200,
+        1_200,
+    ]
 
 
 def test_variants_beyond_table_3_do_not_change_the_agreement_over_training():

@@ -51,6 +51,10 @@ def test_a_token_of_two_words_counts_half_for_each():
     wide = Sentence("a b", ("a b", "<end>"), ("a", "b"), ((0, 1), ()))
     attention = dataclasses.replace(ATTENTION, source=wide, cross=np.full((1, 1, 4, 2), 0.5))
     np.testing.assert_allclose(word_weights(attention), 0.25)
+    # As a target, a has half a token, and b one and a half, of which it takes the mean.
+    wide = Sentence("a b", ("a b", "·b", "<end>"), ("a", "b"), ((0, 1), (1,), ()))
+    attention = dataclasses.replace(ATTENTION, target=wide, cross=np.full((1, 1, 3, 4), 0.5))
+    np.testing.assert_allclose(word_weights(attention), [[0.25, 0.5], [0.5, 1.0]])
 
 
 def test_a_word_without_a_token_of_its_own_has_no_link():

@@ -121,6 +121,13 @@ def test_another_module_of_the_same_config_shows_its_own(monkeypatch):
     assert np.abs(other - shown).max() > 0.1
 
 
+def test_layers_and_heads_are_counted():
+    run = random_run()
+    config = run.model.config
+    assert config.num_heads > 1
+    assert run.count_heads() == dict.fromkeys(KINDS, (config.num_layers, config.num_heads))
+
+
 def test_an_empty_line_is_its_end_symbol():
     first, _ = random_run().attentions(["", SOURCE], ["", TARGET])
     assert first.source.pieces == first.target.pieces == ("<end>",)

@@ -30,7 +30,8 @@ def test_a_split_is_measured_as_at_the_end_of_training(finished, tmp_path):
     assert (tmp_path / "out.txt").read_bytes() == (finished / "translations/200.test.txt").read_bytes()
     table = result.stderr
     assert "numbers, test split: 20 sentences" in table
-    for shown in ("BLEU", f"{report['bleu']:.2f}", f"{report['chrf']:.2f}", f"{report['perplexity']:.3f}"):
+    numbers = f"{report['bleu']:.2f}", f"{report['chrf']:.2f}", f"{report['perplexity']:.3f}"
+    for shown in ("BLEU", *numbers, f" {100 * report['exact_match']:.1f} %"):
         assert shown in table
     assert "WARNING" not in table
     assert report["warnings"] == []

@@ -312,6 +312,12 @@ def test_the_seed_of_a_run_fills_the_batches_and_that_of_its_data_orders_their_s
     assert [pairs_in(batch) for batch in one] != [pairs_in(batch) for batch in another]
 
 
+def test_training_batches_have_the_widths_that_the_config_describes():
+    config = data_config(tokens_per_batch=300, rows_multiple_of=2, num_buckets=2, length_multiple_of=8)
+    batches = training_batches(make().corpus_of(0), np.arange(200), config, seed=0, share=(0, 1))
+    assert batches.shapes == [(12, 24), (8, 32)]  # of 8, 16, 24 and 32, with the fewest slots
+
+
 @kinds
 def test_every_epoch_has_another_order(kind):
     batches = make(kind)
@@ -327,6 +333,16 @@ def test_every_epoch_of_every_seed_groups_the_pairs_anew(kind, own):
         groups += [{frozenset(pairs_in(batch)) for batch in epoch(batches, number)} for number in range(2)]
         assert batches.batches_per_epoch >= 5
     assert len(set.union(*groups)) == sum(map(len, groups)) == 4 * batches.batches_per_epoch
+
+
+def test_every_epoch_packs_other_pairs_into_a_row():
+    alike = corpus_of([5] * 20, [5] * 20)
+    batches = make(
+        PackedBatches, corpus=alike, indices=np.arange(20), width=10, tokens_per_batch=10, rows_multiple_of=1
+    )
+    one, other = ({frozenset(pairs_in(batch)) for batch in epoch(batches, number)} for number in range(2))
+    assert len(one) == len(other) == 10
+    assert len(one & other) < 5
 
 
 def test_the_order_of_pairs_within_a_bucket_is_not_that_of_the_corpus():

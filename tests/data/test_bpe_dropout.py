@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from tests.data.make import data_config
 from tests.training.small import small_config
-from transformer_flax.data.batches import BucketedBatches, PackedBatches
+from transformer_flax.data.batches import BucketedBatches, PackedBatches, training_batches
 from transformer_flax.data.bpe_dropout import SPELLINGS, BpeDropout, split_with_dropout
 from transformer_flax.data.corpus import Corpus, Sentences
 from transformer_flax.data.tokenizer import Tokenizer
@@ -67,6 +68,8 @@ def test_every_epoch_spells_the_same_text_otherwise(corpus, tokenizer, dropout):
     assert spelt[0] != spelt[1] != spelt[2] != spelt[0]
     again = BpeDropout(corpus, tokenizer, 0.3, LONGEST, seed=0).epoch(0, 1)
     assert [[side[i].tolist() for i in range(len(LINES))] for side in again] == spelt[1]
+    other = BpeDropout(corpus, tokenizer, 0.3, LONGEST, seed=1).epoch(0, 1)
+    assert [[side[i].tolist() for i in range(len(LINES))] for side in other] != spelt[1]
     indices = np.array([7, 0, 3])  # alone, or with others in any order
     lengths = again.source.lengths_of(indices)
     assert again.source.tokens(indices, lengths).tolist() == [token for i in indices for token in spelt[1][0][i]]
@@ -91,6 +94,10 @@ def test_sentences_without_room_keep_the_tokenizers_own_pieces_and_are_counted(c
     assert room.max() == longest
     widest = int(corpus.source.lengths.argmax())
     assert source[widest].tolist() == corpus.source[widest].tolist()
+    np.testing.assert_array_equal(
+        BpeDropout(corpus, tokenizer, 0.9, 2, seed=0).room.source.lengths, corpus.source.lengths
+    )
+    assert source.words.lengths[2] == 2  # "a" and the end symbol, so the last word of a line is spelt like any other
     assert 10 <= dropout.too_long(np.arange(len(LINES)), 0) <= 2 * len(LINES)
 
 
@@ -118,6 +125,16 @@ def test_batches_of_an_epoch_have_its_pieces_in_shapes_that_are_the_same_for_all
         seen += batches.pairs(k).tolist()
     assert sorted(seen) == sorted([*range(len(LINES))] * 2)
     assert batches.corpus_of(0).source.key != batches.corpus_of(batches.batches_per_epoch).source.key
+
+
+def test_training_batches_have_the_spellings_of_their_seed_and_room_for_them(corpus, dropout):
+    config = data_config(tokens_per_batch=4 * LONGEST, rows_multiple_of=2, length_multiple_of=1)
+    room, own = ([np.maximum(sides.source.lengths, sides.target.lengths).max()] for sides in (dropout.room, corpus))
+    assert room != own
+    for seed in (0, 1):
+        batches = training_batches(corpus, np.arange(len(LINES)), config, seed=seed, share=(0, 1), dropout=dropout)
+        assert batches.corpus_of(0).source.key == dropout.epoch(seed, 0).source.key
+        assert [width for _, width in batches.shapes][-1:] == room
 
 
 def test_tokens_added_to_the_vocabulary_stay_whole(tokenizer):

@@ -3,6 +3,7 @@ import pathlib
 import re
 import shutil
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from tests import forked
 from tests.data.make import ListPairs
 from tests.disks import files_up_to
+from transformer_flax.data.classes import Classes
 from transformer_flax.data.corpus import Sentences, load_corpus
 from transformer_flax.data.sentence_pairs import CHUNK
 from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
-from transformer_flax.special_tokens import END_ID
+from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
 PAIRS = ListPairs((f"number {n}" * (n % 4), f"die nummer {n}" * (n % 3)) for n in range(50))
 
@@ -149,6 +151,25 @@ def test_another_tokenizer_is_another_entry(tmp_path, tokenizer):
     other = Tokenizer.train([text for pair in PAIRS for text in pair], 280)
     assert_holds(load_corpus(PAIRS, other, str(tmp_path)), PAIRS, other)
     assert len(entries(tmp_path)) == 2
+
+
+def test_other_classes_are_another_entry(tmp_path, tokenizer):
+    pairs = ListPairs([("a", "good"), ("b", "new")])
+    for names in (["bad", "good", "new"], ["good", "new"]):
+        corpus = load_corpus(pairs, tokenizer, str(tmp_path), labels=Classes(names))
+        assert [ids[0] for ids in as_lists(corpus.target)] == [
+            NUM_SPECIAL + names.index(name) for name in ("good", "new")
+        ]
+
+
+def test_the_ids_of_a_large_vocabulary_are_kept_whole(tmp_path):
+    for size in (1 << 16, (1 << 16) + 1):
+        ids = np.array([size - 1, 3], np.int32)
+        large = SimpleNamespace(
+            vocab_size=size, to_json=lambda: "large", encode_flat=lambda lines, ids=ids: (ids, [1, 1])
+        )
+        corpus = load_corpus(ListPairs([("a", "b"), (str(size), "c")]), large, str(tmp_path))
+        assert as_lists(corpus.source) == as_lists(corpus.target) == [[size - 1, END_ID], [3, END_ID]]
 
 
 def test_another_format_is_another_entry(tmp_path, tokenizer, monkeypatch):

@@ -2,8 +2,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.data.make import ListPairs, corpus_of, data_config
+from transformer_flax.data.batches import BucketedBatches, PackedBatches
 from transformer_flax.data.corpus import load_corpus, select_training_pairs
 from transformer_flax.data.tokenizer import Tokenizer
+from transformer_flax.special_tokens import END_ID
 
 
 def select(corpus, max_length, **fields):
@@ -42,3 +44,22 @@ def test_of_equal_pairs_the_first_stays_on_request(tmp_path):
     selection = select(corpus, 9, drop_duplicates=True)
     assert selection.indices.tolist() == [0, 1, 3, 5]
     assert selection.dropped["an identical earlier pair"] == 2
+
+
+def test_a_corpus_is_read_block_by_block_as_if_it_were_whole(monkeypatch):
+    def made():
+        source, target = [5, 1, 9, 5, 5, 7, 5], [5, 5, 5, 6, 5, 8, 5]
+        corpus = corpus_of(source, target)
+        corpus.source.ids[:], corpus.target.ids[:] = END_ID, END_ID  # pairs of the same lengths are the same
+        selection = select(corpus, 8, drop_duplicates=True)
+        batches = [
+            BucketedBatches(corpus, selection.indices, num_buckets=2, **arguments),
+            PackedBatches(corpus, selection.indices, width=9, **arguments),
+        ]
+        return selection.indices.tolist(), selection.dropped, *(each.shapes for each in batches)
+
+    arguments = {"tokens_per_batch": 12, "rows_multiple_of": 1, "data_seed": 0, "seed": 0}
+    whole = made()
+    assert whole[0] == [0, 3, 5]
+    monkeypatch.setattr("transformer_flax.data.corpus.BLOCK_PAIRS", 2)
+    assert made() == whole

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from tests.data.make import data_config
+from transformer_flax.data import synthetic
 from transformer_flax.data.synthetic import ALWAYS_TRAINED, HELD_OUT, number_pairs, split_numbers
 from transformer_flax.errors import UserError
 
@@ -146,6 +147,12 @@ def test_equal_pairs_have_equal_fingerprints():
 def test_the_fingerprint_changes_with_seed_split_and_languages(fields, split):
     plain = number_pairs(numbers_config(), "valid")
     assert number_pairs(numbers_config(**fields), split).fingerprint != plain.fingerprint
+
+
+def test_the_fingerprint_changes_with_the_version_of_the_speller(monkeypatch):
+    plain = number_pairs(numbers_config(), "valid")
+    monkeypatch.setattr(synthetic.importlib.metadata, "version", lambda name: f"another {name}")
+    assert number_pairs(numbers_config(), "valid").fingerprint != plain.fingerprint
 
 
 def test_the_fingerprint_of_train_changes_with_the_number_of_pairs():

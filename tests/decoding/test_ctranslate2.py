@@ -1,6 +1,7 @@
 """CTranslate2 runs the model that we export, and refuses those that it cannot run."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from transformer_flax.decoding.search import Bounds, LengthPenalty, beam_search
 from transformer_flax.decoding.translator import as_step
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import DEEP_STARTS, TransformerConfig
+from transformer_flax.model.layers import LAYER_NORM_EPSILON
 from transformer_flax.model.registry import make_model
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL
 
@@ -37,6 +39,7 @@ def test_it_finds_the_same_hypotheses(config, tmp_path):
     params = jax.tree.map(jnp.asarray, random_params(config))
     source = jnp.array([[9, 8, 7, 2], [5, 2, 0, 0]])
     save(config, params, [str(token) for token in range(config.vocab_size)], tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["layer_norm_epsilon"] == LAYER_NORM_EPSILON
     theirs = make_search(tmp_path, source, HYPOTHESES, WORDS, threads=1, nbest=HYPOTHESES)()
     tokens = np.array([[list(map(int, hypothesis)) for hypothesis in result.hypotheses] for result in theirs])
 
@@ -69,11 +72,11 @@ def test_a_model_that_it_cannot_run_is_refused_by_the_field(name, field):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("compatibility", "dot"), ("compatibility", "additive"), ("neighbourhood", 4)]
+    ("field", "value"), [("compatibility", "dot"), ("compatibility", "additive"), ("neighbourhood", 4), ("d_v", 5)]
 )
 def test_a_choice_that_it_does_not_have_is_refused(field, value):
     with pytest.raises(UserError, match=rf"config.model.{field} is {value!r}, and must be "):
-        require_supported(dataclasses.replace(VARIANTS["paper"], **HEADS, **{field: value}))
+        require_supported(dataclasses.replace(VARIANTS["paper"], **HEADS | {field: value}))
 
 
 def test_a_field_that_the_export_does_not_know_is_refused(monkeypatch):

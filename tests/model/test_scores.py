@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, compiled, logits_of
-from transformer_flax.model.attention import attention_weights, causal_mask
+from transformer_flax.model.attention import MultiHeadAttention, attention_weights, causal_mask
 from transformer_flax.model.cached_attention import attend_to_cache
 from transformer_flax.model.scores import Additive, Dot
 from transformer_flax.model.transformer import Transformer
@@ -109,6 +109,13 @@ def test_all_attention_of_a_model_is_of_the_kind_that_its_config_says():
         v = gradients[f"{layer}_0"][f"{attention}_attention"]["v"]
         assert v.shape == (config.num_heads, config.d_k)
         assert np.abs(v).min() > 0
+
+
+def test_the_weights_of_an_additive_score_start_with_a_length_of_1():
+    config = dataclasses.replace(TINY, compatibility="additive", d_k=400)
+    x = jnp.ones((1, 1, TINY.d_model))
+    params = MultiHeadAttention(config).init(jax.random.key(0), x, x, jnp.ones((1, 1, 1, 1), bool))["params"]
+    np.testing.assert_allclose(jnp.linalg.norm(params["v"], axis=-1), 1, atol=0.15)
 
 
 def test_unscaled_is_as_if_queries_were_longer():

@@ -11,7 +11,12 @@ from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, T
 from tests.relatives.rivals import CONVOLUTIONAL
 from transformer_flax.errors import UserError
-from transformer_flax.relatives.convolutional import ConvolutionalTranslator, DecoderConvolution, EncoderConvolution
+from transformer_flax.relatives.convolutional import (
+    ConvolutionalTranslator,
+    DecoderConvolution,
+    EncoderConvolution,
+    GatedConvolution,
+)
 from transformer_flax.relatives.seq2seq import Memory
 from transformer_flax.special_tokens import NUM_SPECIAL
 
@@ -26,6 +31,19 @@ def gated(params, windows):
     ab = np.einsum("...kd,kde->...e", windows, conv["kernel"]) + conv["bias"]
     a, b = np.split(ab, 2, axis=-1)
     return a / (1 + np.exp(-b))
+
+
+def test_a_convolution_starts_with_outputs_of_the_size_of_its_inputs():
+    # A gate of about 1/2 divides the variance by 4; dropout by half has doubled that of the inputs.
+    config = dataclasses.replace(CONVOLUTIONAL, d_model=100, dropout=0.5)
+    params = GatedConvolution(config).init(jax.random.key(0), np.ones((1, 3, 100), np.float32))["params"]
+    assert np.var(params["conv"]["kernel"]) * 3 * 100 == pytest.approx(4 * 0.5, rel=0.05)
+
+
+def test_values_of_the_memory_are_its_keys_and_the_embeddings_of_the_words():
+    memory = ConvolutionalTranslator(CONVOLUTIONAL).apply({"params": PARAMS}, SOURCE, method="encode")
+    embedded = PARAMS["embedding"]["embedding"][SOURCE] * D**0.5 + PARAMS["positions"]["table"][: SOURCE.shape[1]]
+    np.testing.assert_allclose(memory.values, (memory.keys + embedded) * 0.5**0.5, rtol=1e-4, atol=1e-5)
 
 
 def test_a_layer_of_the_encoder_sees_as_far_on_both_sides_and_no_padding():

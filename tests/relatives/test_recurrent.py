@@ -40,6 +40,13 @@ def test_attention_is_a_softmax_of_its_score_over_what_is_no_padding(kind):
         np.testing.assert_allclose(contexts[row, position], expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_weights_of_an_additive_score_start_with_a_length_of_1():
+    attention = OneHeadAttention(dataclasses.replace(RECURRENT, d_model=400))
+    y = np.ones((1, 1, 400), np.float32)
+    params = attention.init(jax.random.key(0), y, Memory(y, y, np.ones((1, 1, 1), bool)))["params"]
+    assert np.linalg.norm(params["v"]) == pytest.approx(1, abs=0.15)
+
+
 def test_without_attention_the_context_is_the_state_that_the_encoder_ends_in():
     # Of the last layer, both directions side by side: the last word's state forwards, and the first's backwards.
     config = dataclasses.replace(RECURRENT, attention="none", cell="lstm")

@@ -65,6 +65,22 @@ def test_an_unknown_word_has_no_vector_where_the_vocabulary_is_one_of_words():
     assert "<unknown>" not in {word for word, _ in vectors.words()}
 
 
+def test_vectors_start_evenly_spread_and_small(monkeypatch):
+    tokenizer, sentences = tokenise(planted_text(60))
+    begun = []
+
+    def update(tables, *_, **__):
+        begun.append(np.asarray(tables.vectors))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(word_vectors, "update", update)
+    with pytest.raises(KeyboardInterrupt):
+        train_vectors([sentences], tokenizer, CONFIG, 0)
+    words, contexts = np.split(begun[0], 2)
+    assert 0.49 / CONFIG.d_model < np.abs(words).max() <= 0.5 / CONFIG.d_model
+    assert not contexts.any()
+
+
 def test_the_seed_rules_the_vectors():
     tokenizer, sentences = tokenise(planted_text(60))
     config = dataclasses.replace(CONFIG, epochs=2)

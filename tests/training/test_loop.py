@@ -89,7 +89,7 @@ def done(trained, tmp_path):
     ids=["jit, bpe-dropout", "pmap, packed", "muon", "schedule-free, r-drop"],
 )
 def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode):
-    settings = {"log__every": 3, "data__tokens_per_batch": 4096, **mode}  # 5 batches an epoch, so the end of one too
+    settings = {"log__every": 2, "data__tokens_per_batch": 4096, **mode}  # 5 batches an epoch, so the end of one too
     whole = run("whole", **settings)
     expected = final_state(tmp_path / "whole", 6)
     lines = read_json_lines(tmp_path / "whole/metrics.jsonl")
@@ -105,7 +105,7 @@ def test_n_steps_are_half_of_them_resumed_for_the_other_half(run, tmp_path, mode
 
     again = read_json_lines(tmp_path / "whole/metrics.jsonl")
     assert timeless(again) == timeless(lines)
-    assert [line["step"] for line in again] == [3, 3, 6, 6]
+    assert [line["step"] for line in again] == [2, 3, 4, 6, 6]  # 4: of a step before the checkpoint and one behind it
 
 
 def test_runs_of_a_process_share_their_programs_where_they_compute_the_same(text, tmp_path, monkeypatch):
@@ -213,6 +213,12 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path, caps
 def test_evaluations_of_means_say_of_no_checkpoint_that_it_is_the_best(run, tmp_path):
     run("run", **DONE | {"eval__every": 2, "eval__average": 2, "checkpoint__keep": 2})
     assert saved_steps(tmp_path / "run/checkpoints") == [4, 6]  # not 2, though only it was evaluated alone
+    lines = read_json_lines(tmp_path / "run/metrics.jsonl")
+    assert [(line["step"], line["valid/averaged"]) for line in lines if "valid/averaged" in line] == [
+        (2, 1),
+        (4, 2),
+        (6, 1),
+    ]
 
 
 def test_a_finished_run_is_evaluated_again_and_not_trained(run, done, tmp_path, capsys):
@@ -342,6 +348,9 @@ def test_updates_that_are_not_finite_are_left_out_and_end_the_run_after_so_many_
     assert [line["step"] for line in lines] == [2, 3, 4]
     tokenizer, english = RunDirectory(tmp_path / "run").load_tokenizer(), (text / "train.en").read_text().splitlines()
     assert [tokenizer.decode(ids) for ids in lines[0]["source"]] == [english[i] for i in lines[0]["pairs"]]
+    directory = RunDirectory(tmp_path / "run")
+    batches = prepare_run(directory.load_config(), directory, Progress(quiet=True)).train
+    assert [line["pairs"] for line in lines] == [batches.pairs(step - 1).tolist() for step in (2, 3, 4)]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(final_state(tmp_path / "run", 3)))
     metrics = read_json_lines(tmp_path / "run/metrics.jsonl")
     assert [line["train/skipped"] for line in metrics] == [0, 1, 2]

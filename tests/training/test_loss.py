@@ -8,12 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import classifier
 from tests.conftest import TINY, long
+from tests.training.small import small_config
 from transformer_flax.data.batches import BucketedBatches, PackedBatches
 from transformer_flax.data.corpus import Corpus, Sentences
-from transformer_flax.model.registry import init_params
+from transformer_flax.model.registry import init_params, make_config, make_model
 from transformer_flax.model.transformer import Transformer
 from transformer_flax.special_tokens import END_ID, NUM_SPECIAL, PAD_ID
+from transformer_flax.training import loss
 from transformer_flax.training.loss import cross_entropy, in_one_pass, in_two_passes, perplexity, translation_loss
 
 ONE = dataclasses.replace(TINY, num_layers=1)  # no law of a loss depends on how many
@@ -41,6 +44,16 @@ def test_the_smoothed_loss_is_least_at_its_own_distribution_and_pushes_padding_d
     at_q = jnp.log(jnp.maximum(q, 1e-30)).astype(jnp.float32)
     gradient = jax.grad(lambda logits: cross_entropy(logits, jnp.array(4), 0.1)[0])(at_q)
     np.testing.assert_allclose(gradient, 0, atol=1e-6)
+
+
+def test_a_run_has_the_loss_that_its_config_describes(monkeypatch):
+    config = small_config(label_smoothing=0.3, loss_chunks=2, r_drop=5.0)
+    fields = classifier.get_config().model.to_dict() | {"dtype": "float32"}
+    translator, labeller = Transformer(ONE), make_model(make_config(29, fields))
+    for name in ("translation_loss", "classification_loss"):
+        monkeypatch.setattr(loss, name, lambda *given, **options: (given, options))
+    assert loss.make_loss(config, translator) == ((translator, 0.3, 2), {"r_drop": 5.0})
+    assert loss.make_loss(config, labeller) == ((labeller, 0.3), {})
 
 
 @pytest.mark.parametrize("scale", [1, 1e4])

@@ -56,7 +56,7 @@ def test_the_lines_of_evaluations_say_what_was_evaluated_also_when_a_run_goes_on
     assert writer.scores() == {10: 30.0, 40: 31.0}  # of parameters that a checkpoint holds
     # 0.5 is better than 2.0 and 1.5; the final evaluation does not count.
     assert not is_out_of_patience(writer.written, 1)
-    writer.write(50, "valid", values | {"loss": 0.6})
+    writer.write(50, "valid", values | {"loss": 0.5})  # no better
     assert [is_out_of_patience(writer.written, patience) for patience in (0, 1, 2)] == [False, True, False]
     assert MetricsWriter(tmp_path / "metrics.jsonl", 50, score="chrf").scores() == {}  # older lines have no such score
     assert [step for step in (10, 20, 30, 40) if writer.has(step, "valid")] == [10, 20, 40]
@@ -78,6 +78,18 @@ def test_r_drop_computes_every_token_twice_in_rates_and_plans():
         assert rates["tokens_per_second"] == 14 / 0.5  # which the batch has once
         assert rates["flops_per_second"] == passes * training_flops(model, *lengths.values()) / 0.5
         assert assumed_flops(variant) == passes * assumed_flops(once)
+
+
+@pytest.mark.parametrize(
+    ("settings", "scored"),
+    [({}, True), ({"eval__average": 2}, False), ({"eval__average": 2, "ema_decay": 0.9}, True)],
+    ids=str,
+)
+def test_the_best_checkpoint_is_kept_where_no_evaluation_is_of_several(settings, scored):
+    trainer = mock.Mock()
+    trainer.run.config = small_config(**settings)
+    Trainer.prune(trainer, 10)
+    trainer.checkpoints.prune.assert_called_once_with(10, trainer._metrics.scores.return_value if scored else {})
 
 
 def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):

@@ -70,6 +70,18 @@ def test_adam_is_that_of_optax_and_stands_still_where_it_is_told_to():
         np.testing.assert_allclose(updates["w"], theirs_updates["w"], rtol=1e-5, atol=1e-8)
 
 
+def test_a_run_has_the_adam_that_its_config_describes():
+    config = base.get_config()
+    config.optimizer.update(b1=0.5, b2=0.6, eps=0.1)
+    ours, theirs = make_optimizer(config), optax.adam(make_schedule(config), b1=0.5, b2=0.6, eps=0.1)
+    params = {"w": jnp.zeros(3)}
+    state, expected = ours.init(params), theirs.init(params)
+    for grads in ([0.3, -40.0, 0.01], [1.0, 0.1, -0.02]):
+        updates, state = ours.update({"w": jnp.array(grads)}, state, params)
+        theirs_updates, expected = theirs.update({"w": jnp.array(grads)}, expected, params)
+        np.testing.assert_allclose(updates["w"], theirs_updates["w"], rtol=1e-5)
+
+
 KINDS = {"transformer": base, "recurrent": recurrent, "convolutional": convolutional, "classifier": classifier}
 
 
@@ -98,13 +110,14 @@ def test_muon_makes_the_update_of_every_matrix_orthogonal_and_adam_trains_the_re
             matrices += 1
     assert matrices >= 4
 
-    # After gradients of 1 and 0, Adam's second moment is (1 - b2) b2 / (1 - b2^2) = b2 / (1 + b2).
-    other = muon(lambda count: 0.5, b1=0.95, b2=0.5, eps=1e-9)
+    # After gradients of 1 and 0, Adam's second moment is (1 - b2) b2 / (1 - b2^2) = b2 / (1 + b2), and the first, with
+    # Nesterov's momentum, (1 - b1) b1^2 / (1 - b1^3) = b1^2 / (1 + b1 + b1^2).
+    other = muon(lambda count: 0.5, b1=0.5, b2=0.5, eps=1.0)
     last = [jax.tree.map(jnp.zeros_like, grads)] * 2
     for i, each in enumerate((optimizer, other)):
         _, after = jax.jit(each.update)(jax.tree.map(jnp.ones_like, grads), state, params)
         last[i], _ = jax.jit(each.update)(last[i], after, params)
-    ratio = np.sqrt((0.98 / 1.98) / (0.5 / 1.5))
+    ratio = 0.25 / 1.75 / (np.sqrt(0.5 / 1.5) + 1) / (0.95**2 / (1.95 + 0.95**2) / np.sqrt(0.98 / 1.98))
     for path, quotient in jax.tree_util.tree_leaves_with_path(jax.tree.map(lambda a, b: b / a, *last)):
         if path[-1].key != "kernel":
             np.testing.assert_allclose(quotient, ratio, rtol=1e-4, err_msg=str(path))
@@ -148,14 +161,16 @@ def test_in_the_cooldown_the_papers_rate_falls_to_zero():
 def test_clipping_bounds_the_whole_gradient_and_is_off_in_the_paper():
     config = base.get_config()
     assert config.optimizer.clip_norm == 0
-    config.optimizer.clip_norm = 1.0
+    plain = make_optimizer(config)
+    config.optimizer.clip_norm = 5.0
     clipped = make_optimizer(config)
     params = {"a": jnp.zeros(2), "b": jnp.zeros(1)}
     big = {"a": jnp.array([30.0, 0.0]), "b": jnp.array([40.0])}  # norm 50
-    unit = jax.tree.map(lambda g: g / 50, big)
-    _, after_big = clipped.update(big, clipped.init(params), params)
-    _, after_unit = clipped.update(unit, clipped.init(params), params)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), after_big, after_unit)
+    small = jax.tree.map(lambda g: g / 10, big)
+    _, after_small = plain.update(small, plain.init(params), params)
+    for grads in (big, small):
+        _, (_, after) = clipped.update(grads, clipped.init(params), params)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5), after, after_small)
 
 
 STEPS = 40

@@ -87,6 +87,16 @@ def test_fewer_steps_than_were_made_are_refused_and_nothing_changes(tmp_path):
     assert snapshot(tmp_path) == before
 
 
+def test_a_run_that_was_evaluated_at_its_end_keeps_how_until_it_is_trained_on(tmp_path):
+    run = RunDirectory(tmp_path)
+    run.claim(small_config(), DATA, TOKENIZER)
+    run.metrics_file.write_text(json.dumps({"step": 6, "valid/loss": 1.0, "valid/final": 1.0}) + "\n")
+    for steps, beam_size in ((6, 2), (12, 1)):
+        (tmp_path / f"checkpoints/{steps}").mkdir(parents=True)
+        run.claim(small_config(steps=steps, decode__beam_size=1), DATA, TOKENIZER)
+        assert run.load_config().decode.beam_size == beam_size
+
+
 def test_other_splits_may_be_used_and_what_is_known_of_one_that_is_not_used_now_stays_known(tmp_path):
     RunDirectory(tmp_path).claim(small_config(), DATA, TOKENIZER)
     RunDirectory(tmp_path).claim(small_config(), {"train": "abc", "test": "ghi"}, TOKENIZER)
@@ -206,6 +216,14 @@ def test_the_tokenizer_comes_back_as_it_was(tmp_path):
 def test_translations_are_one_line_each(tmp_path):
     file = RunDirectory(tmp_path).save_outputs("translations", "valid", 5, ["a b", "", "ü"])
     assert file.read_bytes() == "a b\n\nü\n".encode()
+
+
+def test_outputs_of_the_steps_that_are_repeated_are_deleted_and_no_others(tmp_path):
+    run = RunDirectory(tmp_path)
+    for step, split in ((3, "valid"), (6, "valid"), (6, "test"), (12, "valid")):
+        run.save_outputs("translations", split, step, ["a"])
+    run.drop_outputs("translations", 6)
+    assert sorted(file.name for file in (tmp_path / "translations").iterdir()) == ["3.txt", "6.test.txt", "6.txt"]
 
 
 def test_a_directory_may_be_named_as_one_with_steps(tmp_path):

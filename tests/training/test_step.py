@@ -10,9 +10,9 @@ from configs import numbers
 from transformer_flax.training.optimizer import (
     adam,
     exponential,
+    make_average,
     make_optimizer,
     make_schedule,
-    schedule_free,
     skip_if_not_finite,
 )
 from transformer_flax.training.step import TrainState, dropout_key, init_key, make_train_step
@@ -50,7 +50,7 @@ def test_a_step_averages_the_parameters_that_it_makes_and_leaves_them_alone():
 def test_schedule_free_is_that_of_optax_and_keeps_the_average_that_is_evaluated():
     config = numbers.get_config()
     config.optimizer.update(name="schedule_free", warmup_steps=4, b1=0.8, factor=1.0)
-    rate, average = make_schedule(config), schedule_free(4, 0.8)
+    rate, average = make_schedule(config), make_average(config)
     theirs = optax.contrib.schedule_free(
         optax.adam(rate, b1=0.0, b2=config.optimizer.b2, eps=config.optimizer.eps),
         lambda count: rate(count - 1),
@@ -135,6 +135,21 @@ def test_the_keys_of_a_seed_and_step_stay_the_same_whatever_was_left_out():
     assert keys == [[3716834203, 3481239269], [625863501, 109320485]]
 
 
+@pytest.mark.parametrize("parts", ["micro-batches", "devices"])
+def test_each_part_of_a_batch_has_random_numbers_of_its_own(parts):
+    def loss_fn(params, batch, key):
+        return {"loss": jnp.sum(batch) * jax.random.normal(key) * params["w"]}, {"loss": jnp.float32(batch.size)}
+
+    optimizer, batch = optax.sgd(1.0), jnp.array([1.0, -1.0])
+    state = TrainState.create(0, {"w": jnp.float32(1)}, optimizer)
+    if parts == "devices":
+        step = make_train_step(loss_fn, optimizer, axis_name="data")
+        _, metrics = jax.vmap(step, in_axes=(None, 0), axis_name="data")(state, batch[:, None])
+    else:
+        _, metrics = make_train_step(loss_fn, optimizer, accumulation_steps=2)(state, batch)
+    assert np.min(metrics.grad_norm) > 0.01  # equal ones would cancel each other
+
+
 def test_parameters_that_are_not_trained_do_not_decay():
     def loss_fn(params, batch, key):
         return {"loss": jnp.sum(batch) * (params["w"] + params["frozen"])}, {"loss": jnp.float32(batch.size)}
@@ -142,6 +157,6 @@ def test_parameters_that_are_not_trained_do_not_decay():
     optimizer = skip_if_not_finite(optax.adamw(0.1, weight_decay=0.5))
     step = make_train_step(loss_fn, optimizer, trained=lambda tree: {**tree, "frozen": jnp.zeros_like(tree["frozen"])})
     params = {"w": jnp.float32(10), "frozen": jnp.float32(10)}
-    state, _ = jax.jit(step)(TrainState.create(0, params, optimizer), jnp.ones(3))
-    assert float(state.params["frozen"]) == 10
+    state, metrics = jax.jit(step)(TrainState.create(0, params, optimizer), jnp.ones(3))
+    assert (float(state.params["frozen"]), float(metrics.grad_norm)) == (10, 1)  # nor do they count where it is clipped
     assert float(state.params["w"]) == pytest.approx(10 - 0.1 - 0.1 * 0.5 * 10, rel=1e-5)

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import time
+from unittest import mock
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ from transformer_flax.files import read_json_lines
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
-from transformer_flax.training.vectorized_seeds import check_seeds, stack_trees, train_seeds
+from transformer_flax.training.vectorized_seeds import SeedsTrainer, check_seeds, stack_trees, train_seeds
 
 SETTINGS = {"log__every": 3, "data__tokens_per_batch": 4096, "parallel__num_devices": 2}
 
@@ -188,3 +189,12 @@ def test_several_processes_do_not_train_seeds_together(monkeypatch):
     monkeypatch.setattr("transformer_flax.training.vectorized_seeds.share", lambda: (1, 2))
     with pytest.raises(UserError, match="several seeds are trained together by one process, without --distributed"):
         check_seeds(small_config())
+
+
+def test_a_checkpoint_is_deleted_only_once_all_runs_have_a_later_one():
+    trainers = [mock.MagicMock(), mock.MagicMock()]
+    for trainer, steps in zip(trainers, ([2, 4], [2]), strict=True):
+        trainer.checkpoints.steps.return_value = steps
+    SeedsTrainer(trainers).require_saved(None, 4)
+    for trainer in trainers:
+        trainer.prune.assert_called_once_with(2)
