@@ -85,6 +85,12 @@ def test_bar_step_and_time_left_stay_in_sight_and_lines_fit(columns, measured, s
     assert lines == [shown, f"step     320 valid:  {first}", *(f"    {other}" for other in others), SENTENCE]
 
 
+def test_a_file_has_whole_rows(capsys):
+    with Progress() as progress:
+        progress.table("title", ["variant", "scores"], [["base", 150 * "x"]])
+    assert 150 * "x" in capsys.readouterr().out
+
+
 def test_a_file_has_whole_lines_and_no_bar(capsys):
     exec(PRINTS)
     measured, scores, sentence = capsys.readouterr().out.splitlines()

@@ -34,6 +34,8 @@ class Progress:
             force_jupyter=False,
             force_terminal=False if rich.console.Console().is_jupyter else None,
         )
+        if not self._console.is_terminal:
+            self._console.width = LOGGED_WIDTH
         self._bars = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),  # the column that shrinks on a narrow terminal
@@ -90,7 +92,7 @@ class Progress:
             table.add_column(column, overflow="fold")  # a signature that is cut off is useless
         for row in rows:
             table.add_row(*(escape(self._writable(cell)) for cell in row))
-        self._print(table, width=None if self._console.is_terminal else LOGGED_WIDTH)
+        self._print(table)
 
     def _writable(self, text: str) -> str:
         """Returns a text with escapes in place of letters that the output's encoding lacks."""

@@ -365,12 +365,19 @@ def test_all_commands_machines_and_versions_are_named_once(tmp_path):
 
 def test_a_stopped_sweep_lacks_the_seeds_that_it_was_asked_for(tmp_path):
     sessions = [
-        made.SESSION | {"command": f"python -m sweep{seeds} --jobs=2"} for seeds in (" --seeds=9", " --seeds 1,3")
+        made.SESSION | {"command": f"python -m sweep{flags}"} for flags in (" --seeds=9", " --seeds 1,3 --jobs=2")
     ]
     file = report.write(made.BASE | {"sessions": sessions}, [made.result("base", 0)], tmp_path)
     missing = file.read_text().split("## What is missing")[1]
     assert "- base: no seed 1 or 3\n" in missing
     assert "python -m sweep --jobs=2 --seeds=0,1,3\n" in missing
+
+
+def test_an_effect_of_zero_lacks_the_papers_sign():
+    results = [made.result("base"), *(made.result(row, bleu=bleu) for row, bleu in (("A-h1", 34.0), ("A-h4", 33.0)))]
+    text = text_of(results)
+    assert "| -1.00 | -0.3 ✓ |" in text
+    assert "| +0.00 | -0.9 ✗ |" in text
 
 
 @pytest.mark.parametrize(("seeds", "asked"), [("", [0]), (" --seeds=3", [0, 1, 2]), (" --seeds=3,", [3])])

@@ -152,16 +152,16 @@ def test_results_of_two_sweeps_in_one_file_are_refused(file, tmp_path):
         read(file)
 
 
-def test_each_way_in_which_a_sweep_goes_on_is_told_once(file):
+def test_the_last_session_is_the_newest(file):
     elsewhere = HEAD | {"hardware": "a GPU", "commit": "def"}
-    for head in (HEAD, elsewhere, HEAD, elsewhere):
+    for head in (HEAD, HEAD, elsewhere, elsewhere, HEAD):
         journal = Journal(file, head)
         journal.begin()
         journal.append(RESULT)
-    sessions = [SESSION, SESSION | {"hardware": "a GPU", "commit": "def"}]
+    sessions = [SESSION, SESSION | {"hardware": "a GPU", "commit": "def"}, SESSION]
     assert read(file) == (HEAD | {"sessions": sessions}, [RESULT])
     assert journal.head["sessions"] == sessions
-    assert len(file.read_text().splitlines()) == 1 + 1 + 4
+    assert len(file.read_text().splitlines()) == 1 + 2 + 5
 
 
 def test_a_name_that_means_something_else_now_is_refused(file):

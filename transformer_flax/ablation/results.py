@@ -101,8 +101,8 @@ class Journal:
         self.results = {result.key: result for result in results}  # the last result of each variant and seed
 
     def begin(self) -> None:
-        """Writes this session, unless the file has an equal one."""
-        if self._session not in self.head["sessions"]:
+        """Writes this session, unless the last one is equal."""
+        if self._session != self.head["sessions"][-1]:
             self._lines.write(self._session)
             self.head["sessions"].append(self._session)
 
