@@ -135,6 +135,7 @@ def test_references_are_normalised_as_the_classes_were(trained):
     run = restore(trained[1])
     run.config.data.update(source="folder", lowercase=True)
     assert run.evaluate(["the cat"], ["ANIMAL"]).labels == run.classify(["the cat"])
+    np.testing.assert_array_equal(run.probabilities(["THE CAT"]), run.probabilities(["the cat"]))
 
 
 def test_a_classifier_is_trained_on_for_the_same_classes_only(trained, run, tmp_path):

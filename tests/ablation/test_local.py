@@ -30,14 +30,16 @@ def test_cores_are_shared_out(monkeypatch):
     assert all(len(slot.cpus) == 1 for slot in shared + slots(len(cores) + 1))
 
 
-def test_a_job_computes_on_the_cores_of_its_slot(tmp_path):
+def test_a_job_computes_on_the_gpus_and_cores_of_its_slot(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # those that the sweep may deal out
     core = max(os.sched_getaffinity(0))
     job = Job((Trial(make_variants(numbers.get_config(), "base")[0], 0, tmp_path / "base/seed0"),))
-    program = "import os, time; time.sleep(0.5); print(os.sched_getaffinity(0), flush=True)"
-    launcher = Local(tmp_path, [Slot(cpus=frozenset({core}))], lambda job: [sys.executable, "-c", program])
+    program = "import os, time; time.sleep(0.5); print(os.environ['CUDA_VISIBLE_DEVICES'], os.sched_getaffinity(0))"
+    slot = Slot({"CUDA_VISIBLE_DEVICES": "1"}, frozenset({core}))
+    launcher = Local(tmp_path, [slot], lambda job: [sys.executable, "-c", program])
     launcher.submit([job])
     launcher.poll()
-    wait_for(job.log, f"{{{core}}}\n")  # fails if it does not come
+    wait_for(job.log, f"1 {{{core}}}\n")  # fails if it does not come
     launcher.stop()
 
 
@@ -104,6 +106,8 @@ def test_more_jobs_than_gpus_share_them_and_their_memory(gpus, monkeypatch):
 def test_a_gpu_that_others_use_is_not_free(gpus):
     gpus("0, 70000, 80000", "1, 10, 80000")
     assert seen(1) == ["1"]
+    gpus("MIG-0, [N/A], [N/A]")  # a part of a GPU, whose memory is not measured
+    assert seen(1) == ["MIG-0"]
     gpus("0, 70000, 80000", "1, 75000, 80000")
     with pytest.raises(UserError, match="no free device: other processes use 70000 of 80000 MiB of 0, 75000 of"):
         slots(1)

@@ -5,11 +5,14 @@ import json
 
 import pytest
 
+from configs import numbers
+from transformer_flax.ablation import results
 from transformer_flax.ablation.results import (
     FAILED,
     FINISHED,
     Journal,
     Result,
+    make_head,
     read,
     require_same_base,
     require_same_data,
@@ -168,6 +171,7 @@ def test_a_name_that_means_something_else_now_is_refused(file):
     journal = Journal(file, HEAD)
     journal.append(dataclasses.replace(RESULT, variant="wide", changes={"model.d_ff": 512}))
     require_same_variants(journal.results.values(), {"wide": {"model.d_ff": 512}, "other": {}}, file)
+    require_same_variants(journal.results.values(), {"other": {}}, file)  # not trained in this session
     with pytest.raises(UserError, match=r"results of 'wide' with the overrides model\.d_ff=512; now they are none"):
         require_same_variants(journal.results.values(), {"wide": {}}, file)
     journal.append(dataclasses.replace(RESULT, variant="wide", changes={"model.d_ff": 512}, status=FAILED))
@@ -197,3 +201,13 @@ def test_a_file_that_does_not_say_what_was_swept_is_refused(file):
         file.write_text(text)
         with pytest.raises(UserError, match="first line must describe a sweep"):
             read(file)
+
+
+def test_the_commit_is_that_of_a_clone_and_marked_where_files_were_changed(monkeypatch, tmp_path):
+    said = {"rev-parse": "abc123", "status": ""}
+    monkeypatch.setattr(results, "output_of", lambda command: said[command[3]])  # git -C folder ...
+    assert make_head(numbers.get_config(), "python", "")["commit"] == "abc123"
+    said["status"] = "M transformer_flax/model/layers.py"
+    assert make_head(numbers.get_config(), "python", "")["commit"] == "abc123+"
+    monkeypatch.setattr(results, "ROOT", tmp_path)  # installed, perhaps within the repository of something else
+    assert make_head(numbers.get_config(), "python", "")["commit"] == ""

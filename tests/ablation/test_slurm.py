@@ -3,6 +3,7 @@
 import pathlib
 import pickle
 import re
+import signal
 
 import pytest
 
@@ -92,6 +93,10 @@ def test_jobs_are_one_array_whose_members_wait_for_each_other(cluster):
     launcher = cluster.launcher()
     launcher.submit(jobs)
     assert cluster.submitted == 1  # as single jobs, Slurm would begin more than --jobs at a time
+    [script] = (cluster.workdir / "slurm").glob("*submission.sh")
+    asked = {line.removeprefix("#SBATCH --") for line in script.read_text().splitlines()}
+    # Two at a time; each gets a signal 90 seconds before its limit, and is queued again.
+    assert asked >= {"array=0-2%2", "signal=USR2@90", "requeue", "time=5", f"job-name={launcher._name}"}
     cluster.queue(job_1_0="RUNNING", job_1_1="PENDING", job_1_2="PENDING")
     assert launcher.poll() == []
     assert launcher.started() == jobs[:1]
@@ -171,6 +176,7 @@ def test_nothing_is_unpickled(cluster):
     ("stderr", "why"),
     [
         (f"slurmstepd: error: DUE TO PREEMPTION\n{PROBLEM}the disk is full\nsubmitit ERROR\n", "the disk is full"),
+        (f"{PROBLEM}no room\n{PROBLEM}the disk is full\n", "the disk is full"),  # of the last attempt
         ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=1", "out of memory (killed by Slurm)"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=1", "out of memory (killed by Slurm)"),
         ("error: step CANCELLED BY 5\nsrun: error: 1", "error: step CANCELLED BY 5"),
@@ -195,3 +201,14 @@ def test_a_job_prints_what_went_wrong_in_its_last_attempt(tmp_path, capsys, monk
     assert capsys.readouterr().err == ""
     assert Training(["sh", "-c", "echo error: the disk is full; exit 2"], str(log))() == 2
     assert capsys.readouterr().err == f"{PROBLEM}the disk is full\n"
+    assert Training(["sh", "-c", "exit 7"], str(log))() == 7
+    assert capsys.readouterr().err == f"{PROBLEM}ended with status 7\n"
+    assert log.read_text() == "RESOURCE_EXHAUSTED\nerror: the disk is full\n"  # of all attempts
+
+
+def test_a_signal_that_comes_before_the_training_has_started_ends_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(slurm, "PATIENCE", 0)
+    training = Training(["sleep", "2"], str(tmp_path / "seed0.log"))
+    training._stop()
+    assert training() == -signal.SIGTERM

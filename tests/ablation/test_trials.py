@@ -9,6 +9,7 @@ from ml_collections import FieldReference
 
 from configs import numbers
 from tests.ablation.test_results import HEAD
+from tests.training.small import copied
 from transformer_flax.ablation.expected_cost import assumed_left, estimate, show_plan
 from transformer_flax.ablation.results import Journal, Result, read
 from transformer_flax.ablation.sweep import sweep
@@ -148,7 +149,9 @@ def test_scores_are_those_of_the_last_step_and_the_best_is_of_any():
 def test_a_run_that_patience_ended_is_measured_at_its_end_until_it_is_trained_on():
     ended = [trained(20, 4.0, 500.0), evaluated(20, 20.0) | {"valid/final": 1}]
     assert measure(ended, 90).scores["valid"]["bleu"] == 20.0
-    assert measure([*ended, trained(30, 4.0, 500.0)], 90).scores == {}
+    resumed = [*ended, trained(30, 4.0, 500.0)]
+    assert measure(resumed, 90).scores == {}
+    assert measure([*resumed, evaluated(30, 10.0) | {"valid/final": 1}], 90).scores["valid"]["bleu"] == 10.0
 
 
 def test_seeds_that_are_trained_together_share_their_seconds():
@@ -158,6 +161,7 @@ def test_seeds_that_are_trained_together_share_their_seconds():
     assert measure(begun, 30).seconds == 0.5  # of 2 seconds
     assert measure([*begun, alone], 30).seconds == 0.5 + 1.0
     assert [point["seconds"] for point in measure([*begun, alone], 30).curve] == [0.5]
+    assert measure([evaluated(5, 30.0), *begun], 30).seconds == 0.5  # evaluated before the first line of training
 
 
 def test_damaged_metrics_tell_nothing(tmp_path):
@@ -315,6 +319,26 @@ def test_the_evaluation_on_the_way_of_a_longer_run_is_no_result(tmp_path, finish
         (tmp_path / file).unlink()
 
 
+def trial_of(workdir) -> Trial:
+    config = RunDirectory(workdir).load_config()
+    return Trial(Variant("base", "base", {}, config), config.seed, workdir)
+
+
+def test_parameters_are_counted_with_the_vocabulary_that_the_text_gave(tmp_path, finished):
+    trial = trial_of(copied(finished, tmp_path / "run", vocab_size=1_000))
+    # Embeddings of 300 pieces, three attentions, two feed-forward networks and five LayerNorms.
+    assert trial.result().parameters == 300 * 16 + 3 * 4 * 16 * 16 + 2 * (2 * 16 * 16 + 32) + 5 * 32
+
+
+def test_a_run_that_ended_before_it_had_the_scores_of_the_test_split_has_no_result(tmp_path, finished):
+    trial = trial_of(copied(finished, tmp_path / "run"))
+    assert trial.result().scores.keys() == {"valid", "test"}
+    lines = (trial.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (trial.path / "metrics.jsonl").write_text("".join(line for line in lines if "test/bleu" not in line))
+    assert trial.progress().scores.keys() == {"valid"}
+    assert trial.result() is None
+
+
 def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished):
     made = factory(tmp_path / "sweep", **{"model.dtype": "auto"})
     run = made.trials(make_variants(made.base, "base"), seeds=range(2))[1]
@@ -323,8 +347,10 @@ def test_a_sweep_keeps_the_type_of_the_trials_that_have_begun(tmp_path, finished
     assert chosen_dtype(made.workdir, []) is None
     run.path.symlink_to(finished)
     assert chosen_dtype(made.workdir, [run.variant]) == "float32"
-    Journal(made.workdir / "results.jsonl", HEAD | {"config": {"model.dtype": "bfloat16"}})  # of an earlier session
-    assert chosen_dtype(made.workdir, []) == "bfloat16"
+    for named, chosen in (("auto", "float32"), ("bfloat16", "bfloat16")):
+        (made.workdir / "results.jsonl").unlink(missing_ok=True)
+        Journal(made.workdir / "results.jsonl", HEAD | {"config": {"model.dtype": named}})  # of an earlier session
+        assert chosen_dtype(made.workdir, []) == chosen
     auto, chosen = ({"model.dtype": dtype} for dtype in ("auto", "float32"))
     assert differences(auto, chosen, ()) == differences(chosen, auto, ()) == []
     assert differences({"data.name": "auto"}, {"data.name": "multi30k"}, ())

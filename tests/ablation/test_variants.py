@@ -118,6 +118,7 @@ def test_a_row_that_the_base_cannot_give_is_refused_by_its_name():
         ("wide {", "mine.toml is not TOML"),
         ("wide = {model.d_ff = 1, model.d_ff = 2}", "is not TOML"),
         ("A-h1 = {steps = 5}", "has the name of a row of table 3"),
+        ("rotary = {steps = 5}", "has the name of a row beyond table 3"),
         ("wide = {row = 5}", "no row '5'"),
         ('wide = {row = "A-h17"}', "no row 'A-h17'"),
         (
@@ -143,3 +144,10 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     file.write_bytes(b"wide = {name = '\xff'}\n")
     with pytest.raises(UserError, match=r"is not TOML: .* codec"):
         make_variants(divisible(), "base", file=file)
+
+
+def test_a_grid_does_not_undo_what_a_variant_is_named_for(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("wide = {model.d_ff = 512}\n")
+    with pytest.raises(UserError, match=r"--grid model\.d_ff would undo wide, which sets the same field"):
+        make_variants(divisible(), "", axes=["model.d_ff=64,128"], file=file)

@@ -3,7 +3,9 @@
 import pytest
 
 import transformer_flax
+from tests import forked
 from tests.commands.process import refused, succeeds
+from tests.training.small import copied
 from transformer_flax.analysis.alignment import align, to_pharaoh
 from transformer_flax.analysis.attention_page import attention_page
 
@@ -50,6 +52,38 @@ def test_without_a_target_the_runs_own_translations_are_aligned_and_written(fini
     assert succeeds(*line, *files).stdout == result.stdout
 
 
+BREAKING = """
+import dataclasses
+from unittest import mock
+from absl import flags
+from transformer_flax import align
+
+flags.FLAGS(["align", *{}])
+run, settings = align.RESTORE()
+
+def attentions(*sides, **settings):
+    for each in run.attentions(*sides, **settings):
+        yield dataclasses.replace(each, target=dataclasses.replace(each.target, text="two\\nwords"))
+
+align.RESTORE = lambda: (mock.Mock(wraps=run, attentions=attentions), settings)
+align.main()
+"""  # a run that puts out line breaks
+
+
+def test_each_translation_is_written_on_one_line(finished, files, tmp_path):
+    line = [f"--workdir={finished}", files[0], f"--translations={tmp_path / 'out'}"]
+    result = forked.run("-c", BREAKING.format(line))
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "out").read_text() == "two words\n" * 3
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_line_whose_words_the_run_splits_is_refused(finished, files, tmp_path, side):
+    (tmp_path / side).write_text("five, six\n\n\n")
+    message = refused("align", f"--workdir={copied(finished, tmp_path / 'run', tokenized=True)}", *files)
+    assert f"--{side}, line 1, has 2 words, and 3 as the run reads them" in message
+
+
 def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
     assert "--source=FILE" in refused("align", f"--workdir={finished}")
     for option in "beam_size=2", "batch_size=2", "window=2", "translations=out":
@@ -66,6 +100,8 @@ def test_what_cannot_be_aligned_is_refused(finished, files, tmp_path):
     for name in ("source", "target", "gold"):
         output = f"--page={tmp_path}/./{name}"
         assert "is an input" in refused("align", *files, f"--gold={tmp_path / 'gold'}", output)
+    translations = f"--translations={tmp_path / 'source'}"
+    assert "is an input" in refused("align", files[0], translations)
     (tmp_path / "gold").write_text("0-0\n")
     message = refused("align", f"--workdir={finished}", *files, f"--gold={tmp_path / 'gold'}")
     assert "source has 3 lines and" in message

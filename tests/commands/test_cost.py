@@ -4,10 +4,13 @@ import json
 
 import pytest
 
-from configs import numbers
+from configs import classifier, numbers
 from tests.commands.process import refused, succeeds
+from tests.training.small import small_config
 from transformer_flax.analysis.run_cost import cost_of
 from transformer_flax.errors import UserError
+from transformer_flax.model.flops import activation_bytes
+from transformer_flax.training.config_checks import model_config
 
 NUMBERS = "--config=configs/numbers.py"
 
@@ -80,14 +83,36 @@ def test_time_follows_from_the_devices_and_memory_from_the_run():
     twice = cost(r_drop=5.0)
     assert (twice.step_flops, twice.tokens_per_step) == (2 * usual.step_flops, usual.tokens_per_step)
     assert twice.memory["activations"] == pytest.approx(2 * usual.memory["activations"], rel=0.1)
+    alone = cost(length=2, data={"tokens_per_batch": 16}).memory  # fewer activations than parameters, and no sum
+    assert alone["gradient"] == alone["parameters"] > alone["activations"]
+    in_chunks = cost(loss_chunks=4).memory["activations"]
+    logits = 4 * 64 * 30 * numbers.get_config().data.vocab_size
+    assert usual.memory["activations"] - in_chunks == 3 / 4 * logits
     packed, bucketed = cost(data={"batching": "packed", "max_length": 64}), cost(length=64)
     assert packed.memory == bucketed.memory
     assert packed.step_flops == usual.step_flops
 
 
+def test_a_run_that_starts_from_another_has_its_vocabulary(finished):
+    config = small_config(init_from=str(finished), data__vocab_size=290)
+    made = cost_of(config, device="abacus", peak=9.5e12, num_devices=1, utilisation=0.3, length=8)
+    assert made.parameters["embedding"] == 300 * 16
+
+
 def test_a_length_that_no_batch_has_is_refused():
     with pytest.raises(UserError, match="--length is 65; it must be at most 64, "):
         cost(length=65)
+    with pytest.raises(UserError, match="--length is 33; it must be at most 32, "):  # of 256 tokens, for 8 rows
+        cost(length=33, data={"tokens_per_batch": 256})
+
+
+def test_a_text_that_is_classified_has_one_side_and_no_logits_of_words():
+    config = classifier.get_config()
+    made = cost_of(config, device="abacus", peak=9.5e12, num_devices=8, utilisation=0.3, length=32)
+    assert made.tokens_per_step == config.data.tokens_per_batch
+    model = model_config(config, config.data.vocab_size)
+    rows = config.data.tokens_per_batch // 32
+    assert made.memory["activations"] == activation_bytes(model, rows, 32, 1)
 
 
 @pytest.mark.parametrize(

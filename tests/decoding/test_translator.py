@@ -24,7 +24,7 @@ from tests.decoding.translators import (
     scores_of,
     texts,
 )
-from transformer_flax.data.normalisation import Normaliser
+from transformer_flax.data.normalisation import PLAIN, Normaliser
 from transformer_flax.decoding import inference
 from transformer_flax.decoding.search import Hypotheses
 from transformer_flax.decoding.settings import Sampling
@@ -55,10 +55,11 @@ def test_each_line_has_its_translations_in_order_for_any_window(window):
 
 def test_sources_prefixes_and_given_targets_are_normalised():
     lower = Normaliser("en", lowercase=True)
-    cased, small = make(normalise=(lower, lower)), make()
+    source, target = make(normalise=(lower, PLAIN)), make(normalise=(PLAIN, lower))  # each refuses other capitals
     upper = [word.upper() for word in WORDS]
-    assert list(cased.search(upper, prefixes="B")) == list(small.search(WORDS, prefixes="b"))
-    assert cased.score(upper, upper[::-1]) == small.score(WORDS, WORDS[::-1])
+    found_small, scores = found(WORDS, prefixes="b"), make().score(WORDS, WORDS[::-1])
+    assert list(source.search(upper, prefixes="b")) == list(target.search(WORDS, prefixes="B")) == found_small
+    assert source.score(upper, WORDS[::-1]) == target.score(WORDS, upper[::-1]) == scores
 
 
 def test_order_of_the_lines_changes_nothing_but_the_order():
@@ -162,10 +163,11 @@ def test_the_best_translations_are_different_and_in_order():
 
 
 @pytest.mark.parametrize(
-    ("kind", "penalty"), [("gnmt", lambda length: ((5 + length) / 6) ** 0.6), ("length", lambda length: length**0.6)]
+    ("kind", "alpha", "penalty"),
+    [("gnmt", 0.6, lambda length: ((5 + length) / 6) ** 0.6), ("length", 0.25, lambda length: length**0.25)],
 )
-def test_a_score_is_the_log_probability_over_the_penalty_of_all_tokens(kind, penalty):
-    for t in (t for translations in found(WORDS, length_penalty=kind) for t in translations):
+def test_a_score_is_the_log_probability_over_the_penalty_of_all_tokens(kind, alpha, penalty):
+    for t in (t for translations in found(WORDS, length_penalty=kind, alpha=alpha) for t in translations):
         assert t.tokens[-1] == END_ID
         assert END_ID not in t.tokens[:-1]
         assert t.score == pytest.approx(t.log_prob / penalty(len(t.tokens)), rel=1e-5)

@@ -95,11 +95,11 @@ def test_an_input_that_is_too_long_is_refused_by_the_number_of_its_line(window, 
         next(search)
 
 
-@pytest.mark.parametrize("lines", [(["x" * 16], ["y"]), (["y"], ["x" * 16])], ids=["source", "target"])
-def test_a_line_that_is_too_long_to_score_is_refused(lines):
-    translator = make(refuse_long=True, max_input_length=16, max_extra_length=0)
-    with pytest.raises(UserError, match="line 1 has 17 tokens and at most 16"):
-        translator.score(*lines)
+@pytest.mark.parametrize("long", [("x" * 16, "y"), ("y", "x" * 16)], ids=["source", "target"])
+def test_a_line_that_is_too_long_to_score_is_refused_by_its_number(long):
+    translator = make(refuse_long=True, max_input_length=16, max_extra_length=0, window=1)
+    with pytest.raises(UserError, match="line 2 has 17 tokens and at most 16"):
+        translator.score(*zip(("a", "a"), long, strict=True))
 
 
 def test_a_long_input_is_translated_up_to_its_cut_and_all_are_counted_in_one_warning(caplog):

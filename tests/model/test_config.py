@@ -113,3 +113,18 @@ def test_fields_of_another_kind_are_refused(change, message):
     fields = {**base.get_config().model, **change}
     with pytest.raises(UserError, match=message):
         make_config(100, {name: value for name, value in fields.items() if value is not None})
+
+
+def test_a_field_that_a_saved_run_lacks_is_as_it_was_before_there_was_a_choice():
+    before = {
+        "compatibility": "scaled_dot",
+        "clip_distance": 16,
+        "neighbourhood": 0,
+        "branch_init": 1.0,
+        "start": "xavier",
+        "attention_implementation": "plain",
+    }
+    assert {field.name: field.default for field in FIELDS if field.default is not dataclasses.MISSING} == before
+    fields = base.get_config().model.to_dict() | {"dtype": "float32"}
+    saved = make_config(100, {name: value for name, value in fields.items() if name not in before})
+    assert saved == dataclasses.replace(make_config(100, fields), **before)

@@ -250,6 +250,7 @@ def test_activations_are_what_differentiation_keeps():
     tokens = 2 * 16 * 16
     # At the least, what the inner product of the feed-forward gives and what the ReLU makes of it, and the logits.
     assert many > tokens * 2 * 4 * config.d_ff + tokens / 2 * 4 * config.vocab_size
+    assert many > activation_bytes(dataclasses.replace(config, dropout=0.0), 16, 16, 16)  # of which dropout keeps some
     in_chunks = activation_bytes(config, 16, 16, 16, loss_chunks=4)
     assert many - in_chunks == 3 / 4 * tokens / 2 * 4 * config.vocab_size
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from transformer_flax.model.layers import to_logits
-from transformer_flax.model.linear import product
+from transformer_flax.model.linear import product, product_of_few_rows, wide_einsum
 
 TOKENS = 64
 LAST_BY_FIRST = (((1,), (0,)), ((), ()))
@@ -46,3 +46,13 @@ def test_the_gradient_of_the_embedding_is_exact_and_transposes_the_narrow_side_o
     program = compiled.as_text()
     assert f"f32[{d_model},{TOKENS}]" in program
     assert f"f32[{vocab_size},{TOKENS}]" not in program
+
+
+def test_products_of_low_precision_are_summed_in_high():
+    # In bfloat16, 256 + 1 is 256.
+    ones, matrix = jnp.ones((1, 2), jnp.bfloat16), jnp.array([[256, 1]], jnp.bfloat16)
+    assert wide_einsum("bd,vd->bv", ones, matrix) == 257
+    assert to_logits(ones, matrix.astype(jnp.float32)) == 257
+    for rows in (1, 2):
+        products = product_of_few_rows(jnp.ones((1, 1, rows, 2), jnp.bfloat16), matrix.T[None, None])
+        np.testing.assert_array_equal(products, np.full((1, 1, rows, 1), 257))

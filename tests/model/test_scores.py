@@ -48,6 +48,14 @@ def test_it_is_that_of_each_query_and_key_for_itself(name):
     np.testing.assert_allclose(full(query, key, offsets), expected(name, OFFSETS), atol=1e-5)
 
 
+def test_scores_of_low_precision_are_summed_in_high():
+    # In bfloat16, 256 + 1 is 256. One query, one key, one head; tanh is 1.
+    ones, key = jnp.ones((1, 1, 1, 2), jnp.bfloat16), jnp.array([[[[256, 1]]]], jnp.bfloat16)
+    dot, additive = Dot(scaled=False), Additive(jnp.array([[256.0, 1.0]]))
+    assert dot.full(ones, key) == dot.cached(ones, key.transpose(0, 2, 3, 1)) == 257
+    assert additive.full(99 * ones, ones) == additive.cached(99 * ones, ones.transpose(0, 2, 3, 1)) == 257
+
+
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("queries", [1, Q])
 def test_it_is_the_same_in_a_step_of_decoding(name, queries):

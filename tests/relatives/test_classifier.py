@@ -20,7 +20,7 @@ from transformer_flax.model.flops import activation_bytes, count_parameters, for
 from transformer_flax.model.layers import Embedding
 from transformer_flax.model.registry import KINDS, attention_maps, init_params, make_config
 from transformer_flax.model.residuals import choose_start
-from transformer_flax.relatives.classifier import POOLING, Classifier, ClassifierConfig
+from transformer_flax.relatives.classifier import POOLING, Classifier, ClassifierConfig, Pooling
 from transformer_flax.special_tokens import PAD_ID
 
 ENCODER = {field.name: getattr(TINY, field.name) for field in dataclasses.fields(LayerConfig)}
@@ -149,10 +149,16 @@ def test_counts_are_those_of_the_formulas(config):
     assert forward_flops(c, lengths, lengths) == expected
 
 
+def test_layers_are_counted_together_where_their_numbers_have_two_digits():
+    one, eleven = (count_parameters(tiny("mean", num_layers=layers)) for layers in (1, 11))
+    assert eleven == {name: count * (11 if name.startswith("encoder") else 1) for name, count in one.items()}
+
+
 @pytest.mark.parametrize("pooling", ["mean", "attention"])
 def test_activations_grow_with_the_texts(pooling):
     config = tiny(pooling)
     kept = activation_bytes(config, 8, 16, 2)
+    assert kept == activation_bytes(config, 8, 16, 99)  # there is no target
     assert kept > 4 * 8 * 16 * config.num_layers * (config.d_ff + config.d_model)
     assert kept == pytest.approx(activation_bytes(config, 4, 16, 2) * 2, rel=0.05)
 
@@ -188,8 +194,21 @@ def test_words_start_as_small_as_it_says():
         config = tiny("mean", embedding_deviation=deviation, vocab_size=1_000)
         vectors = init_params(config, jax.random.key(0))["embedding"]["embedding"] * config.d_model**0.5
         assert jnp.std(vectors) == pytest.approx(deviation, rel=0.05)
+    assert ClassifierConfig.embedding_deviation == 1.0  # of saved runs that lack the field
     with pytest.raises(UserError, match="embedding_deviation is 0; it must be a number above 0"):
         tiny("mean", embedding_deviation=0)
+
+
+def test_the_mean_of_a_long_text_is_summed_in_float32():
+    # bfloat16 has no number between 1 and 1 + 1/128, so 302/301 is 1; and none between 300 and 302.
+    x, mask = jnp.ones((1, 301, 2), jnp.bfloat16).at[:, 0].set(2), np.ones((1, 1, 1, 301), bool)
+    np.testing.assert_array_equal(Pooling(tiny("mean", dtype="bfloat16")).apply({}, x, mask), 1)
+
+
+def test_the_query_of_a_text_starts_with_a_length_of_1():
+    x, mask = np.zeros((1, 1, 400), np.float32), np.ones((1, 1, 1, 1), bool)
+    params = jax.jit(Pooling(tiny("attention", d_model=400)).init)(jax.random.key(0), x, mask)["params"]
+    assert np.linalg.norm(params["query"]) == pytest.approx(1, abs=0.15)
 
 
 def test_t_fixup_is_of_translators():

@@ -13,6 +13,7 @@ from tests.relatives.rivals import RECURRENT
 from transformer_flax.errors import UserError
 from transformer_flax.relatives.recurrent import OneHeadAttention, RecurrentTranslator
 from transformer_flax.relatives.seq2seq import Memory
+from transformer_flax.special_tokens import END_ID
 
 D = RECURRENT.d_model
 RNG = np.random.default_rng(0)
@@ -51,21 +52,33 @@ def test_without_attention_the_context_is_the_state_that_the_encoder_ends_in():
     # Of the last layer, both directions side by side: the last word's state forwards, and the first's backwards.
     config = dataclasses.replace(RECURRENT, attention="none", cell="lstm")
     params = {"params": random_params(config)}
+    source = np.concatenate([SOURCE, np.eye(1, SOURCE.shape[1], dtype=int) * END_ID])  # the last without words
 
     @jax.jit
     def encode():
         with_and_without = (config, dataclasses.replace(config, attention="dot"))
-        return [RecurrentTranslator(c).apply(params, SOURCE, method="encode") for c in with_and_without]
+        return [RecurrentTranslator(c).apply(params, source, method="encode") for c in with_and_without]
 
     (bottleneck, states), (everything, _) = encode()
-    half, lengths = D // 2, (SOURCE != 0).sum(axis=1)
+    half, lengths = D // 2, (source != 0).sum(axis=1)
     for row, length in enumerate(lengths):
         last = np.concatenate([everything.values[row, length - 1, :half], everything.values[row, 0, half:]])
         np.testing.assert_allclose(bottleneck.values[row, 0], last, atol=1e-6)
         np.testing.assert_allclose(states[-1][1][row], last, atol=1e-6)  # h, of (c, h), where the decoder starts
-    y = np.zeros((len(SOURCE), 4, D), np.float32)
+    y = np.zeros((len(source), 4, D), np.float32)
     contexts = OneHeadAttention(config).apply({}, y, bottleneck)
     np.testing.assert_array_equal(contexts, np.repeat(bottleneck.values, 4, axis=1))
+
+
+def test_the_output_is_of_the_context_and_then_of_the_state():
+    config = dataclasses.replace(RECURRENT, attention="none")
+    params = random_params(config)
+    context = STATES[:1, :1]
+    memory = Memory(context, context, MASK[:1])
+    features, _ = RecurrentTranslator(config).apply({"params": params}, Y[:1], memory, method="_features")
+    joined = np.concatenate([np.repeat(context, Y.shape[1], axis=1), Y[:1]], axis=-1)
+    expected = np.tanh(joined @ params["output"]["kernel"] + params["output"]["bias"])
+    np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

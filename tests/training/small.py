@@ -1,6 +1,8 @@
 """A run that takes seconds."""
 
+import json
 import pathlib
+import shutil
 
 import jax
 from ml_collections import ConfigDict
@@ -74,6 +76,16 @@ def learn(folder: pathlib.Path) -> pathlib.Path:
     )
     train(config, folder / "run")
     return folder / "run"
+
+
+def copied(run: pathlib.Path, folder: pathlib.Path, **data) -> pathlib.Path:
+    """Returns a copy of a run's working directory whose config has other fields of the data."""
+    shutil.copytree(run, folder)
+    kept = json.loads((folder / "config.json").read_text())
+    del kept["crc32"]
+    kept["config"]["data"] |= data
+    (folder / "config.json").write_text(json.dumps(kept))
+    return folder
 
 
 def final_state(path: pathlib.Path, step: int) -> TrainState:
