@@ -134,6 +134,14 @@ def test_lines_are_read_as_they_were_written(tmp_path):
     assert read_json_lines(file, len) == [2, 2, 1, 1]
 
 
+def test_a_full_disk_leaves_the_lines_that_were_there(tmp_path, full_disk):
+    file = tmp_path / "lines.jsonl"
+    file.write_text('{"a": 1}\n')
+    with pytest.raises(OSError, match="No space left on device"):
+        JsonLines(file, [{"a": 2}])
+    assert read_json_lines(file) == [{"a": 1}]
+
+
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path):
     file = tmp_path / "lines.jsonl"
     JsonLines(file, [{"a": 1}, {"a": 2}]).close()

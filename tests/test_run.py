@@ -236,6 +236,7 @@ def test_a_split_that_the_run_has_not_read_is_refused_if_another_one_has_changed
     fingerprints = {name: value for name, value in run.fingerprints.items() if name != "test"}
     config = run.config.copy_and_resolve_references()
     config.data.path = str(tmp_path / "text")
+    assert dataclasses.replace(run, fingerprints=fingerprints).split("test") == run.split("test")
     with pytest.raises(UserError, match=r"the valid split of .* has changed"):
         dataclasses.replace(run, config=config, fingerprints=fingerprints).split("test")
 

@@ -130,8 +130,10 @@ def test_layers_and_heads_are_counted():
 
 def test_an_empty_line_is_its_end_symbol():
     first, _ = random_run().attentions(["", SOURCE], ["", TARGET])
-    assert first.source.pieces == first.target.pieces == ("<end>",)
-    np.testing.assert_array_equal(first.cross, 1)
+    [own] = random_run().attentions([""])  # and so is its translation
+    for attention in (first, own):
+        assert attention.source.pieces == attention.target.pieces == ("<end>",)
+        np.testing.assert_array_equal(attention.cross, 1)
 
 
 @pytest.mark.parametrize(("rival", "layers"), [(RECURRENT, 1), (CONVOLUTIONAL, 2)], ids=["recurrent", "convolutional"])

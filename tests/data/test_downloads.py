@@ -4,6 +4,7 @@ import functools
 import gzip
 import hashlib
 import http.server
+import shutil
 import threading
 import types
 
@@ -119,6 +120,8 @@ def test_an_interrupted_transfer_keeps_nothing_of_its_file(server, tmp_path, mon
 def test_a_file_of_the_user_is_never_overwritten(server, tmp_path, name):
     mine = b"mine\n" if name == "valid.en" else gzip.compress(b"mine\n")
     (tmp_path / name).write_bytes(mine)
+    if name == "valid.en":  # beside the published one, which is not read then
+        shutil.copy(server.folder / "val.en.gz", tmp_path)
     with pytest.raises(UserError, match=f"{tmp_path / name} is not the published text.* move it away"):
         fetch(made(server.url), tmp_path, ignore)
     assert (tmp_path / name).read_bytes() == mine

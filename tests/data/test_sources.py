@@ -77,6 +77,11 @@ def test_the_two_sides_may_be_compressed_differently(tmp_path):
     assert as_list(read(tmp_path)) == list(zip(ENGLISH, GERMAN, strict=True))
 
 
+def test_a_file_is_read_in_place_of_its_compressed_copy(tmp_path):
+    write(tmp_path, suffix=".gz", en=["older"], de=["älter"])
+    assert as_list(read(write(tmp_path, en=["newer"], de=["neuer"]))) == [("newer", "neuer")]
+
+
 def test_text_is_normalised_on_request_in_the_language_of_its_side(tmp_path):
     write(tmp_path, en=["It's Prof. Smith's dog."], de=["Ein „Hund“, z.B. rot-weiß."])
     assert as_list(read(tmp_path, lowercase=True)) == [("it's prof. smith's dog.", "ein „hund“, z.b. rot-weiß.")]

@@ -102,5 +102,6 @@ def test_pairs_are_written_as_the_folder_that_they_are_read_from(tmp_path):
     with pytest.raises(UserError, match="both languages are 'en'"):
         write_pairs(tmp_path / "refused", {"train": [("a", "b")]}, "en", "en")
     assert not (tmp_path / "refused/train.en").exists()
-    with pytest.raises(UserError, match="has a line break"):
-        write_pairs(tmp_path, {"train": [("a", "a\nb")]})
+    for line_break in ("\n", "\r"):  # the second, at the end of a line, would be read as a part of its end
+        with pytest.raises(UserError, match="has a line break"):
+            write_pairs(tmp_path, {"train": [("a", f"a{line_break}")]})

@@ -61,8 +61,8 @@ def test_what_is_held_out_depends_on_the_text_and_the_seed_alone_and_copies_stay
     assert {text for text, _ in more} - {"another"} == {text for text, _ in valid}
     other = as_list(read(tmp_path, "valid", held_out=0.2, seed=1))
     assert {text for text, _ in other} != {text for text, _ in valid}
-    write(tmp_path, "test", rows[:5])
-    assert len(read(tmp_path, "test", held_out=0.2)) == 5
+    write(tmp_path, "test", rows)
+    assert len(read(tmp_path, "test", held_out=0.2)) == 1000
     assert read(tmp_path, held_out=0.2).fingerprint != read(tmp_path).fingerprint
 
 

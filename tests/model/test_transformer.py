@@ -6,6 +6,7 @@ Letters of shapes: B batch, S source, T target, H heads, K hypotheses, V vocabul
 import dataclasses
 import functools
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.config import STARTS, TransformerConfig
 from transformer_flax.model.layers import EncoderLayer, layer_norm, to_logits
 from transformer_flax.model.registry import attention_maps, init_params, make_model, param_shapes
-from transformer_flax.model.residuals import RESIDUALS, AddAndNorm, Admin, TFixup, with_omegas
+from transformer_flax.model.residuals import RESIDUALS, AddAndNorm, Admin, TFixup, init_admin, with_omegas
 from transformer_flax.model.transformer import Encoder, Transformer, shift_right
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, NUM_SPECIAL, PAD_ID
 
@@ -478,6 +479,17 @@ def test_admin_weighs_a_residual_by_the_variances_of_all_sub_layers_before():
     assert params["encoder_1"][attention]["omega"].tolist() == [1.0] * 4
     with pytest.raises(NotImplementedError, match="lacks after_both of encoder_0: name each where"):
         with_omegas(params, sown | {"encoder_0": sown["encoder_0"] | {"after_both": {"variances": ([1.0, 3.0],)}}})
+
+
+@pytest.mark.parametrize(("positions", "length"), [("sinusoidal", 16), ("learned", 8)])
+def test_the_sentences_of_admin_have_words_alone_and_no_more_than_there_are_positions_for(positions, length):
+    config = dataclasses.replace(TINY, vocab_size=NUM_SPECIAL + 2, positions=positions, max_length=8)
+    model = mock.Mock(config=config, **{"init.return_value": {"params": {}, "intermediates": {}}})
+    init_admin(model, jax.random.key(0), sides=2)
+    tokens = np.array(model.init.call_args.args[1:])
+    assert tokens.shape == (2, 64, length)
+    assert {*np.unique(tokens)} == {NUM_SPECIAL, NUM_SPECIAL + 1}
+    assert (tokens[0] != tokens[1]).any()
 
 
 def test_admin_measures_on_random_sentences_and_multiplies_residuals():

@@ -73,8 +73,8 @@ def test_a_reader_is_warned_of_the_steps_that_an_average_lacks(tmp_path, caplog)
 def test_a_reader_is_warned_of_a_mean_of_the_first_checkpoints(tmp_path, caplog):
     for step in (100, 200):
         (tmp_path / f"run/checkpoints/{step}").mkdir(parents=True)
-    choose(tmp_path / "run/checkpoints", small_config(checkpoint__every=100), average=4)
-    early = "run is at step 200, too early for a mean of 4 checkpoints: this is the mean of the parameters at steps 100"
+    choose(tmp_path / "run/checkpoints", small_config(checkpoint__every=100), average=3)
+    early = "run is at step 200, too early for a mean of 3 checkpoints: this is the mean of the parameters at steps 100"
     assert early in caplog.text
 
 

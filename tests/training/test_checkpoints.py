@@ -178,17 +178,34 @@ def test_one_that_is_put_aside_is_no_longer_there_and_not_lost(tmp_path):
     checkpoints.close()
 
 
+PROGRAMS = types.SimpleNamespace(init=state_at, parallel=types.SimpleNamespace(place=lambda state: state))
+
+
 def test_the_first_checkpoint_of_one_run_alone_is_put_aside(tmp_path):
     runs = [Checkpoints(tmp_path / name / "checkpoints", every=10, keep=2, seed=0) for name in ("one", "other")]
     runs[0].save(state_at(10), {})
     runs[0].wait()
-    programs = types.SimpleNamespace(init=state_at, parallel=types.SimpleNamespace(place=lambda state: state))
     with Progress() as progress:
-        _, totals, step = resume_or_begin(programs, {"one: ": runs[0], "other: ": runs[1]}, progress, first=10)
+        _, totals, step = resume_or_begin(PROGRAMS, {"one: ": runs[0], "other: ": runs[1]}, progress, first=10)
     assert (totals, step) == ([None, None], 0)
     assert (tmp_path / "one/checkpoints/10.ahead.1").is_dir()
     for checkpoints in runs:
         checkpoints.close()
+
+
+def test_where_one_run_cannot_read_its_checkpoint_all_go_on_from_the_one_before(tmp_path):
+    runs = {name: Checkpoints(tmp_path / name / "checkpoints", every=10, keep=2, seed=0) for name in ("one", "other")}
+    for name, checkpoints in runs.items():
+        for step in (10, 20):
+            checkpoints.save(state_at(step), {"of": name})
+        checkpoints.close()
+    (tmp_path / "other/checkpoints/20" / METADATA).unlink()
+    with Progress() as progress:
+        states, totals, step = resume_or_begin(PROGRAMS, runs, progress, combine=list)
+    assert ([int(state.step) for state in states], step) == ([10, 10], 10)
+    assert totals == [{"of": "one"}, {"of": "other"}]
+    left = [sorted(folder.name for folder in (tmp_path / name / "checkpoints").iterdir()) for name in runs]
+    assert left == [["10", "20.ahead.1"], ["10", "20.damaged.1"]]
 
 
 def test_what_is_saved_is_not_what_the_next_step_makes_of_it(tmp_path):

@@ -6,11 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conftest import long
+from tests.conftest import TINY, long
 from tests.training.small import final_state
 from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
 from transformer_flax.run import restore
+from transformer_flax.training.fine_tuning import _deciding
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import checked_config, prepare_run
@@ -146,6 +147,13 @@ def test_what_does_not_fit_is_named(finished, text, tmp_path, overrides, message
 
 def test_where_only_the_initial_values_differ_a_model_fits(finished, text):
     checked_config(fine_tuned(finished, text, model__start="fairseq", model__branch_init=0.5, model__dropout=0.3))
+
+
+def test_sizes_positions_and_the_order_of_norms_decide_what_parameters_mean():
+    assert _deciding(TINY).keys() >= {
+        *("num_layers", "d_model", "d_ff", "num_heads", "d_k", "d_v", "vocab_size", "tie_embeddings", "attention_bias"),
+        *("positions", "max_length", "clip_distance", "neighbourhood", "compatibility", "pre_norm"),
+    }
 
 
 def prepare(config, folder):

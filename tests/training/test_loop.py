@@ -547,8 +547,9 @@ def test_a_run_that_stopped_at_an_evaluation_and_ends_there_has_a_final_one_too(
 
 
 def test_a_run_that_learns_keeps_its_patience(run, tmp_path):
-    run("run", steps=12, eval__patience=1)
+    run("run", steps=12, eval__patience=1, checkpoint__every=100)
     assert read_json_lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == 12
+    assert {9, 12} <= {*saved_steps(tmp_path / "run/checkpoints")}  # what was evaluated
 
 
 def test_the_source_gain_is_what_another_sentences_source_costs(finished):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.metrics import Event, Meter, MetricsWriter, SessionLog
 from transformer_flax.training.peak_flops import data_sheet_flops, large_product, measured_flops
 from transformer_flax.training.run_directory import is_out_of_patience
+from transformer_flax.training.step import Metrics as StepMetrics
 from transformer_flax.training.trainer import Trainer
 
 
@@ -74,10 +76,40 @@ def test_r_drop_computes_every_token_twice_in_rates_and_plans():
         trainer.run.config = variant.config
         trainer.run.train.lengths.return_value, trainer.programs.model.config = lengths, model
         Trainer.add_time(trainer, 1, 0.5)
+        trainer.run.train.lengths.assert_called_once_with(0)
         rates = trainer.meter.rates()
         assert rates["tokens_per_second"] == 14 / 0.5  # which the batch has once
         assert rates["flops_per_second"] == passes * training_flops(model, *lengths.values()) / 0.5
         assert assumed_flops(variant) == passes * assumed_flops(once)
+
+
+def test_a_skipped_batch_is_written_as_its_own_step_had_it_spelt():
+    trainer = mock.MagicMock()
+    trainer.run.config.max_skipped = 2
+    trainer.run.train.pairs = lambda k: np.array([10 * k])
+    trainer.run.train.corpus_of = lambda k: mock.Mock(source={10 * k: np.array([k])}, target={10 * k: np.array([k, 2])})
+    Trainer.read(trainer, StepMetrics({"loss": np.nan}, {"loss": 4.0}, np.inf, 1, 1), 7)  # of batch 6
+    (line,) = trainer._skipped.write.call_args.args
+    assert line == {"step": 7, "loss": "nan", "grad_norm": "inf", "pairs": [60], "source": [[6]], "target": [[6, 2]]}
+    trainer.meter.add.assert_not_called()
+
+
+@pytest.mark.parametrize(("backend", "share"), [("gpu", 4), ("cpu", 1)])  # devices of a CPU share all its cores
+def test_a_log_has_the_rate_of_the_next_update_and_a_devices_share_of_its_peak(monkeypatch, backend, share):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr("transformer_flax.training.trainer.measured_flops", {"float32": 1e5}.get)
+    monkeypatch.setattr("transformer_flax.training.trainer.data_sheet_flops", lambda kind, dtype: 4e5)
+    trainer = mock.MagicMock(_runs_at_once=2, meter=Meter(), _label="")
+    trainer.run.config, trainer._parallel.num_devices = small_config(), 4
+    trainer.programs.schedule, trainer.seconds_left.return_value = float, 0.0
+    for skipped_in_a_row, updates in ((0, 4), (1, 5)):  # of 7 steps, 2 are skipped, the last of them or not
+        trainer.meter.add_time(0.5, 100, 5_000)
+        Trainer.log(trainer, StepMetrics({}, {}, 1.5, 2, skipped_in_a_row), 7)
+        step, _, line = trainer._metrics.write.call_args.args
+        assert (step, line["learning_rate"], line["grad_norm"], line["skipped"]) == (7, updates, 1.5, 2)
+        assert (line["flops_per_second"], line["tokens_per_second"], line["seeds_at_once"]) == (1e4, 200, 2)
+        assert (line["mfu"], line["mfu_data_sheet"]) == (2e4 / share / 1e5, 2e4 / share / 4e5)
+        assert not trainer.meter.rates()  # the next log is of the steps behind this one
 
 
 @pytest.mark.parametrize(

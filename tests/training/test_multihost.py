@@ -297,3 +297,10 @@ def test_what_several_processes_cannot_do_is_refused(monkeypatch, config, proces
     monkeypatch.setattr(jax, "devices", lambda: devices)
     with pytest.raises(UserError, match=message):
         make_parallel(ConfigDict({"shard_params": False} | config), 8, 1)
+
+
+def test_rows_are_divided_in_the_order_of_processes_whatever_the_ids_of_their_devices(monkeypatch):
+    devices = [types.SimpleNamespace(process_index=index, id=id) for id, index in enumerate([1, 0, 1, 0])]
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    config = ConfigDict({"mode": "jit", "num_devices": 0, "shard_params": False})
+    assert [device.id for device in make_parallel(config, 8, 1).devices] == [1, 3, 0, 2]

@@ -1,6 +1,7 @@
 """A run whose text is normalised is trained, measured and used on the same text."""
 
 import dataclasses
+from unittest import mock
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.training.small import PAIRS, small_config, write_text
 from transformer_flax.decoding.translator import Translator
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
+from transformer_flax.training.evaluation import Task
 from transformer_flax.training.loop import train
 
 LINE = "Isn't it: Forty-Two?"
@@ -51,6 +53,8 @@ def test_a_split_is_measured_as_in_training(run, workdir):
     assert not any("tokenised" in warning for warning in report.warnings)
     for part in ("|case:lc|", "|tok:moses-de|"):
         assert part in report.signature
+    task = Task(mock.Mock(config=run.config, classes=None), run.model)
+    assert task.measure(report.translations, references)[1] == {"BLEU": report.signature}
 
 
 def test_references_are_normalised_before_they_are_compared(run, monkeypatch):

@@ -15,7 +15,8 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.training.averaging import choose
 from transformer_flax.training.checkpoint_files import load_params, saved_steps
-from transformer_flax.training.run_directory import RunDirectory
+from transformer_flax.training.config_fields import complete, differences, flatten
+from transformer_flax.training.run_directory import MAY_CHANGE, RunDirectory
 from transformer_flax.training.trained_model import parse_name
 
 DATA = {"train": "abc", "valid": "def"}
@@ -40,6 +41,15 @@ def test_a_run_of_another_config_is_refused_with_the_fields_that_differ_and_noth
     assert "steps" not in told
     assert "--workdir" in told
     assert snapshot(tmp_path) == before
+
+
+def test_what_a_run_has_learned_from_may_not_change():
+    fields = flatten(complete(small_config()).to_dict())
+    free = {name for name in fields if not differences(fields, fields | {name: "another"}, MAY_CHANGE)}
+    assert free >= {"steps", "loss_chunks", "model.remat", "data.cache_dir", "eval.every", "decode.beam_size"}
+    learned = ("seed", "label_smoothing", "r_drop", "train_only", "ema_decay", "accumulation_steps", "deterministic")
+    assert not free & {*learned, "data.seed", "data.num_pairs", "data.tokens_per_batch", "data.bpe_dropout"}
+    assert not any(name.startswith("optimizer.") or name == "model.dtype" for name in free)
 
 
 def test_other_data_are_refused(tmp_path):

@@ -7,6 +7,7 @@ import re
 import shutil
 import types
 import weakref
+from unittest import mock
 
 import jax
 import numpy as np
@@ -21,13 +22,14 @@ from transformer_flax.data.tokenizer import Tokenizer
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import make_model
 from transformer_flax.run import restore
-from transformer_flax.training import config_checks
+from transformer_flax.special_tokens import NUM_SPECIAL
+from transformer_flax.training import config_checks, setup
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_checks import check, check_text, device_dtype, model_config
 from transformer_flax.training.evaluation import Task
 from transformer_flax.training.loop import train
 from transformer_flax.training.run_directory import RunDirectory
-from transformer_flax.training.setup import checked_config, prepare_run, set_up_devices
+from transformer_flax.training.setup import checked_config, prepare_run, set_up_devices, train_tokenizer
 from transformer_flax.training.trained_model import load_setup
 
 
@@ -203,8 +205,9 @@ def test_pmap_keeps_all_parameters_on_each_device_and_is_for_one_process(monkeyp
 
 
 def test_what_is_averaged_must_be_kept():
-    with pytest.raises(UserError, match=r"config\.checkpoint\.keep is 2"):
-        check(small_config(eval__final_average=3))
+    for average in ("average", "final_average"):
+        with pytest.raises(UserError, match=r"config\.checkpoint\.keep is 2; it must be at least 3"):
+            check(small_config(**{f"eval__{average}": 3}))
     check(small_config(eval__final_average=3, ema_decay=0.9))  # which averages no checkpoints
 
 
@@ -217,6 +220,8 @@ def test_learned_positions_must_reach_as_far_as_a_translation():
     check(small_config(model__positions="learned", model__max_length=64))
     with pytest.raises(UserError, match=r"config\.model\.max_length is 63; it must be at least 64"):
         check(small_config(model__positions="learned", model__max_length=63))
+    with pytest.raises(UserError, match=r"config\.model\.max_length is 64; it must be at least 65"):  # 60 + 5
+        check(small_config(model__positions="learned", model__max_length=64, decode__max_input_length=60))
 
 
 def test_an_unknown_kind_of_tokenizer_is_refused_with_the_known_ones():
@@ -315,7 +320,8 @@ def test_other_steps_than_the_learning_rate_was_meant_for_are_told(folder, tmp_p
 @pytest.mark.parametrize(
     ("fields", "share"), [({}, 1), ({"decode__max_input_length": 100_000}, 1), ({"accumulation_steps": 2}, 2)]
 )
-def test_an_evaluation_takes_no_larger_batches_than_a_step_of_training(tmp_path, fields, share):
+def test_an_evaluation_takes_no_larger_batches_than_a_step_of_training(tmp_path, monkeypatch, fields, share):
+    monkeypatch.setattr("transformer_flax.training.evaluation.GAIN_SENTENCES", 7)
     config = checked_config(small_config(data__path=str(write_text(tmp_path)), data__tokens_per_batch=1024, **fields))
     with Progress(quiet=True) as progress:
         parallel = set_up_devices(config, progress)
@@ -323,6 +329,8 @@ def test_an_evaluation_takes_no_larger_batches_than_a_step_of_training(tmp_path,
         evaluator = Programs(prepared, parallel, progress).evaluators["valid"]
     for batches in (evaluator._batches, *evaluator._gain_batches):
         assert all(rows * width <= 1024 // share for rows, width in batches.shapes)
+    for batches in evaluator._gain_batches:  # of the first sentences alone
+        assert sum(len(batches.pairs(k)) for k in range(batches.batches_per_epoch)) == 7
 
 
 def test_the_text_of_the_train_split_is_let_go_of(folder, tmp_path, monkeypatch):
@@ -360,7 +368,7 @@ def test_a_tokenizer_of_one_s_own_is_used_and_is_the_run_s(own, folder, tmp_path
     prepare()
     told = capsys.readouterr().out
     assert "with a vocabulary of 20," in told
-    assert "vocabulary 20\n" in told
+    assert "vocabulary 20\n1 batches an epoch, 6.0 epochs; " in told
     assert "training the tokenizer" not in told
     _, tokenizer, model = load_setup(run)
     assert model.vocab_size == 20
@@ -373,6 +381,41 @@ def test_a_tokenizer_of_one_s_own_is_used_and_is_the_run_s(own, folder, tmp_path
     moved.write_text(moved.read_text().replace('"z"', '"Z"'))
     with pytest.raises(UserError, match=r"the tokenizer given is not \S+run/tokenizer\.json"):
         prepare()
+
+
+def test_a_tokenizer_of_sources_alone_is_kept_apart_from_that_of_both_sides(folder, tmp_path):
+    config = small_config(data__cache_dir=str(tmp_path / "cache"), data__path=str(folder), data__tokenizer="words")
+    for language, line in (("en", "a b"), ("de", "x")):
+        (folder / f"train.{language}").write_text(2 * f"{line}\n")
+    pairs = load_pairs(config.data, "train")
+    for sources_only, size in ((False, 3), (True, 2), (False, 3)):
+        tokenizer = train_tokenizer(pairs, config, Progress(quiet=True), sources_only=sources_only)
+        assert tokenizer.vocab_size == NUM_SPECIAL + 1 + size  # one for all other words
+
+
+def test_with_bpe_dropout_each_epoch_has_spellings_of_its_own(folder, tmp_path):
+    for language in ("en", "de"):
+        (folder / f"train.{language}").write_text("hello world\n" * 20)
+    own = {"data__path": str(folder), "data__cache_dir": str(tmp_path / "cache"), "data__bpe_dropout": 0.5}
+    prepared = prepare_run(small_config(**own), RunDirectory(tmp_path / "run"), Progress(quiet=True))
+    epochs = [prepared.train.corpus_of(epoch * prepared.train.batches_per_epoch) for epoch in (0, 1)]
+    texts = [[corpus.source[i].tolist() for i in range(20)] for corpus in (prepared.corpora["train"], *epochs)]
+    assert len({*map(tuple, texts[0])}) == 1 < len({*map(tuple, texts[1])})
+    assert texts[1] != texts[2]
+
+
+def test_runs_with_different_seeds_have_the_tokenizer_and_the_spellings_of_the_seed_of_their_text(monkeypatch):
+    made, sampled, indices = mock.Mock(), mock.Mock(return_value=["a"]), np.arange(3)
+    made.return_value.too_long.return_value = 0
+    monkeypatch.setattr(setup, "BpeDropout", made)
+    monkeypatch.setattr(setup, "sample_texts", sampled)
+    monkeypatch.setattr(setup, "cached_tokenizer", lambda pairs, config, train, **_: train())
+    config = small_config(data__bpe_dropout=0.1, data__max_length=20, data__seed=7, seed=5)
+    train_tokenizer("pairs", config, Progress(quiet=True))
+    assert sampled.call_args.args == ("pairs", config.data.tokenizer_sample, 7)
+    setup._bpe_dropout("corpus", indices, "tokenizer", config, Progress(quiet=True))
+    assert made.call_args.args[:5] == ("corpus", "tokenizer", 0.1, 20, 7)
+    made.return_value.too_long.assert_called_once_with(indices, 5)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

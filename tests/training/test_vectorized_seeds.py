@@ -15,6 +15,7 @@ from tests.disks import mounted
 from tests.training.small import final_state, small_config, timeless, write_text
 from transformer_flax.errors import UserError
 from transformer_flax.files import read_json_lines
+from transformer_flax.training import vectorized_seeds
 from transformer_flax.training.checkpoint_files import saved_steps
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.loop import train
@@ -130,6 +131,18 @@ def test_a_run_that_has_ended_with_its_first_checkpoint_is_not_thrown_away(confi
         train_seeds(config(steps=3), [3, 1], tmp_path)
     final_state(tmp_path / "seed3", 3)
     assert not (tmp_path / "seed1").exists()
+
+
+@pytest.mark.parametrize(("evaluates", "saves", "first"), [(0, 4, 4), (2, 4, 2), (4, 2, 2), (0, 6, 5)])
+def test_a_seed_may_be_ahead_by_the_first_checkpoint_unless_that_is_of_the_last_step(
+    config, tmp_path, monkeypatch, evaluates, saves, first
+):
+    def refuse(steps, first):
+        raise UserError(f"{[*steps.values()]} may be {first} ahead")
+
+    monkeypatch.setattr(vectorized_seeds, "common_steps", refuse)
+    with pytest.raises(UserError, match=rf"\[\[\], \[\]\] may be {first} ahead"):
+        train_seeds(config(steps=6, eval__every=evaluates, checkpoint__every=saves), [3, 1], tmp_path)
 
 
 def test_what_lies_on_the_host_is_stacked_there():
