@@ -88,7 +88,7 @@ def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
         mu = jax.tree.map(lambda g, m: jnp.where(finite, b1 * m + (1 - b1) * g, m), updates, state.mu)
         nu = jax.tree.map(lambda g, v: jnp.where(finite, b2 * v + (1 - b2) * g**2, v), updates, state.nu)
         mu, nu = jax.lax.optimization_barrier((mu, nu))
-        rate: Any = learning_rate(state.count)
+        rate = jnp.where(finite, learning_rate(state.count), 0)
         mean, variance = 1 - b1**count, 1 - b2**count  # bias correction: moments of a constant 1, started at zero
         updates = jax.tree.map(lambda m, v: -rate * (m / mean) / (jnp.sqrt(v / variance) + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count, mu, nu)
