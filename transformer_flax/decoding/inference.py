@@ -127,6 +127,7 @@ class Inference:
 
 
 def warn_of_cut(cut: int, lines: int, tokens: int, *, what: str = "line") -> None:
+    """Warns that some of the lines, if any, were cut to a number of tokens. `what` is the name of a line."""
     if cut:
         logger.warning("%d of %d %ss were cut to %d tokens", cut, lines, what, tokens)
 
