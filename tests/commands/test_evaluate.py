@@ -8,6 +8,7 @@ import pytest
 import transformer_flax
 from tests import forked
 from tests.commands.process import refused, run, succeeds
+from tests.training.small import PAIRS
 from transformer_flax.files import read_json_lines
 
 KEYS = {
@@ -25,11 +26,11 @@ def test_a_split_is_measured_as_at_the_end_of_training(finished, tmp_path):
     (measured,) = (line for line in read_json_lines(finished / "metrics.jsonl") if "test/bleu" in line)
     for name in ("bleu", "exact_match", "perplexity"):
         assert report[name] == pytest.approx(measured[f"test/{name}"], rel=1e-3)
-    assert (report["run"], report["text"], report["sentences"]) == ("numbers", "test split", 20)
+    assert (report["run"], report["text"], report["sentences"]) == ("numbers", "test split", PAIRS["test"])
     assert report["params_from"] == "the mean of the parameters at steps 150, 200"
     assert (tmp_path / "out.txt").read_bytes() == (finished / "translations/200.test.txt").read_bytes()
     table = result.stderr
-    assert "numbers, test split: 20 sentences" in table
+    assert f"numbers, test split: {PAIRS['test']} sentences" in table
     numbers = f"{report['bleu']:.2f}", f"{report['chrf']:.2f}", f"{report['perplexity']:.3f}"
     for shown in ("BLEU", *numbers, f" {100 * report['exact_match']:.1f} %"):
         assert shown in table

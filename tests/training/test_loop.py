@@ -188,7 +188,8 @@ def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_with
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), final_state(tmp_path / name, 6), state
         )
-        assert evaluations["valid"].scalars == pytest.approx(expected["valid"].scalars, rel=1e-4)
+        # The source gain is near zero: the difference of two losses of about 6.
+        assert evaluations["valid"].scalars == pytest.approx(expected["valid"].scalars, rel=1e-4, abs=5e-6)
         assert evaluations["valid"].outputs == expected["valid"].outputs
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from configs import classifier
 from tests.conftest import TINY, long
+from tests.model.parameters import random_params
 from tests.training.small import small_config
 from transformer_flax.data.batches import BucketedBatches, PackedBatches
 from transformer_flax.data.corpus import Corpus, Sentences
@@ -110,7 +111,7 @@ def test_perplexity_of_a_uniform_guess_is_the_number_of_choices():
 
 @pytest.fixture(scope="module")
 def params():
-    return init_params(ONE, jax.random.key(1))
+    return random_params(ONE)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +173,7 @@ def test_the_gradient_of_a_batch_is_the_sum_of_those_of_its_rows(params, batch):
     ids=["tied", "untied"],
 )
 def test_a_loss_in_chunks_has_the_sums_and_the_gradient_of_the_whole(batch, config):
-    params, key = init_params(config, jax.random.key(1)), jax.random.key(2)
+    params, key = random_params(config), jax.random.key(2)
     whole = gradient(batch, params, config=config, key=key)
     chunks = gradient(batch, params, config=config, chunks=3, key=key)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5), whole, chunks)
@@ -205,7 +206,7 @@ def test_packed_and_bucketed_batches_of_the_same_pairs_have_the_same_loss_and_gr
     corpus = Corpus(*(random_sentences(rng, each) for each in lengths))
     loss_fn = translation_loss(Transformer(dataclasses.replace(ONE, dropout=0.0)), 0.1)
     arguments = {"tokens_per_batch": 96, "rows_multiple_of": 2, "data_seed": 0, "seed": 0}
-    params = init_params(ONE, jax.random.key(1))
+    params = random_params(ONE)
 
     @jax.jit
     def gradient(params, batch):

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from configs import numbers
 from tests.conftest import TINY, long
+from tests.model.parameters import random_params
 from tests.training.states import OPTIMIZER
 from transformer_flax.errors import UserError
 from transformer_flax.model.registry import init_params
@@ -40,11 +41,6 @@ def make_batch():
 BATCH = make_batch()  # rows of very different length, some empty, so that means of means would differ from the mean
 
 
-@functools.cache
-def initial_params():
-    return init_params(ONE_LAYER, jax.random.key(1))
-
-
 def on_devices(num_devices, *, mode="jit", shard_params=False, accumulation_steps=1, loss_chunks=1):
     config = ConfigDict({"mode": mode, "num_devices": num_devices, "shard_params": shard_params})
     return make_parallel(config, ROWS, accumulation_steps, loss_chunks)
@@ -60,7 +56,7 @@ def update(batch=BATCH, *, mode="jit", num_devices=1, accumulation_steps=1, loss
     step = parallel.compile(
         make_train_step(loss_fn, optimizer, accumulation_steps=accumulation_steps, axis_name=parallel.axis_name)
     )
-    state = TrainState.create(7, initial_params(), optimizer)
+    state = TrainState.create(7, random_params(ONE_LAYER), optimizer)
     after, metrics = jax.block_until_ready(step(parallel.place(state), parallel.shard(batch)))
     after, metrics = jax.device_get((after, metrics))
     assert after.step == 1
@@ -80,7 +76,7 @@ def plain():
         sums, counts = loss_fn(params, BATCH, None)
         return sums["loss"] / counts["loss"]
 
-    return jax.device_get(jax.jit(jax.grad(mean))(initial_params()))
+    return jax.device_get(jax.jit(jax.grad(mean))(random_params(ONE_LAYER)))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +141,7 @@ def test_every_part_of_a_batch_has_rows_of_every_device_which_stay_there():
 
 
 def test_evaluation_sums_over_devices():
-    loss_fn, params = translation_loss(Transformer(ONE_LAYER), 0.1), initial_params()
+    loss_fn, params = translation_loss(Transformer(ONE_LAYER), 0.1), random_params(ONE_LAYER)
     expected = jax.device_get(jax.jit(loss_fn)(params, BATCH, None))
     for mode in ("jit", "pmap"):
         parallel = on_devices(8, mode=mode)
@@ -248,7 +244,7 @@ def test_sharded_parameters_are_gathered_and_not_the_batch():
 def test_steps_differ_in_their_dropout_and_seeds_too():
     config = dataclasses.replace(ONE_LAYER, dropout=0.3)
     step = jax.jit(make_train_step(translation_loss(Transformer(config), 0.1), optax.sgd(0.0)))
-    params = initial_params()
+    params = random_params(ONE_LAYER)
     state = TrainState.create(0, params, optax.sgd(0.0))
     after, first = step(state, BATCH)
     _, second = step(after, BATCH)
