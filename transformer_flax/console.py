@@ -89,7 +89,7 @@ class Progress:
         """Prints a table without interpreting markup. If all column names are empty, the table has no header."""
         table = rich.table.Table(title=escape(title), title_justify="left", show_header=any(columns))
         for column in columns:
-            table.add_column(column, overflow="fold")  # a signature that is cut off is useless
+            table.add_column(escape(column), overflow="fold")  # a signature that is cut off is useless
         for row in rows:
             table.add_row(*(escape(self._writable(cell)) for cell in row))
         self._print(table)

@@ -8,7 +8,8 @@ from typing import Any
 class UserError(ValueError):
     """An error that the user can fix: the message says what is wrong, with the value, and what to do.
 
-    Commands print only the message and exit with status 2. Any other exception is a bug and keeps its traceback.
+    Commands print only the message and exit with status 2, as they do for an OSError and a lack of memory. Any other
+    exception but Interrupted is a bug and keeps its traceback.
     """
 
 

@@ -83,7 +83,7 @@ class Run(TrainedModel):
     def translate(self, lines: Iterable[str], *, prefixes: Iterable[str] | str = "", **settings) -> list[str]:
         """Returns the best translation of each line, in order; settings are those of `translator`.
 
-        Each begins with its prefix; a string is the prefix of all.
+        Each begins with its prefix; a string is the prefix of all. An empty line gives an empty line nevertheless.
 
         Raises:
           UserError: as `translator`; or `nbest` asks for more than the best.

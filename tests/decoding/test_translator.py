@@ -68,6 +68,11 @@ def test_order_of_the_lines_changes_nothing_but_the_order():
     assert texts(found([LINES[i] for i in order])) == [texts(expected)[i] for i in order]
 
 
+@pytest.mark.parametrize("devices", [1, 8])
+def test_parameters_lie_on_every_device(devices):
+    assert inference.on_devices(np.ones(3), devices).devices() == {*jax.devices()[:devices]}
+
+
 @pytest.fixture
 def no_programs(monkeypatch):
     """Nothing is compiled yet."""

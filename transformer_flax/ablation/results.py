@@ -61,7 +61,7 @@ class Result:
 
 
 def read(file: pathlib.Path) -> tuple[dict[str, Any], list[Result]]:
-    """Returns the head and the last result of each run, in the order of the file.
+    """Returns the head and the last result of each run, in the order of the runs' first lines.
 
     The head gets an entry "sessions": the command, versions, hardware and commit of each session, in order. A last line
     without a newline is ignored: a kill has cut it short.

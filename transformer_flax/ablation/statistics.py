@@ -19,8 +19,8 @@ class Estimate:
     """A mean, a difference of means or a correlation, with its interval."""
 
     value: float
-    interval: tuple[float, float] | None  # None: too few data
-    p: float | None = None  # of a difference, two-sided, for the null hypothesis of none; None: too few data
+    interval: tuple[float, float] | None  # None: too few data, no spread, or ranks that agree fully or are reversed
+    p: float | None = None  # of a difference, two-sided, for the null hypothesis of none; None: too few, or no spread
 
 
 def mean(values: Sequence[float]) -> Estimate:

@@ -35,7 +35,7 @@ class Sentence:
     text: str
     pieces: tuple[str, ...]  # a label for each token; "·" begins the label of a piece that continues a word
     words: tuple[str, ...]  # the words of the text, separated by blanks
-    words_of: tuple[tuple[int, ...], ...]  # the indices of each token's words; none for special tokens
+    words_of: tuple[tuple[int, ...], ...]  # the indices of each token's words; none for special tokens and blanks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

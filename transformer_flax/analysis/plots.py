@@ -1,6 +1,6 @@
 """Pictures of attention and of runs.
 
-Each function returns a figure, for a notebook. With `file`, the function also writes the figure. The file's name
+Each function `plot_...` returns a figure, for a notebook. With `file`, it also writes the figure. The file's name
 chooses PNG, SVG or PDF.
 Arguments count layers and heads from 0, as arrays do; pictures count them from 1, as the paper does.
 """

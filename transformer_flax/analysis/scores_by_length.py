@@ -27,6 +27,8 @@ class Bucket:
 def load_written(workdir: RunDirectory, split: str) -> list[tuple[str, str, str]]:
     """Loads a split's sources and references, each with the last translation that a run wrote.
 
+    If config.eval limits the sentences to translate, only these are loaded.
+
     Raises:
       UserError: the run has not translated this split, or the split has changed.
     """

@@ -233,7 +233,7 @@ class BucketedBatches(Batches):
 
 
 class PackedBatches(Batches):
-    """Batches with as many pairs in a row as fit. Every epoch combines the pairs anew.
+    """Batches with as many pairs in a row as fit. In every epoch, pairs of the same lengths change places (`Packing`).
 
     All rows have `width` tokens a side, at least the length of the longest sentence.
     """

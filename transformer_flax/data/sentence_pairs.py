@@ -15,7 +15,7 @@ CHUNK = 2048  # pairs read at a time
 class Pairs:
     """Sentence pairs, numbered from 0."""
 
-    fingerprint: str  # changes whenever a pair changes
+    fingerprint: str  # changes whenever a pair changes; for TFDS, see `tfds_pairs`
     count: int
     read: Callable[[Sequence[int]], list[tuple[str, str]]]  # the pairs at these indices; many at once are read faster
     raw: "Pairs | None" = None  # the same pairs before normalisation; None if nothing was normalised

@@ -29,6 +29,8 @@ Item = TypeVar("Item")
 def split_numbers(split: str, config) -> np.ndarray:
     """Draws the numbers of a split. All digit counts are equally likely, and no number is in two splits.
 
+    Drawn numbers of another split are left out of train, which makes those of SHORTEST_HELD_OUT digits rarer there.
+
     train has the numbers below ALWAYS_TRAINED, then drawn numbers, `config.num_pairs` in all. valid and test have
     HELD_OUT numbers each, with SHORTEST_HELD_OUT to `config.longest_trained` digits. If `config.longest_tested` is
     larger than `longest_trained`, all numbers of test have more than `longest_trained` digits, and at most

@@ -124,7 +124,7 @@ def decode_lines(stream: BinaryIO, name: str, *, spoilt: list[str] | None = None
 
 
 def one_line(text: str) -> str:
-    """Returns a text as one line: each of its line breaks, such as U+2028, becomes a blank."""
+    """Returns a text as one line: a line break, such as U+2028, becomes a blank, or nothing at the end of the text."""
     return " ".join(text.splitlines())
 
 

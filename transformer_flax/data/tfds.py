@@ -28,8 +28,8 @@ WITHOUT = "These run without: configs/numbers.py, and configs/multi30k.py with a
 def clean(text: str) -> str:
     """Returns one line of plain text: decodes HTML entities and replaces each run of whitespace by one space.
 
-    Also decodes entities that were escaped twice (`&amp;quot;` is `"`). An entity ends in a semicolon, so `?a=1&copy=2`
-    has none.
+    Removes blanks at both ends. Also decodes entities that were escaped twice (`&amp;quot;` is `"`). An entity ends in
+    a semicolon, so `?a=1&copy=2` has none.
     """
     while "&" in text and (undone := ENTITY.sub(_character, text)) != text:
         text = undone
@@ -45,7 +45,8 @@ def _character(entity: re.Match) -> str:
 def tfds_pairs(config, split: str) -> Pairs:
     """Returns a split of a translation data set. Prepares the whole data set first if necessary.
 
-    Reading pairs one by one takes 30 times as long as reading many at once.
+    Reading pairs one by one takes 30 times as long as reading many at once. The fingerprint is of the split's sizes and
+    of a sample of SAMPLE pairs or somewhat more, so it misses a change of other pairs that keeps the sizes.
     """
     builder = _prepared_builder(config)
     from tensorflow_datasets.core.decode import DeserializeMethod  # installed, or the line above has raised

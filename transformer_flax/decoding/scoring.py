@@ -108,9 +108,10 @@ def chrf(translations: Sequence[str], references: Sequence[str], text: Normalise
 def table2_tokens(lines: Sequence[str], text: Normaliser) -> list[str]:
     """Tokenises lines for the BLEU of the paper's table 2 (the authors' get_ende_bleu.sh), with spaces between tokens.
 
-    Replaces Unicode punctuation by ASCII (except the German low quote), runs Moses' tokenizer, and splits German
-    compounds at their hyphens. The script processes only the translations in this way, because its references are
-    already tokenised. If `text` says that the lines are Moses' tokens, the lines are not tokenised again.
+    Replaces some Unicode punctuation by ASCII (no dashes, guillemets, or low and single opening quotes), runs Moses'
+    tokenizer, and splits German compounds at their hyphens. The script processes only the translations in this way,
+    because its references are already tokenised. If `text` says that the lines are Moses' tokens, the lines are not
+    tokenised again.
     """
     tokens: list[Any] = list(lines)
     if not text.tokenized:

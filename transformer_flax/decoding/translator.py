@@ -89,12 +89,12 @@ class Translator(Inference):
     def search(
         self, lines: Iterable[str], *, prefixes: Iterable[str] | str = "", progress: Callable[[int], Any] = _ignore
     ) -> Iterator[list[Translation]]:
-        """Yields the `nbest` translations of each line, best first.
+        """Yields at most `nbest` translations of each line, best first. An empty line has one, which is empty.
 
         Args:
           lines: the sentences, read window by window.
           prefixes: the text that each output must begin with: one for all lines, or one for each line. Blanks at its
-            end are removed, as a blank is a part of the word behind it.
+            end are removed, as a blank is a part of the word behind it. Empty lines ignore it.
           progress: called with the number of lines done.
 
         Raises:

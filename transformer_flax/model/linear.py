@@ -22,10 +22,12 @@ def _all_but_the_bias(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *
 def product(x: jax.Array, kernel: jax.Array, dimension_numbers: Any, precision: Any = None) -> jax.Array:
     """Computes x W, over the last axes of x and the first axes of W.
 
-    It takes the arguments of `jax.lax.dot_general`, which it replaces in `Dense`. The gradient of W is written as
-    x^T dy. On a CPU, x or dy is first copied in transposed order. Otherwise XLA would transpose dy element by element,
-    draw dy's dropout again, and multiply at a fifth of the usual rate. The narrower of x and dy is copied, because a
-    wide copy takes longer than the product.
+    It takes the first four arguments of `jax.lax.dot_general`, which it replaces in `Dense`. It has no forward-mode
+    derivative (`jax.jvp`), so no model has one.
+
+    The gradient of W is written as x^T dy. On a CPU, x or dy is first copied in transposed order. Otherwise XLA would
+    transpose dy element by element, draw dy's dropout again, and multiply at a fifth of the usual rate. The narrower of
+    x and dy is copied, because a wide copy takes longer than the product.
     """
     return jax.lax.dot_general(x, kernel, dimension_numbers, precision)
 
@@ -64,7 +66,7 @@ def wide_einsum(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
     of bfloat16. Here the gradient is first rounded to the operands' type. On a TPU it is not: a TPU rounds inside the
     product, so rounding first would gain nothing.
     """
-    if x.dtype == y.dtype == jnp.float32:  # forward-mode differentiation works here, too
+    if x.dtype == y.dtype == jnp.float32:  # forward-mode differentiation works here, unlike in `product`
         return jnp.einsum(equation, x, y)
     return _wide_einsum(equation, x, y)
 

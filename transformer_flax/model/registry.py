@@ -132,7 +132,7 @@ def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[
     """Computes the attention weights of one pass over source [B, S] and, teacher-forced, target [B, T], in float32.
 
     Returns the maps that this kind of model has, layer by layer: "encoder" [N, B, H, S, S], "decoder" [N, B, H, T, T],
-    "cross" [N, B, H, T, S] and "pooling" [1, B, H, 1, S].
+    "cross" [N, B, H, T, S] (N = 1 for a recurrent translator) and "pooling" [1, B, H, 1, S].
     """
     config = config.changed(scan_layers=False)  # scanned layers sow nothing
     _, sown = make_model(config).apply({"params": params}, *sides, mutable=["intermediates"])

@@ -109,7 +109,7 @@ def init_admin(model: Any, key: jax.Array, sides: int) -> Any:
 
 
 def with_omegas(params: Any, sown: Any) -> Any:
-    """Sets each omega of LayerNorm(omega x + Sublayer(x)) to its first value, as Admin does (Liu et al., 2020).
+    """Returns parameters with the first value of each omega of LayerNorm(omega x + Sublayer(x)) (Liu et al., 2020).
 
     The first omega of a stack is 1. The square of every other omega is the variance of omega x + Sublayer(x) in the
     sub-layer before, if x and Sublayer(x) are independent.

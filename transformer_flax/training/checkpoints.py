@@ -132,7 +132,7 @@ class Checkpoints:
         return aside
 
     def steps(self) -> list[int]:
-        """Returns the steps that can be restored, ascending."""
+        """Returns the steps that have a checkpoint, ascending, also a damaged one that is not put aside."""
         return from_first(lambda: saved_steps(self._directory))
 
     def average(self, params: Any, step: int, count: int, say: Callable[[str], Any] = print) -> tuple[Any, Choice]:

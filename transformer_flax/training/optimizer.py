@@ -18,7 +18,10 @@ ADAMS_RMS = 0.2  # RMS of Adam's updates over the learning rate; Muon's are scal
 
 
 def paper_schedule(d_model: int, warmup_steps: int, factor: float = 1.0) -> Callable[[jax.typing.ArrayLike], jax.Array]:
-    """lrate = factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5), equation 3; step counts from 1."""
+    """Returns equation 3 as a function of the number of earlier updates, which is step - 1.
+
+    lrate = factor * d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)
+    """
 
     def learning_rate(count: jax.typing.ArrayLike) -> jax.Array:
         step = jnp.asarray(count, jnp.float32) + 1  # optax counts from 0

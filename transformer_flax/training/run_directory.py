@@ -1,7 +1,8 @@
 """The files of a working directory.
 
 config.json   tokenizer.json   selection.json   checkpoints/<step>/   metrics.jsonl   skipped.jsonl   events.*
-translations/<step>.txt (of a classifier: labels/<step>.txt)   profile/   wandb.json   .lock
+translations/<step>.txt (of a classifier: labels/<step>.txt; of the test split: <step>.test.txt)   profile/
+wandb.json   .lock
 An exported model: config.json   tokenizer.json   model.safetensors
 
 Working directories from strangers are safe to open: nothing is executed or unpickled, and the content of each file is

@@ -69,7 +69,10 @@ class Parallel:
         return jax.tree.map(sharding, tree)
 
     def place(self, tree: Any) -> Any:
-        """Places a state, or parameters, of host or device arrays on the devices: each gets a copy, or a shard."""
+        """Places a state, or parameters, of host or device arrays on the devices: each gets a copy, or a shard.
+
+        An array that is on these devices already is not copied. A step that donates its state then deletes the array.
+        """
         if self._replicated.is_fully_addressable:
             return jax.device_put(tree, self._placement(tree))
 
@@ -82,7 +85,10 @@ class Parallel:
         return jax.tree.map(put, tree, self._placement(tree))
 
     def local(self, tree: Any) -> Any:
-        """Copies placed arrays to one device of this process, for programs that run on that device alone."""
+        """Returns placed arrays, whole, on one device of this process, for programs that run on that device alone.
+
+        As in `place`, an array that is there already is not copied.
+        """
 
         def gather(x):  # waits, so that the other devices never hold more than one whole array
             return jax.block_until_ready(jax.device_put(x, self._replicated)).addressable_data(0)

@@ -89,7 +89,9 @@ def make_train_step(
     axis_name: str | None = None,
     trained: Callable[[Any], Any] = lambda tree: tree,
 ) -> Callable[[TrainState, Any], tuple[TrainState, Metrics]]:
-    """Returns the train step. It sums before it divides, so devices and micro-batches do not change the update.
+    """Returns the train step. It sums before it divides: without dropout, devices and micro-batches change no update.
+
+    Each micro-batch and, under pmap, each device has dropout of its own.
 
     If the loss or the gradient of a batch is not finite, parameters, optimizer state and moving average stay unchanged.
     Only the step advances, and with it the data and the keys.

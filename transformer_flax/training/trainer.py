@@ -38,7 +38,7 @@ class Trainer:
     A context manager: closes the files at its end. The directory must be claimed and locked. The run resumes from the
     step `start`: lines of later steps are removed from the files. `totals` are those saved with the checkpoint of
     `start`. `interruption` ends an evaluation when a signal asks for it. `runs_at_once` is the number of runs on these
-    devices. Every message begins with `label`.
+    devices. Every message begins with `label`, but for the lines below the table of `report`.
     """
 
     def __init__(
