@@ -127,6 +127,7 @@ def test_a_run_is_restored_from_its_directory_alone(run, trained, tmp_path):
     for name in ("accuracy", "macro_f1", "perplexity"):
         assert getattr(report, name) == pytest.approx(evaluations["test"].scalars[name], rel=1e-4)
     assert report.labels == evaluations["test"].outputs
+    assert repr(report.labels) not in repr(report)
     plot_confusion(report, file=tmp_path / "confusion.png")
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
 

@@ -85,6 +85,7 @@ def test_a_run_is_measured_as_it_was_at_its_end(finished, run, split):
     assert done[-1] == len(sources)
     assert report.sentences_per_second > 0
     assert report.decode == run.config.decode.to_dict()
+    assert report.translations[0] not in repr(report)  # which a notebook shows
 
 
 def test_a_report_counts_the_programs_that_were_compiled_for_it(run):

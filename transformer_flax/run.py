@@ -41,7 +41,7 @@ class Report(FullScores):
     compilations: int
     params_from: str  # which checkpoints were used
     decode: dict[str, Any]  # settings of the search
-    translations: list[str]
+    translations: list[str] = dataclasses.field(repr=False)  # long in a notebook
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,14 +52,14 @@ class ClassReport(ClassScores):
     lines_per_second: float  # classified, compilation included
     compilations: int
     params_from: str  # which checkpoints were used
-    labels: list[str]
+    labels: list[str] = dataclasses.field(repr=False)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run(TrainedModel):
     """A trained model with its config and tokenizer; `restore` loads it from a working directory.
 
-    `dataclasses.replace(run, params=...)` returns the run with other parameters.
+    `dataclasses.replace(run, params=..., params_from="tuned by hand")` returns the run with other parameters.
     """
 
     partners: tuple["Run", ...] = ()  # other members of an ensemble

@@ -196,6 +196,7 @@ def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_with
 def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path, capsys):
     evaluations = run("run", eval__test=True, eval__final_sentences=7)
     assert {split: len(evaluation.outputs) for split, evaluation in evaluations.items()} == {"valid": 7, "test": 7}
+    assert evaluations["valid"].sources[0] not in repr(evaluations)  # which a notebook shows
     assert "translations: of at most the first 7 of each split" in capsys.readouterr().out
     workdir = tmp_path / "run"
     assert json.loads((workdir / "config.json").read_text())["config"]["model"]["d_model"] == 16

@@ -71,9 +71,9 @@ class Evaluation:
 
     scalars: dict[str, float]  # loss, perplexity, accuracy, source_gain; task scores, such as bleu and exact_match
     signatures: dict[str, str]  # how a score was computed, for scores with several definitions
-    sources: list[str]
-    references: list[str]
-    outputs: list[str]  # translations, or labels
+    sources: list[str] = dataclasses.field(repr=False)  # texts are long in a notebook
+    references: list[str] = dataclasses.field(repr=False)
+    outputs: list[str] = dataclasses.field(repr=False)  # translations, or labels
 
 
 def shift_of(sources: Sequence[bytes]) -> int:
