@@ -16,7 +16,7 @@ import pytest
 from tests.commands.process import ENVIRONMENT, started
 from tests.conftest import ROOT
 from tests.forked import PATIENCE
-from transformer_flax.console import Progress
+from transformer_flax.console import Progress, duration
 
 MEASURED = "loss 3.123", "ppl 12.10", "lr 1.20e-03", "6,789 tokens/s", "MFU 12%", "3.45 steps/s", "4:20 left"
 SCORES = "accuracy 0.9999", "loss 0.9059", "perplexity 1.08", "source_gain 3.356", "bleu 35.42", "exact_match 0.999"
@@ -146,6 +146,18 @@ def test_letters_that_the_output_lacks_are_escaped(monkeypatch):
     lines = written.getvalue().decode("latin-1")
     assert "für \\u044f\n" in lines
     assert lines.count("\\u044f") == 2
+
+
+def test_a_duration_has_the_unit_that_suits_it():
+    seconds = {
+        59.6: "1:00",
+        75: "1:15",
+        3_675: "1:01:15",
+        172_799: "47:59:59",
+        172_800: "2.0 days",
+        216_000: "2.5 days",
+    }
+    assert {number: duration(number) for number in seconds} == seconds
 
 
 def test_without_a_terminal_what_lasts_is_said_every_minute(monkeypatch, capsys):

@@ -147,6 +147,7 @@ def test_what_is_missing_is_told_with_the_command_that_finishes_it(text):
         "python -m transformer_flax.sweep --config=configs/table3_small.py --rows=all --seeds=0,1,2",
     ):
         assert line in section.split("\n")
+    assert "--rows=all --seeds=3,\n" in text_of([made.result("A-h1", 3, curve=[])])  # 3 alone, not 0, 1 and 2
 
 
 def test_the_summary_counts_signs_and_ranks(text):
@@ -159,6 +160,8 @@ def test_the_summary_counts_signs_and_ranks(text):
         first,
     )
     assert re.search(r"\*\*Log-perplexity\*\*: \*\*\d+ of the 16\*\*", first)
+    rho = agreement(compare(unfinished()), BLEU).correlation
+    assert f"over 17 rows: **{rho.value:.2f}** [{rho.interval[0]:.2f}, {rho.interval[1]:.2f}]" in first
 
 
 def test_the_page_needs_no_other_file_and_says_the_same(written):
@@ -255,8 +258,9 @@ def test_a_sweep_without_a_finished_run_tells_nothing_of_scores():
 
 def test_the_text_that_bleu_is_of_is_named():
     assert "BLEU is sacreBLEU's, of detokenised, cased text: " in text_of(small())
-    config = made.CONFIG | {"data.lowercase": True, "data.tokenized": True}
-    assert "BLEU is sacreBLEU's, of tokenised, lower-cased text" in text_of(small(), made.BASE | {"config": config})
+    for name, said in (("lowercase", "detokenised, lower-cased"), ("tokenized", "tokenised, cased")):
+        config = made.CONFIG | {f"data.{name}": True}
+        assert f"BLEU is sacreBLEU's, of {said} text" in text_of(small(), made.BASE | {"config": config})
     first, *others = small()
     for signature, text in {
         first.signature.replace("2.", "1."): "detokenised, cased text",
@@ -272,6 +276,11 @@ def test_perplexities_of_other_pieces_are_not_for_comparison():
     assert told in text_of([made.result("base"), made.result("bpe-dropout")])
     fewer = [made.result("base"), made.result("base data.num_pairs=9", row="base", changes={"data.num_pairs": 9})]
     assert told in text_of(fewer)
+    pieces = "vocab_size", "tokenizer", "tokenizer_file", "lowercase"
+    for name in (*pieces, "tokenizer_sample", "held_out", "seed", "source", "name", "path", "longest_trained"):
+        changes = {"model.d_ff": 9}, {f"data.{name}": 9}
+        own = [made.result(variant, row="base", changes=each) for variant, each in zip("ab", changes, strict=True)]
+        assert told in text_of([made.result("base"), *own]), name
     reversed_ = {"data.source_language": "de", "data.target_language": "en"}
     for changes in (reversed_, {"init_from": "runs/other"}):
         assert told in text_of([made.result("base"), made.result("own", row="base", changes=changes)])
@@ -301,7 +310,10 @@ def test_labels_of_normalised_texts_are_for_comparison(change, compares):
     base = made.result("base", fingerprints={"valid": "0123"})
     own = made.result("own", row="base", changes={f"data.{change}": 0.5}, fingerprints={"valid": "4567"})
     labels = {"valid": {"perplexity": 2.0, "accuracy": 0.6, "macro_f1": 0.5}}
-    text = text_of([dataclasses.replace(each, scores=labels, signature="", curve=[]) for each in (base, own)])
+    few = made.BASE | {"config": made.CONFIG | {"eval.sentences": 5, "eval.final_sentences": 5}}
+    runs = [dataclasses.replace(each, scores=labels, signature="", curve=[]) for each in (base, own)]
+    text = text_of(runs, few, ["curves_score"])
+    assert not re.search("first 5 sentences|Only their scores", text)  # accuracy is of all, perplexities are of labels
     assert ("another validation text" not in text) == ("## Effects" in text) == compares
 
 
@@ -447,6 +459,9 @@ def test_the_figure_of_differences_shows_ours_and_the_papers():
         intervals = [entry.effects[measure].ours.interval for entry in entries]
         bars = [tuple(line.get_xdata()) for line in axes.lines if line.get_gid() == "interval"]
         assert bars == [interval for interval in intervals if interval]
+        filled = [line.get_markerfacecolor() != "none" for line in axes.lines if line.get_marker() == "o"]
+        assert filled == [entry.effects[measure].significant for entry in entries]
+        assert f"({'more' if measure is BLEU else 'less'} is better)" in axes.get_xlabel()
 
 
 @pytest.mark.usefixtures("style")
@@ -493,7 +508,8 @@ def test_where_the_units_differ_the_paper_has_an_axis_of_its_own():
 @pytest.mark.usefixtures("style")
 def test_each_point_of_the_figure_of_scores_is_told_apart_by_the_legend():
     own = [made.result(f"own {number}", row="base", changes={"a.b": number}) for number in range(30)]
-    figure = figures.scores(compare([*made.sweep(), *own]))
+    compared = compare([*made.sweep(), *own])
+    figure = figures.scores(compared)
     here, paper = figure.axes
     (legend,) = figure.legends
     names = [text.get_text() for text in legend.get_texts()]
@@ -504,6 +520,10 @@ def test_each_point_of_the_figure_of_scores_is_told_apart_by_the_legend():
     assert [look for look in drawn if look in looks] == looks
     points = {(line.get_marker(), line.get_color()): line.get_xydata()[0].tolist() for line in paper.lines}
     assert points == {look: [row.perplexity, row.bleu] for look, row in zip(looks, table3.ROWS.values(), strict=False)}
+    for entry, (_, _, bars) in zip(compared.rows, here.containers, strict=False):  # across and upright
+        ends = [bar.get_segments()[0][:, axis] for axis, bar in enumerate(bars)]
+        intervals = [[*map(m.level, entry.means[m].interval)] for m in (LOG_PERPLEXITY, BLEU)]
+        np.testing.assert_allclose(ends, intervals)
 
 
 @pytest.mark.usefixtures("style")
@@ -619,6 +639,12 @@ def test_agreement_over_training_is_that_of_the_evaluations_at_the_same_share_of
         assert now.means[LOG_PERPLEXITY] == entry.means[LOG_PERPLEXITY]
     signs, ranks = figures.agreement_over_training(compared).axes
     assert signs.lines[0].get_xydata().tolist() == [[1_000, 1], [3_000, 3]]
+    assert signs.lines[0].get_label() == "log-perplexity, of 3"
+    assert signs.lines[1].get_ydata() == [1.5, 1.5]  # by chance
+    rho = {step: agreement(then, LOG_PERPLEXITY).correlation for step, then in over_time.items()}
+    assert ranks.lines[0].get_xydata().tolist() == [[step, each.value] for step, each in rho.items()]
+    (shade,) = ranks.collections[0].get_paths()
+    assert [*shade.get_extents().intervaly] == pytest.approx(rho[1_000].interval)  # at 3,000 rho is 1, without one
     assert all(tick == int(tick) for tick in signs.get_yticks())
     assert ranks.get_ylim() == (-1, 1)
     assert figures.agreement_over_training(compare(small())) is not None

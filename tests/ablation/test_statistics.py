@@ -45,6 +45,8 @@ def test_what_seeds_do_not_tell_is_not_told():
     assert statistics.difference([3.5], THREE).interval is None
     assert statistics.difference(THREE, [3.5]).p is None
     assert statistics.difference([2.0, 2.0], [1.0, 1.0]) == statistics.Estimate(1.0, None)
+    assert statistics.difference([0.1] * 3, [0.1] * 2) == statistics.Estimate(0.0, None)  # (3 * 0.1) / 3 is not 0.1
+    assert statistics.mean([0.1] * 3).value == 0.1
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say():

@@ -223,9 +223,11 @@ def test_a_sweep_goes_on_with_the_type_that_it_began_with(config, tmp_path):
     assert "--config.model.dtype=float32" in said
 
 
-def test_scores_of_a_classifier_are_those_of_its_labels():
+def test_scores_of_a_classifier_are_those_of_its_labels_and_of_a_translator_those_of_its_text():
     results = [mock.Mock(scores={"valid": {"perplexity": 2 * n, "accuracy": n / 4, "macro_f1": n / 8}}) for n in (1, 2)]
     assert _show_scores(results) == "perplexity 2.828, accuracy 37.5%, macro-F1 18.8%"
+    results = [mock.Mock(scores={"valid": {"perplexity": 2 * n, "bleu": 10 * n, "exact_match": n / 4}}) for n in (1, 2)]
+    assert _show_scores(results) == "perplexity 2.828, BLEU 15.00, exact 37.5%"
 
 
 def test_a_rate_that_cannot_be_measured_is_told_of():

@@ -48,7 +48,7 @@ def command(monkeypatch):
          "did you mean --config.model.num_heads?"),
         ("--config.optimzer.factor=3", "--config.optimzer.factor=3: this config has no field 'optimzer.factor'; "
          "did you mean --config.optimizer.factor?"),
-        ("--config.modl.num_head=3", "no field 'modl.num_head'; did you mean --config.model.num_heads?"),
+        ("-config.modl.num_head=3", "no field 'modl.num_head'; did you mean --config.model.num_heads?"),
         ("--config.lr=1", "--config.lr=1: this config has no field 'lr'; set --config.optimizer.factor, which multi"),
         ("--config.optimizer.lr=1", "this config has no field 'optimizer.lr'; set --config.optimizer.factor, which m"),
         ("--learning_rate=1", "unknown flag --learning_rate; set --config.optimizer.factor, which multiplies the pa"),
@@ -81,6 +81,8 @@ def command(monkeypatch):
         ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
         # Languages
         ("--languages=german", "--languages=german: give the source and the target, as in de-en; set names with a hyp"),
+        ("--languages=de-", "--languages=de-: give the source and the target, as in de-en; "),
+        ("--languages=", "--languages=: give the source and the target, as in de-en; "),
         ("--languages=pt-br-en", "set names with a hyphen with --config.data.source_language and --config.data.targ"),
     ],
 )  # fmt: skip

@@ -103,11 +103,12 @@ def test_files_become_an_n_best_list_with_a_prefix_for_each_line(finished, resto
         assert better[0] != worse[0] or float(better[3]) >= float(worse[3])
 
 
-def test_scores_stand_before_translations_and_settings_are_those_of_the_flags(finished, restored):
+def test_scores_stand_before_translations_and_settings_are_those_of_the_flags(finished):
     settings = {"beam_size": 1, "length_penalty": "length", "alpha": 1.0, "min_length": 6, "max_extra_length": 0}
-    options = ["--scores", "--prefix=two", *(f"--{name}={value}" for name, value in settings.items())]
+    options = ["--average=1", "--scores", "--prefix=two", *(f"--{name}={value}" for name, value in settings.items())]
     result = succeeds("translate", f"--workdir={finished}", *options, given=TEXT)
-    found = restored.translator(**settings).search(LINES, prefixes="two")
+    assert result.stderr.startswith("numbers: the parameters of step 200\n")
+    found = transformer_flax.restore(finished, average=1).translator(**settings).search(LINES, prefixes="two")
     rows = [line.split("\t") for line in result.stdout.splitlines()]
     for (score, text), (best,) in zip(rows, found, strict=True):
         assert text == best.text

@@ -2,7 +2,8 @@
 
 import pytest
 
-from transformer_flax.data.normalisation import Normaliser
+from tests.data.make import data_config
+from transformer_flax.data.normalisation import Normaliser, normalisers
 from transformer_flax.decoding.scoring import score
 
 
@@ -13,6 +14,7 @@ from transformer_flax.decoding.scoring import score
         ("Ein Schild: „Ja“ & 3,5 km", "ein schild : &quot; ja &quot; &amp; 3,5 km"),  # Moses escapes
         ("Der rot-weiße Bus fährt z.B. um 8...", "der rot-weiße bus fährt z.b. um 8 ..."),
         ("ÄÖÜ  ẞ\u00a0x", "äöü ß x"),
+        ("1\u00a0000 Hunde", "1,000 hunde"),  # German has a comma there, English a point
         ("", ""),
     ],
 )
@@ -25,6 +27,9 @@ def test_each_is_done_alone_and_none_changes_nothing():
     assert Normaliser("en")(line) == line
     assert Normaliser("en", lowercase=True)(line) == "don't  go, o'neil."
     assert Normaliser("en", tokenized=True)(line) == "Don &apos;t go , O &apos;Neil ."
+    assert Normaliser("en", tokenized=True)("1\u00a0000 dogs") == "1.000 dogs"
+    config = data_config(source_language="fr", target_language="en", lowercase=True)
+    assert normalisers(config) == (Normaliser("fr", lowercase=True), Normaliser("en", lowercase=True))
 
 
 def test_a_region_keeps_the_rules_of_its_language():

@@ -100,7 +100,7 @@ def test_labels_are_one_token_each_and_no_text_for_the_tokenizer(tmp_path):
     rows = [("zebra", "one two"), ("ape", "two three"), ("zebra", "")]
     pairs = read(write(tmp_path, "train", rows))
     classes = Classes.of(pairs)
-    assert classes.names == ("ape", "zebra")
+    assert (classes.names, classes.vocab_size) == (("ape", "zebra"), NUM_SPECIAL + 2)
     texts = list(sample_texts(pairs, 3, 0, sources_only=True))
     assert texts == ["one two", "two three", ""]
     tokenizer = Tokenizer.train(texts, 270)

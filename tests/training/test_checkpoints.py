@@ -17,7 +17,13 @@ from tests.training.small import small_config, write_text
 from tests.training.states import OPTIMIZER, state_at
 from transformer_flax.console import Progress
 from transformer_flax.errors import UserError
-from transformer_flax.training.checkpoint_files import METADATA, _settled_loops, fingerprint, saved_steps
+from transformer_flax.training.checkpoint_files import (
+    METADATA,
+    UnreadableError,
+    _settled_loops,
+    fingerprint,
+    saved_steps,
+)
 from transformer_flax.training.checkpoints import Checkpoints
 from transformer_flax.training.latest_checkpoint import resume_or_begin
 from transformer_flax.training.step import TrainState
@@ -193,13 +199,21 @@ def test_the_first_checkpoint_of_one_run_alone_is_put_aside(tmp_path):
         checkpoints.close()
 
 
-def test_where_one_run_cannot_read_its_checkpoint_all_go_on_from_the_one_before(tmp_path):
+def test_where_one_run_cannot_read_its_checkpoint_all_go_on_from_the_one_before(tmp_path, monkeypatch):
     runs = {name: Checkpoints(tmp_path / name / "checkpoints", every=10, keep=2, seed=0) for name in ("one", "other")}
     for name, checkpoints in runs.items():
         for step in (10, 20):
             checkpoints.save(state_at(step), {"of": name})
         checkpoints.close()
     (tmp_path / "other/checkpoints/20" / METADATA).unlink()
+    with monkeypatch.context() as several:  # processes, of which another one may be able to read it
+        for module in ("checkpoints", "latest_checkpoint"):
+            several.setattr(f"transformer_flax.training.{module}.share", lambda: (0, 2))
+        with pytest.raises(UnreadableError), Progress() as progress:
+            resume_or_begin(PROGRAMS, runs, progress)
+        with pytest.raises(UnreadableError):
+            runs["other"].average(state_at(30).params, 30, 3)
+    assert runs["other"].steps() == [10, 20]
     with Progress() as progress:
         states, totals, step = resume_or_begin(PROGRAMS, runs, progress, combine=list)
     assert ([int(state.step) for state in states], step) == ([10, 10], 10)

@@ -2,13 +2,16 @@ import itertools
 import json
 import os
 import pathlib
+import types
 
+import jax
 import pytest
 
 from tests import forked
 from tests.conftest import long
 from tests.training.small import small_config, write_text
 from transformer_flax.training import loop
+from transformer_flax.training.compilation_cache import keep_compiled
 
 COMPILE = """
 import json, sys
@@ -49,6 +52,35 @@ def test_compiled_programs_are_kept_in_the_cache_and_those_that_were_cut_short_m
     written = {file: file.stat().st_mtime_ns for file in sizes}
     assert compile_in(tmp_path) == (place, programs)  # found again
     assert {file: file.stat().st_mtime_ns for file in sizes} == written
+
+
+def test_programs_of_cpus_with_other_instructions_are_kept_apart_and_those_of_several_processes_are_not_kept(
+    tmp_path, monkeypatch
+):
+    cpuinfo = tmp_path / "cpuinfo"
+    paths = types.SimpleNamespace(Path=lambda name: cpuinfo if name == "/proc/cpuinfo" else pathlib.Path(name))
+    monkeypatch.setattr("transformer_flax.training.compilation_cache.pathlib", paths)
+
+    def place(clock, instructions):
+        cpuinfo.write_text(f"cpu MHz: {clock}\n{instructions}\nbugs:\n")
+        jax.config.update("jax_compilation_cache_dir", None)
+        return keep_compiled(str(tmp_path))
+
+    names = "jax_compilation_cache_dir", "jax_enable_compilation_cache"
+    before = {name: jax.config.values[name] for name in names}
+    try:
+        x86, same = place(1_000, "flags: sse avx2"), place(2_000, "flags: sse avx2")
+        others = {place(1_000, "flags: sse avx512"), place(1_000, "Features: fp asimd"), place(1_000, "Features: fp")}
+        kept = [jax.config.values["jax_enable_compilation_cache"]]
+        monkeypatch.setattr("transformer_flax.training.compilation_cache.share", lambda: (1, 2))
+        place(1_000, "")
+        kept.append(jax.config.values["jax_enable_compilation_cache"])
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+    assert kept == [True, False]
+    assert x86 == same
+    assert len({x86, *others}) == 4
 
 
 @pytest.mark.parametrize(("steps", "profiled"), [(4, "3 to 4"), long(3, "1 to 3")])

@@ -1,5 +1,6 @@
 """A run that is asked to end: a real process, real signals."""
 
+import concurrent.futures
 import contextlib
 import os
 import pty
@@ -17,6 +18,7 @@ from tests.forked import Forked
 from tests.training.small import write_text
 from transformer_flax.files import read_json_lines
 from transformer_flax.training.checkpoint_files import saved_steps
+from transformer_flax.training.interruption import SIGNALS, Interruption
 
 CONFIG = """
 from tests.training.small import small_config
@@ -147,6 +149,16 @@ def test_ctrl_c_ends_at_once_what_was_asked_to_end(number):
 def test_a_signal_that_is_ignored_stays_so():
     assert signalled(signal.SIGHUP, by=["nohup"]).stdout == "None\n"
     assert signalled(signal.SIGHUP, signal.SIGTERM, by=["nohup"]).stdout == "SIGTERM\n"
+
+
+def test_after_a_run_signals_are_what_they_were_and_a_run_in_another_thread_changes_none():
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with Interruption() as interruption:
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.signal == signal.SIGTERM
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert not pool.submit(Interruption().__enter__).result().asked
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tests.conftest import long
 from tests.training.small import PAIRS, final_state, small_config, timeless, write_text
 from transformer_flax.ablation.trials import measure
 from transformer_flax.console import Progress, duration
-from transformer_flax.errors import UserError
+from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.model.registry import KINDS, init_params, make_model
 from transformer_flax.model.transformer import Transformer
@@ -30,7 +30,7 @@ from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator, shift_of
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.loop import train
+from transformer_flax.training.loop import fit, train
 from transformer_flax.training.loss import translation_loss
 from transformer_flax.training.optimizer import make_optimizer
 from transformer_flax.training.run_directory import RunDirectory
@@ -197,7 +197,8 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path, caps
     evaluations = run("run", eval__test=True, eval__final_sentences=7)
     assert {split: len(evaluation.outputs) for split, evaluation in evaluations.items()} == {"valid": 7, "test": 7}
     assert evaluations["valid"].sources[0] not in repr(evaluations)  # which a notebook shows
-    assert "translations: of at most the first 7 of each split" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "translations: of at most the first 7 of each split" in printed
     workdir = tmp_path / "run"
     assert json.loads((workdir / "config.json").read_text())["config"]["model"]["d_model"] == 16
     assert (workdir / "tokenizer.json").is_file()
@@ -210,6 +211,15 @@ def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path, caps
     assert [line["step"] for line in lines] == [2, 3, 4, 6, 6, 6]
     assert {"train/loss", "train/perplexity", "train/learning_rate", "train/grad_norm"} <= lines[0].keys()
     assert {"valid/loss", "valid/perplexity", "valid/bleu", "valid/exact_match"} <= lines[1].keys()
+    loss, perplexity = lines[0]["train/loss"], lines[0]["train/perplexity"]
+    assert f"step       2/6  loss {loss:.3f}  ppl {perplexity:.2f}  lr " in printed
+    valid, test = (evaluations[split].scalars for split in ("valid", "test"))
+    assert f"step       6 test: {'  '.join(f'{name} {value:.4g}' for name, value in test.items())}\n" in printed
+    for name in valid:
+        assert re.search(rf"│ {name} +│ {valid[name]:.4f} +│ {test[name]:.4f} +│", printed)
+    shown = evaluations["test"]
+    for source, target in [*zip(shown.sources, shown.references, strict=True)][::3]:
+        assert re.search(rf"      {source}\n    > .*\n    = {target}\n", printed)
 
 
 def test_evaluations_of_means_say_of_no_checkpoint_that_it_is_the_best(run, tmp_path):
@@ -267,6 +277,41 @@ def test_averages_are_of_the_last_regular_checkpoints_and_name_those_that_are_mi
     assert "WARNING: " in said
     assert "run has no checkpoint of step 4, so the average is of 1 in place of 2" in said
     assert "evaluating the parameters of step 6" in said
+
+
+def test_each_step_is_read_timed_logged_saved_and_evaluated_once_and_when_it_is_due(monkeypatch):
+    clock = [0]
+
+    def takes(seconds, result=lambda *_: None):
+        def work(*given, **_):
+            clock[0] += seconds
+            return result(*given)
+
+        return mock.Mock(side_effect=work)
+
+    config = small_config(steps=7, log__every=2, checkpoint__every=3, eval__every=5, eval__patience=1)
+    trainer = mock.MagicMock(start=0, batch=lambda step: step, log=takes(10), save=takes(100), evaluate=takes(1_000))
+    trainer.train_step = takes(1, lambda state, step: (step, -step))  # the state after a step, and its metrics
+    trainer.run.config, trainer.interruption.asked, trainer.out_of_patience.return_value = config, False, False
+    monkeypatch.setattr("transformer_flax.training.loop.time", mock.Mock(perf_counter=lambda: clock[0]))
+    fit(trainer, 0)
+    assert [call.args for call in trainer.read.call_args_list] == [(-step, step) for step in range(1, 8)]
+    assert [call.args for call in trainer.add_time.call_args_list] == [(step, 1) for step in range(1, 8)]
+    assert [call.args for call in trainer.log.call_args_list] == [(-step, step) for step in (2, 4, 5, 6, 7)]
+    assert trainer.save.mock_calls == [mock.call(step, must=step == 7) for step in (3, 5, 6, 7)]
+    assert trainer.evaluate.mock_calls == [mock.call(5, 5), mock.call(7, 7, last=True)]
+    assert trainer.require_saved.mock_calls == [mock.call(7, 7)]
+    assert len(trainer.check_saving.mock_calls) == 7
+
+    trainer.interruption.asked, trainer.interruption.end.side_effect = True, Interrupted("stopped", 15)
+    trainer.start = 6
+    fit(trainer, 6)  # after the last step, nothing is left but to evaluate
+    assert trainer.evaluate.mock_calls[-1] == mock.call(7, 7, last=True)
+    trainer.start = 3
+    with pytest.raises(Interrupted):
+        fit(trainer, 3)
+    assert trainer.save.mock_calls[-1] == mock.call(4, must=True)
+    assert trainer.require_saved.mock_calls[-1] == mock.call(4, 4)
 
 
 def test_the_bar_and_the_log_show_the_same_time_left(run, monkeypatch, capsys):

@@ -124,6 +124,21 @@ def test_the_best_checkpoint_is_kept_where_no_evaluation_is_of_several(settings,
     trainer.checkpoints.prune.assert_called_once_with(10, trainer._metrics.scores.return_value if scored else {})
 
 
+def test_what_must_be_saved_is_saved_again_where_that_was_not_written_or_ends_the_run():
+    for steps, again in (([3, 5], []), ([3], [mock.call("state", must=True)])):
+        trainer = mock.Mock()
+        trainer.checkpoints.steps.return_value = steps
+        Trainer.require_saved(trainer, "state", 5)
+        assert trainer.save.mock_calls == again
+        assert trainer._wait.mock_calls == [mock.call(must=True)] * (1 + len(again))
+    trainer.run.config = small_config(on_write_failure="go on")
+    with Trainer._writing(trainer):
+        raise UserError("no room")
+    trainer.say.assert_called_once_with("WARNING: no room; the run continues without it")
+    with pytest.raises(UserError, match="no room"), Trainer._writing(trainer, must=True):
+        raise UserError("no room")
+
+
 def test_on_resuming_what_was_written_after_the_checkpoint_is_cut_off(tmp_path):
     file = tmp_path / "metrics.jsonl"
     writer = MetricsWriter(file, 0, score="bleu")

@@ -1,8 +1,10 @@
 """Several processes: as one in what they learn and tell, and never left behind by one that ends."""
 
+import json
 import shutil
 import signal
 import types
+from unittest import mock
 
 import jax
 import numpy as np
@@ -13,10 +15,12 @@ from tests.commands.test_train import refused
 from tests.conftest import long
 from tests.training.small import final_state, small_config, timeless, write_text
 from tests.training.together import ended, kill, together
-from transformer_flax.errors import UserError
+from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.files import read_json_lines
+from transformer_flax.training import multihost
 from transformer_flax.training.loop import train
 from transformer_flax.training.sharding import make_parallel
+from transformer_flax.training.trainer import Trainer
 
 CONFIG = """
 from tests.training.small import small_config
@@ -274,6 +278,99 @@ def test_all_stop_after_one_step_when_one_is_asked_to():
     assert (err, other_err) == ("", "")
     assert out == other_out
     assert 5 <= int(out.split()[-1]) <= 8
+
+
+class Store:
+    """The key-value store of processes that are all played by this one."""
+
+    def __init__(self):
+        self.values, self.awaited = {}, []
+
+    def key_value_set(self, key, value, allow_overwrite):
+        self.values[key] = value
+
+    def key_value_try_get(self, key):
+        if key not in self.values:
+            raise jax.errors.JaxRuntimeError("NOT_FOUND")
+        return self.values[key]
+
+    def blocking_key_value_get(self, key, milliseconds):
+        self.awaited.append(key)
+        assert len(self.awaited) < 9, "waits in vain"
+        if key not in self.values:
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+
+
+def test_all_stop_after_the_same_step_also_where_the_first_is_behind(monkeypatch):
+    store = Store()
+    first, other = (multihost._Group(index, 2, store) for index in (0, 1))
+
+    def stops(group, asked=False):
+        monkeypatch.setattr(multihost, "_group", group)
+        return multihost.agreed_stop(asked)
+
+    assert [stops(other, asked=True), stops(other), stops(first)] == [False] * 3  # the first is one step behind
+    assert [stops(other), stops(first), stops(first)] == [True, False, True]  # each in its third
+
+
+def test_what_the_first_does_alone_does_not_count_towards_the_step_after_which_all_stop(monkeypatch):
+    group, counts = multihost._Group(0, 2, Store()), []
+    monkeypatch.setattr(multihost, "_group", group)
+
+    def evaluator(params, check, max_sentences):
+        for alone in (False, True, True, False):  # a batch of the loss, two of translations, a batch of the next split
+            check(alone=alone)
+            counts.append(group.stop_calls)
+        return mock.MagicMock()
+
+    trainer = mock.MagicMock(_evaluated_params=lambda *_: (None, mock.MagicMock()))
+    trainer._metrics.has.return_value = trainer.interruption.asked = False
+    trainer.programs.evaluators = {"valid": evaluator}
+    Trainer.evaluate(trainer, None, 3)
+    assert counts == [1, 1, 1, 2]
+
+
+def test_the_first_prepares_before_the_others_and_begins_with_the_last_of_them(monkeypatch):
+    for index, others, awaited in (
+        (0, ["published/2/1", "published/2/2"], ["made", "published/2/1", "published/2/2"]),
+        (2, ["published/1", "published/2/0"], ["published/1", "made", "published/2/0"]),
+    ):
+        store = Store()
+        store.values = dict.fromkeys([*others, *(f"{key}/value" for key in others)], '{"value": null}')
+        monkeypatch.setattr(multihost, "_group", multihost._Group(index, 3, store))
+        multihost.first_ahead(lambda store=store: store.awaited.append("made"))
+        assert store.awaited == awaited
+        assert f"published/2/{index}" in store.values
+
+
+@pytest.mark.parametrize("error", [UserError("no room"), Interrupted("stopped", 15)])
+def test_what_ends_the_first_ends_those_that_wait_for_it_and_they_look_meanwhile_whether_they_are_asked(
+    monkeypatch, error
+):
+    def fail():
+        raise error
+
+    store = Store()
+    for index, check in ((1, fail), (0, fail), (1, lambda: None)):  # before the first has begun, it, and behind it
+        monkeypatch.setattr(multihost, "_group", multihost._Group(index, 2, store))
+        with pytest.raises(type(error), match=str(error)) as raised:
+            multihost.from_first(fail, check)
+        assert multihost._status(raised.value) == {UserError: 2, Interrupted: 143}[type(error)]
+
+
+def test_a_message_is_left_to_the_first_only_where_it_has_the_same(monkeypatch):
+    monkeypatch.setattr(jax.distributed, "shutdown", lambda: None)
+    own = {"message": "no room", "status": 2}
+    other = own | {"message": "damaged"}
+    for index, firsts, is_left in ((1, own, True), (1, other, False), (1, None, False), (0, own, False)):
+        store = Store()
+        store.values = {"end/0": "", "end/0/value": json.dumps(firsts), "end/1": ""}
+        assert multihost._leave_after(UserError("no room"), multihost._Group(index, 2, store)) == is_left
+
+
+def test_a_process_ends_with_the_status_that_its_error_would_have_given_it():
+    errors = SystemExit(), SystemExit(3), SystemExit("the disk is full"), KeyboardInterrupt(), RuntimeError()
+    assert [*map(multihost._status, errors)] == [0, 3, 1, 130, 1]
 
 
 def test_processes_that_no_cluster_has_started_are_told_what_to_give(tmp_path):

@@ -267,6 +267,9 @@ def test_a_run_on_a_disk_that_is_not_mounted_is_told_as_such(tmp_path):
     for use in (lambda: run.check(small_config(), DATA), run.load_config):
         with pytest.raises(UserError, match=r"run is a link to \S+disk, which is not there: mount its disk"):
             use()
+    (tmp_path / "disk").mkdir()  # mounted
+    run.claim(small_config(), DATA, TOKENIZER)
+    assert run.load_config() == small_config()
 
 
 def test_checkpoints_that_may_not_be_read_are_neither_none_nor_damaged():

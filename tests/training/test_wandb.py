@@ -53,7 +53,16 @@ def offline_runs(folder) -> list[tuple[dict, list[dict]]]:
             for record in read
             if record.HasField("history")
         ]
-        described = {"id": run.run_id, "project": run.project, "name": run.display_name, "config": config}
+        [ended] = [record.exit.exit_code for record in read if record.HasField("exit")]
+        axes = [record.metric.step_metric for record in read if record.HasField("metric")]
+        described = {
+            "ended": ended,
+            "axes": axes,
+            "id": run.run_id,
+            "project": run.project,
+            "name": run.display_name,
+            "config": config,
+        }
         runs.append((described, [{k: v for k, v in line.items() if not k.startswith("_")} for line in lines]))
     return runs
 
@@ -68,16 +77,29 @@ def opened(path, seed):
         yield trainer
 
 
-def test_each_seed_is_one_run_there_which_is_continued(tmp_path):
+def test_each_seed_is_one_run_there_which_is_continued(tmp_path, monkeypatch):
+    given, init = [], wandb.init
+    monkeypatch.setattr(wandb, "init", lambda **settings: given.append(settings) or init(**settings))
     for step in (2, 3):  # of two sessions
-        with opened(tmp_path, 0) as first, opened(tmp_path, 1) as second:  # as seeds that are trained together
+        with (
+            contextlib.suppress(KeyError),
+            opened(tmp_path, 0) as first,  # as seeds that are trained together
+            opened(tmp_path, 1) as second,
+        ):
             for trainer in (first, second):
                 trainer._metrics.write(step, "train", {"learning_rate": 0.5})
                 trainer._metrics.write(step + 1, "train", {"learning_rate": 0.25})  # step 3 a second time
+            if step == 3:
+                raise KeyError
+    monkeypatch.setattr("transformer_flax.training.wandb_run.is_first", lambda: False)  # another process of a run
+    with opened(tmp_path, 2):
+        assert not (tmp_path / "seed2/wandb.json").exists()
+    assert [settings["resume"] for settings in given] == ["allow"] * 4  # otherwise a session deletes those before
     sent = sorted(offline_runs(tmp_path), key=lambda run: (run[0]["name"], run[1][0]["step"]))
     assert [(run["name"], run["project"], run["config"]["seed"]) for run, _ in sent] == [
         (str(tmp_path / f"seed{seed}"), "mine", seed) for seed in (0, 0, 1, 1)
     ]
+    assert [(run["ended"], run["axes"]) for run, _ in sent] == [(status, ["step"]) for status in (0, 1, 0, 1)]
     ids = [run["id"] for run, _ in sent]
     assert ids[0] == ids[1] != ids[2] == ids[3]
     for i in (1, 3):
