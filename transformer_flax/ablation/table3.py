@@ -176,6 +176,7 @@ def is_papers_change(row: PaperRow, base: Mapping[str, Any]) -> bool:
     for field, papers in PAPER_ABSOLUTE.items():
         if field in row.changes:
             value, ours = row.changes[field], base.get(field, papers)
-            if ours != papers if isinstance(value, str) else (value - ours) * (value - papers) <= 0:
+            same = ours == papers if isinstance(value, str) else (value - ours) * (value - papers) > 0
+            if not same:
                 return False
     return True

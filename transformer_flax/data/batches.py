@@ -100,7 +100,7 @@ class Batches(abc.ABC):
         longest = min(width, self._max_length or width)
         i, n = self._share
         mine = slice(rows * i // n, rows * (i + 1) // n)
-        others, sizes = sizes[: mine.start].sum(), sizes[mine]
+        others, sizes = sizes[: mine.start].sum(), sizes[mine]  # `others`: the pairs of the shares before
         pairs = pairs[others : others + sizes.sum()]
         row = np.repeat(np.arange(len(sizes)), sizes)  # of each pair
         first = np.repeat(np.cumsum(sizes) - sizes, sizes)  # the first pair of that row
@@ -278,7 +278,7 @@ def training_batches(
         "share": share,
     }
     if dropout:
-        corpus, arguments["text"] = dropout.room, functools.partial(dropout.epoch, seed)
+        corpus, arguments["text"] = dropout.room, functools.partial(dropout.epoch, seed)  # `room`: lengths alone
     if config.batching == "packed":
         return PackedBatches(corpus, indices, width=config.max_length, **arguments)
     own = {"num_buckets": config.num_buckets, "length_multiple_of": config.length_multiple_of}

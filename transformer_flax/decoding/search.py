@@ -133,6 +133,12 @@ def _next_log_probs(step: Step, tokens, parents, position, cache, bounds: Bounds
     return jnp.where(allowed[:, None], log_probs, -jnp.inf), cache
 
 
+def greedy_search(step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty) -> Hypotheses:
+    """Takes the likeliest next token at every position. N = 1, and the cache holds one hypothesis a sentence."""
+    keys = jax.random.split(jax.random.key(0), bounds.longest.shape)  # unused at temperature 0
+    return sample(step, cache, bounds, penalty, keys[:, None], Sampling(temperature=0))
+
+
 class _Samples(NamedTuple):
     last: jax.Array  # int32 [B, N]
     ended: jax.Array  # bool [B, N]
@@ -141,12 +147,6 @@ class _Samples(NamedTuple):
     bounds: Bounds
     done: jax.Array  # bool [B]
     cache: Any
-
-
-def greedy_search(step: Step, cache: Any, bounds: Bounds, penalty: LengthPenalty) -> Hypotheses:
-    """Takes the likeliest next token at every position. N = 1, and the cache holds one hypothesis a sentence."""
-    keys = jax.random.split(jax.random.key(0), bounds.longest.shape)  # unused at temperature 0
-    return sample(step, cache, bounds, penalty, keys[:, None], Sampling(temperature=0))
 
 
 def sample(
@@ -263,7 +263,7 @@ def beam_search(
         best, index = jax.lax.top_k(candidates.reshape(rows, -1), 2 * beam_size)  # [B, 2K]
 
         end_log_probs = candidates[:, :, END_ID]  # a strided slice, [:, END_ID::V], does not fit into a TPU's memory
-        ends = end_log_probs >= jnp.min(best, axis=1, keepdims=True)  # with best[:, -1:], XLA sorts everything on a CPU
+        ends = end_log_probs >= jnp.min(best, axis=1, keepdims=True)  # among the 2K; best[:, -1:] sorts all on a CPU
         scores = jnp.where(ends, end_log_probs / penalty(position + 1), -jnp.inf)
         ended = Hypotheses(beam.tokens.at[:, :, position].set(END_ID), end_log_probs, scores)
         pool = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), beam.result, ended)

@@ -1,7 +1,6 @@
 """Translates text, with models, a tokenizer and a search."""
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -116,7 +115,7 @@ class Translator(Inference):
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, progress: Callable[[int], Any] = _ignore
     ) -> list[list[float]]:
-        """Returns what `log_probabilities` yields."""
+        """Returns log P of each token of each given target: what `log_probabilities` yields, as a list."""
         return list(self.log_probabilities(sources, targets, progress=progress))
 
     def log_probabilities(
@@ -143,10 +142,10 @@ class Translator(Inference):
 
     def _score_window(self, pairs, lines_before: int, progress) -> list[list[float]]:
         scores: list[list[float]] = [[] for _ in pairs]
-        # The logits [rows, width, V] need much memory, so wide batches have fewer rows than in `search`.
-        limits = {"longest": self.longest_output, "roomy": NARROWEST}
         lengths = [max(map(len, pair)) for pair in pairs]
-        for chosen, rows, width in self._batches(lengths, progress, before=lines_before, **limits):
+        # The logits [rows, width, V] need much memory, so wide batches have fewer rows than in `search`.
+        batches = self._batches(lengths, progress, before=lines_before, longest=self.longest_output, roomy=NARROWEST)
+        for chosen, rows, width in batches:
             source, target = (fill([pairs[i][side] for i in chosen], rows, width) for side in (0, 1))
             for i, log_probs in zip(chosen, np.asarray(self._score(self.params, source, target)), strict=False):
                 scores[i] = log_probs[: len(pairs[i][1])].tolist()
@@ -220,10 +219,11 @@ class _Search:
         step, caches = ensemble([step for step, _ in begun]), tuple(cache for _, cache in begun)
         if self.sampling is not None:
             # JAX's other generators draw a batch's numbers together, so a sample would depend on the other lines.
-            key = functools.partial(jax.random.key, impl="threefry2x32")
-            of_lines = jax.vmap(lambda number: jax.random.fold_in(key(number[0]), number[1]))(numbers)
-            fold_in = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
-            keys = jax.vmap(fold_in, in_axes=(0, None))(of_lines, jnp.arange(self.nbest))
+            def key(number, n):
+                of_line = jax.random.fold_in(jax.random.key(number[0], impl="threefry2x32"), number[1])
+                return jax.random.fold_in(of_line, n)
+
+            keys = jax.vmap(jax.vmap(key, (None, 0)), (0, None))(numbers, jnp.arange(self.nbest))
             return sample(step, caches, bounds, self.penalty, keys, self.sampling)
         if self.beam_size == 1:
             return greedy_search(step, caches, bounds, self.penalty)

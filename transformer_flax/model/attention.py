@@ -93,11 +93,6 @@ class MultiHeadAttention(nn.Module):
         self.rotary = self.to_itself and c.positions == "rotary"
         self.distances = Distances(c) if self.to_itself and c.positions == "relative" else None
 
-    @property
-    def keeps_weights(self) -> bool:
-        """The caller collects the attention weights."""
-        return self.is_mutable_collection("intermediates")
-
     def __call__(self, x: jax.Array, memory: jax.Array, mask: jax.Array) -> jax.Array:
         """x [B, Q, d_model] attends to memory [B, M, d_model] under mask [B | 1, 1, Q | 1, M] -> [B, Q, d_model].
 
@@ -109,7 +104,7 @@ class MultiHeadAttention(nn.Module):
             query, key = rotate(query, turns), rotate(key, turns)
         if not self.r:
             heads = self._attend(query, key, value, mask)
-        elif self.keeps_weights:  # stores them as one matrix [Q, M], not in blocks
+        elif self.is_mutable_collection("intermediates"):  # stores the weights as one matrix [Q, M], not in blocks
             heads = self._attend(query, key, value, mask & local_mask(x.shape[1], self.r))
         else:
             heads = attend_locally(self._attend, query, key, value, mask, self.r)
@@ -120,7 +115,7 @@ class MultiHeadAttention(nn.Module):
 
         query [B, Q, H, d_k], key [B, M, H, d_k], value [B, M, H, d_v], mask [B | 1, 1, Q | 1, M] -> [B, Q, H, d_v].
         """
-        if self.config.attention_implementation == "cudnn" and not self.keeps_weights:  # the kernel writes no weights
+        if self.config.attention_implementation == "cudnn" and not self.is_mutable_collection("intermediates"):
             return attend_fused(query, key, value, mask, scaled=self.config.compatibility == "scaled_dot")
         offsets = self.distances(distances_between(query.shape[1], key.shape[1])) if self.distances else None
         weights = attention_weights(query, key, mask, self.score, offsets)  # softmax(Q K^T / sqrt(d_k))

@@ -1,4 +1,4 @@
-"""Dropout (section 5.4), active when a "dropout" key is given."""
+"""Dropout (section 5.4), and the cheap random bits that it draws."""
 
 import math
 

@@ -40,6 +40,7 @@ def forward_flops(config: ModelConfig, source_lengths: np.ndarray, target_length
     seen = 2 * (r // 2) + 1 if r else None  # keys in the window of local attention
 
     def grown(lengths: np.ndarray, power: int) -> np.ndarray:
+        """Returns lengths^power; in local attention, each token of a text sees at most `seen` keys of it."""
         return lengths * np.clip(lengths, None, seen) ** (power - 1) if power else np.ones_like(lengths)
 
     return {
@@ -50,7 +51,8 @@ def forward_flops(config: ModelConfig, source_lengths: np.ndarray, target_length
     }
 
 
-WITHOUT_PRODUCTS = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0, "branch_init": 1.0}  # share a count
+# No product depends on these fields. Configs that differ in nothing else share a cached count.
+WITHOUT_PRODUCTS = {"dropout": 0.0, "attention_dropout": 0.0, "ffn_dropout": 0.0, "branch_init": 1.0}
 PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)
 LENGTHS = (512, 1024, 1536)  # of sources and targets; multiples of most numbers of experts and widths of blocks
 CHECKED = (1200, 1040)  # lengths at which a program is compared: far from the primes, so that rounded lengths differ
@@ -124,7 +126,7 @@ def _fit(model: Any) -> Polynomials:
 class Product(NamedTuple):
     """A matrix product or a convolution of a program."""
 
-    module: str  # in the program of `product_flops`, the name stack
+    module: str  # `product_flops` gives the name stack instead
     flops: int
 
 

@@ -139,7 +139,7 @@ def attention_maps(config: ModelConfig, params: Any, *sides: jax.Array) -> dict[
     weights: dict[str, Any] = flatten_dict(sown.get("intermediates", {}), sep="/")
     maps = {}
     for name, module in kind_of(config).attention.items():
-        places = dict.fromkeys(f"{module.replace('*', str(n))}/weights" for n in range(MOST_LAYERS))
+        places = (f"{module.replace('*', str(n))}/weights" for n in range(MOST_LAYERS if "*" in module else 1))
         if layers := [each for place in places for each in weights.get(place, ())]:  # a layer may be applied repeatedly
             maps[name] = jnp.stack(layers)
     return maps

@@ -24,7 +24,7 @@ class Dot:
     def full(self, query: jax.Array, key: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
         """Computes the scores of whole sentences: [B, Q, H, d_k] and [B, M, H, d_k] -> float32 [B, H, Q, M].
 
-        With `offsets` [Q, M, d_k], [q, m] is added to key m for query q (`positions.Distances`).
+        With `offsets` [Q, M, d_k], `offsets[q, m]` is added to key m for query q (`positions.Distances`).
         """
         products = wide_einsum("bqhd,bmhd->bhqm", query, key)
         if offsets is not None:  # q . (k + a) = q . k + q . a avoids an array [B, Q, M, H, d_k]

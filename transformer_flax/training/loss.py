@@ -86,6 +86,7 @@ def _backward(smoothing, padding, residuals, gradients):
     is_target = ids == target[..., None]
     spread = smoothing * gradients.loss[..., None]
     both = (gradients.loss + gradients.nll)[..., None]
+    # gradients.loss (p - q') + gradients.nll (p - [v = target])
     return both * p - (both - spread) * is_target - spread * u, None
 
 

@@ -92,8 +92,8 @@ def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
         nu = jax.tree.map(lambda g, v: jnp.where(finite, b2 * v + (1 - b2) * g**2, v), updates, state.nu)
         mu, nu = jax.lax.optimization_barrier((mu, nu))
         rate = jnp.where(finite, learning_rate(state.count), 0)
-        mean, variance = 1 - b1**count, 1 - b2**count  # bias correction: moments of a constant 1, started at zero
-        updates = jax.tree.map(lambda m, v: -rate * (m / mean) / (jnp.sqrt(v / variance) + eps), mu, nu)
+        m_weight, v_weight = 1 - b1**count, 1 - b2**count  # bias correction: what the weights of all gradients sum to
+        updates = jax.tree.map(lambda m, v: -rate * (m / m_weight) / (jnp.sqrt(v / v_weight) + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -171,8 +171,8 @@ def schedule_free(warmup_steps: int, pull: float) -> Average:
     def weight(updates: jax.Array) -> jax.Array:
         step = updates.astype(jnp.float32)
         warm = jnp.minimum(step, warmup_steps)
-        # The divisor sums the squares of 1 to `warm` and the squares of the constant rate. No square is divided, so the
-        # first weight is exactly 1: of the initial parameters, nothing but rounding is left.
+        # The divisor sums the squares of 1 to `warm` and the squares of the constant rate. Rates are in units of the
+        # first rate, so the first weight is exactly 1: of the initial parameters, nothing but rounding is left.
         return warm**2 / (warm * (warm + 1) * (2 * warm + 1) / 6 + (step - warm) * float(warmup_steps) ** 2)
 
     return Average(weight, pull)

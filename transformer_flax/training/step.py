@@ -119,7 +119,7 @@ def make_train_step(
         finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums["loss"])
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, finite=finite)
         params = optax.tree.where(finite, optax.apply_updates(state.params, trained(updates)), state.params)
-        made = state.step + 1 - state.skipped
+        made = state.step + 1 - state.skipped  # updates, with this one
         ema = optax.tree.where(finite, average.update(state.ema, params, made), state.ema) if average else state.ema
         state = state.replace(
             step=state.step + 1,

@@ -1,4 +1,4 @@
-"""The trainer of a run: logs, saves and evaluates the train state for the training loop, and writes the run's files."""
+"""The trainer of a run: what the training loop calls to log, to save and to evaluate."""
 
 import contextlib
 import shlex
@@ -33,7 +33,7 @@ LONGEST_SHOWN = 400  # characters of each
 
 
 class Trainer:
-    """The trainer of one run, which also writes the run's files and prints its messages.
+    """Logs, saves and evaluates the train state of one run for `fit`. Writes the run's files and prints its messages.
 
     A context manager: closes the files at its end. The directory must be claimed and locked. The run resumes from the
     step `start`: lines of later steps are removed from the files. `totals` are those saved with the checkpoint of
@@ -297,10 +297,9 @@ class Trainer:
         if count == 1:
             return state.params, Choice([step])
         self.end_saving()  # a failed write ends the run or is reported, as config.on_write_failure says
-        checkpoints, say = self.checkpoints, self.say
-        averaged, choice = checkpoints.average(self._parallel.local(state.params), step, count, say)
-        if warning := choice.warning(checkpoints.workdir, count if last else 1):
-            say(f"WARNING: {warning}")
+        averaged, choice = self.checkpoints.average(self._parallel.local(state.params), step, count, self.say)
+        if warning := choice.warning(self.checkpoints.workdir, count if last else 1):
+            self.say(f"WARNING: {warning}")
         return averaged, choice
 
     def _write_evaluation(self, split: str, step: int, evaluation: Evaluation, averaged: int, *, final: bool) -> None:
