@@ -191,7 +191,7 @@ def read_json_lines(
 
 
 def try_lock(file: IO) -> bool:
-    """Locks an open file. Returns False if another process has locked the file, or this one has, opened once more.
+    """Locks an open file. Returns False if the file is locked already, through another open file of any process.
 
     The lock ends with the process. If the file system has no locks, warns and returns True.
     """

@@ -70,7 +70,8 @@ def test_order_of_the_lines_changes_nothing_but_the_order():
 
 @pytest.mark.parametrize("devices", [1, 8])
 def test_parameters_lie_on_every_device(devices):
-    assert inference.on_devices(np.ones(3), devices).devices() == {*jax.devices()[:devices]}
+    for params in (np.ones(3), jax.device_put(np.ones(3), jax.devices()[-1])):
+        assert inference.on_devices(params, devices).devices() == {*jax.devices()[:devices]}
 
 
 @pytest.fixture

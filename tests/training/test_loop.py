@@ -196,7 +196,8 @@ def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_with
 def test_a_working_directory_holds_all_that_the_design_names(run, tmp_path, capsys):
     evaluations = run("run", eval__test=True, eval__final_sentences=7)
     assert {split: len(evaluation.outputs) for split, evaluation in evaluations.items()} == {"valid": 7, "test": 7}
-    assert evaluations["valid"].sources[0] not in repr(evaluations)  # which a notebook shows
+    for name in ("sources", "references", "outputs"):
+        assert f"{name}=" not in repr(evaluations)  # which a notebook shows
     printed = capsys.readouterr().out
     assert "translations: of at most the first 7 of each split" in printed
     workdir = tmp_path / "run"
@@ -280,7 +281,7 @@ def test_averages_are_of_the_last_regular_checkpoints_and_name_those_that_are_mi
 
 
 def test_each_step_is_read_timed_logged_saved_and_evaluated_once_and_when_it_is_due(monkeypatch):
-    clock = [0]
+    clock, saved_after = [0], []
 
     def takes(seconds, result=lambda *_: None):
         def work(*given, **_):
@@ -289,16 +290,22 @@ def test_each_step_is_read_timed_logged_saved_and_evaluated_once_and_when_it_is_
 
         return mock.Mock(side_effect=work)
 
+    def train(state, step):
+        trainer.programs.compilations += step == 1
+        return step, -step  # the state after a step, and its metrics
+
     config = small_config(steps=7, log__every=2, checkpoint__every=3, eval__every=5, eval__patience=1)
-    trainer = mock.MagicMock(start=0, batch=lambda step: step, log=takes(10), save=takes(100), evaluate=takes(1_000))
-    trainer.train_step = takes(1, lambda state, step: (step, -step))  # the state after a step, and its metrics
+    trainer = mock.MagicMock(start=0, batch=lambda step: step, log=takes(10), evaluate=takes(1_000))
+    trainer.save = takes(100, lambda step: saved_after.append(trainer.read.call_args.args[1]))
+    trainer.train_step, trainer.programs.compilations = takes(1, train), 0
     trainer.run.config, trainer.interruption.asked, trainer.out_of_patience.return_value = config, False, False
     monkeypatch.setattr("transformer_flax.training.loop.time", mock.Mock(perf_counter=lambda: clock[0]))
     fit(trainer, 0)
     assert [call.args for call in trainer.read.call_args_list] == [(-step, step) for step in range(1, 8)]
-    assert [call.args for call in trainer.add_time.call_args_list] == [(step, 1) for step in range(1, 8)]
+    assert [call.args for call in trainer.add_time.call_args_list] == [(step, 1) for step in range(2, 8)]
     assert [call.args for call in trainer.log.call_args_list] == [(-step, step) for step in (2, 4, 5, 6, 7)]
     assert trainer.save.mock_calls == [mock.call(step, must=step == 7) for step in (3, 5, 6, 7)]
+    assert saved_after == [3, 5, 6, 7]  # the step that was read last
     assert trainer.evaluate.mock_calls == [mock.call(5, 5), mock.call(7, 7, last=True)]
     assert trainer.require_saved.mock_calls == [mock.call(7, 7)]
     assert len(trainer.check_saving.mock_calls) == 7

@@ -142,8 +142,7 @@ def fill(lines: Sequence[Sequence[int]], rows: int, width: int) -> np.ndarray:
 
 def on_devices(params: Any, num_devices: int) -> Any:
     """Returns parameters on every device. Those that are there already are not copied."""
-    mesh = local_mesh(num_devices)
-    return jax.device_put(params, NamedSharding(mesh, PartitionSpec()) if mesh.size > 1 else None)
+    return jax.device_put(params, NamedSharding(local_mesh(num_devices), PartitionSpec()))
 
 
 def local_mesh(num_devices: int) -> Mesh:
