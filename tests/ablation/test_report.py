@@ -258,8 +258,12 @@ def test_a_sweep_without_a_finished_run_tells_nothing_of_scores():
 
 def test_the_text_that_bleu_is_of_is_named():
     assert "BLEU is sacreBLEU's, of detokenised, cased text: " in text_of(small())
-    for name, said in (("lowercase", "detokenised, lower-cased"), ("tokenized", "tokenised, cased")):
-        config = made.CONFIG | {f"data.{name}": True}
+    for lowercase, tokenized, said in (
+        (True, False, "detokenised, lower-cased"),
+        (False, True, "tokenised, cased"),
+        (True, True, "tokenised, lower-cased"),
+    ):
+        config = made.CONFIG | {"data.lowercase": lowercase, "data.tokenized": tokenized}
         assert f"BLEU is sacreBLEU's, of {said} text" in text_of(small(), made.BASE | {"config": config})
     first, *others = small()
     for signature, text in {

@@ -48,6 +48,7 @@ def command(monkeypatch):
          "did you mean --config.model.num_heads?"),
         ("--config.optimzer.factor=3", "--config.optimzer.factor=3: this config has no field 'optimzer.factor'; "
          "did you mean --config.optimizer.factor?"),
+        ("--config.modl.num_head=3", "no field 'modl.num_head'; did you mean --config.model.num_heads?"),
         ("-config.modl.num_head=3", "no field 'modl.num_head'; did you mean --config.model.num_heads?"),
         ("--config.lr=1", "--config.lr=1: this config has no field 'lr'; set --config.optimizer.factor, which multi"),
         ("--config.optimizer.lr=1", "this config has no field 'optimizer.lr'; set --config.optimizer.factor, which m"),

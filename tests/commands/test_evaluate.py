@@ -115,10 +115,10 @@ def test_a_text_is_not_overwritten_by_its_translations(tmp_path, name):
     for text in ("a.txt", "b.txt"):
         (tmp_path / text).write_text("a\n")
     options = [f"--source={tmp_path / 'a.txt'}", f"--reference={tmp_path / 'b.txt'}"]
-    other_spelling = tmp_path / "link"
-    other_spelling.symlink_to(tmp_path / name)
-    message = refused("evaluate", "--workdir=/nowhere", *options, f"--translations={other_spelling}")
-    assert message.startswith(f"{other_spelling} is an input")
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    for other_spelling in (f"{tmp_path}/./{name}", tmp_path / "link"):
+        message = refused("evaluate", "--workdir=/nowhere", *options, f"--translations={other_spelling}")
+        assert message.startswith(f"{other_spelling} is an input")
     assert (tmp_path / name).read_text() == "a\n"
 
 

@@ -175,6 +175,7 @@ def test_the_first_step_learns_from_the_first_batch(done, tmp_path):
 
 def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_without(run, tmp_path):
     whole = {"eval__every": 0, "eval__final_average": 2, "parallel__num_devices": 2}
+    whole["seed"] = 18  # whose source gain, the difference of two losses of about 6, is not near zero
     sharded = whole | {"parallel__shard_params": True, "parallel__num_devices": 4}
     expected = run("whole", **whole)
     measured = {"sharded": run("sharded", **sharded)}
@@ -188,8 +189,7 @@ def test_sharded_parameters_learn_the_same_also_where_a_run_goes_on_with_or_with
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), final_state(tmp_path / name, 6), state
         )
-        # The source gain is near zero: the difference of two losses of about 6.
-        assert evaluations["valid"].scalars == pytest.approx(expected["valid"].scalars, rel=1e-4, abs=5e-6)
+        assert evaluations["valid"].scalars == pytest.approx(expected["valid"].scalars, rel=1e-4)
         assert evaluations["valid"].outputs == expected["valid"].outputs
 
 
