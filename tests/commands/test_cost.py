@@ -12,11 +12,12 @@ from transformer_flax.errors import UserError
 from transformer_flax.model.flops import activation_bytes
 from transformer_flax.training.config_checks import model_config
 
-NUMBERS = "--config=configs/numbers.py"
+NUMBERS = "--config=configs/numbers.py", "--config.model.num_layers=1"
 
 
 def cost(peak=9.5e12, num_devices=8, utilisation=0.3, length=30, **changes):
     config = numbers.get_config()
+    config.model.num_layers = 1
     config.update(changes)
     return cost_of(config, device="abacus", peak=peak, num_devices=num_devices, utilisation=utilisation, length=length)
 
@@ -37,10 +38,10 @@ def test_the_base_model_costs_about_what_the_paper_says():
 
 
 def test_memory_and_peak_are_those_of_the_type_that_suits_the_device_or_is_given():
-    on_h100 = json.loads(succeeds("cost", NUMBERS, "--json", "--device=H100").stdout)
+    on_h100 = json.loads(succeeds("cost", *NUMBERS, "--json", "--device=H100").stdout)
     assert on_h100["memory"]["activations"] < 0.8 * cost().memory["activations"]
     unlisted, on_v100, in_float32 = (
-        json.loads(succeeds("cost", NUMBERS, "--json", *flags).stdout)
+        json.loads(succeeds("cost", *NUMBERS, "--json", *flags).stdout)
         for flags in (["--peak_tflops=989"], ["--device=V100"], ["--device=H100", "--config.model.dtype=float32"])
     )
     assert unlisted["memory"] == on_h100["memory"]
@@ -51,7 +52,7 @@ def test_memory_and_peak_are_those_of_the_type_that_suits_the_device_or_is_given
 
 
 def test_tables_are_for_people():
-    shown = succeeds("cost", NUMBERS, "--peak_tflops=19", "--num_devices=2", "--utilisation=0.6").stdout
+    shown = succeeds("cost", *NUMBERS, "--peak_tflops=19", "--num_devices=2", "--utilisation=0.6").stdout
     for part in ("decoder/cross_attention", "logits", "backward", "optimizer", "as table 2 counts it"):
         assert part in shown
     made = cost(19e12, 2, 0.6)
@@ -129,4 +130,4 @@ def test_a_text_that_is_classified_has_one_side_and_no_logits_of_words():
     ],
 )
 def test_flags_that_say_nothing_sensible_are_refused(arguments, message):
-    assert message in refused("cost", NUMBERS, *arguments)
+    assert message in refused("cost", *NUMBERS, *arguments)

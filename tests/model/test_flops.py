@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas
 
-from tests.conftest import TINY, VARIANTS, long
+from tests.conftest import ONE_LAYER, TINY, VARIANTS, long
 from tests.model.formulas import flops_by_hand, parameters_by_hand
 from tests.relatives.rivals import RIVALS
 from transformer_flax.model import layers
@@ -61,13 +61,13 @@ def test_another_module_of_the_same_config_is_counted_and_initialised_anew(monke
         def __call__(self, source, target):
             return nn.Dense(101, use_bias=False, name="more")(super().__call__(source, target))
 
-    before, lengths = count_parameters(TINY), (np.full(2, 3), np.full(2, 2))
-    flops = forward_flops(TINY, *lengths)
+    before, lengths = count_parameters(ONE_LAYER), (np.full(2, 3), np.full(2, 2))
+    flops = forward_flops(ONE_LAYER, *lengths)
     monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Wider))
-    assert init_params(TINY, jax.random.key(0))["more"]["kernel"].shape == (29, 101)
-    assert count_parameters(TINY) == {**before, "more": 29 * 101}
+    assert init_params(ONE_LAYER, jax.random.key(0))["more"]["kernel"].shape == (29, 101)
+    assert count_parameters(ONE_LAYER) == {**before, "more": 29 * 101}
     assert (
-        sum(forward_flops(TINY, *lengths).values()) == sum(flops.values()) + 2 * 4 * 29 * 101
+        sum(forward_flops(ONE_LAYER, *lengths).values()) == sum(flops.values()) + 2 * 4 * 29 * 101
     )  # a length the program must not have
 
 
@@ -100,9 +100,9 @@ class OtherAxes(Transformer):
 
 
 def test_axes_of_other_lengths_are_counted(monkeypatch):
-    before = forward_flops(TINY, np.array([10, 30]), np.array([5, 12]))
+    before = forward_flops(ONE_LAYER, np.array([10, 30]), np.array([5, 12]))
     monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=OtherAxes))
-    flops = forward_flops(TINY, np.array([10, 30]), np.array([5, 12]))
+    flops = forward_flops(ONE_LAYER, np.array([10, 30]), np.array([5, 12]))
     assert flops.pop("longer") == 2 * 16 * 9 * (11 + 31)
     assert flops.pop("strided") == 2 * 16 * 7 * (5 + 15)
     assert flops.pop("both") == 2 * 16 * (15**2 + 42**2)
@@ -151,22 +151,22 @@ class Empty(Transformer):
 
 
 def test_a_product_of_size_zero_counts_nothing(monkeypatch):
-    before = forward_flops(TINY, np.array([10]), np.array([5]))
+    before = forward_flops(ONE_LAYER, np.array([10]), np.array([5]))
     monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Empty))
-    assert sum(forward_flops(TINY, np.array([10]), np.array([5])).values()) == sum(before.values())
+    assert sum(forward_flops(ONE_LAYER, np.array([10]), np.array([5])).values()) == sum(before.values())
 
 
 def test_lengths_that_are_rounded_are_counted_about_right(monkeypatch):
     monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Experts))
     assert _factorise(make_model(TINY))["expert"] == {(0, 0): 2 * 16 * 9 * 2}  # a size by chance: the config has a 2
-    flops = forward_flops(TINY, np.array([640, 32]), np.array([5, 12]))
+    flops = forward_flops(ONE_LAYER, np.array([640, 32]), np.array([5, 12]))
     assert flops["expert"] == 2 * 16 * 9 * (10 + 0.5)
 
 
 def test_operations_that_no_polynomial_gives_are_refused(monkeypatch):
     monkeypatch.setitem(KINDS, "transformer", dataclasses.replace(KINDS["transformer"], module=Doubling))
     with pytest.raises(NotImplementedError, match="the operations of Doubling are no polynomial in the lengths"):
-        forward_flops(TINY, np.array([10]), np.array([5]))
+        forward_flops(ONE_LAYER, np.array([10]), np.array([5]))
 
 
 class ThirdMatrix(FeedForward):

@@ -1,5 +1,6 @@
 """Several processes: as one in what they learn and tell, and never left behind by one that ends."""
 
+import contextlib
 import json
 import shutil
 import signal
@@ -14,7 +15,7 @@ from ml_collections import ConfigDict
 from tests.commands.test_train import refused
 from tests.conftest import long
 from tests.training.small import final_state, small_config, timeless, write_text
-from tests.training.together import ended, kill, together
+from tests.training.together import ENDING, ended, kill, together
 from transformer_flax.errors import Interrupted, UserError
 from transformer_flax.files import read_json_lines
 from transformer_flax.training import multihost
@@ -170,21 +171,6 @@ def test_what_the_first_refuses_ends_all_with_one_message(start):
     assert other_err == ""
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        long("--workdir=elsewhere", "which process 0 has written; --workdir must lie in a file system that all"),
-        ("--config.seed=1", "process 1 of 2 has another config than process 0"),
-    ],
-)
-def test_what_the_processes_do_not_share_is_told(start, flag, message):
-    with start("here", flag, program=("-c", HASTY)) as processes:
-        (status, _, err), (other_status, _, other_err) = ended(processes)
-    assert other_status == 2
-    assert message in other_err
-    assert_told(status, err)
-
-
 SCRIPT = """
 import argparse, sys, time
 from transformer_flax.errors import Interrupted
@@ -240,12 +226,69 @@ except Interrupted as interruption:
 """
 
 
-@pytest.mark.parametrize("doing", ["prepare", long("evaluate")])
-@pytest.mark.parametrize("killed", [long(0), 1])
-def test_a_process_that_is_killed_ends_the_other_while_one_waits_for_the_first(doing, killed):
+@contextlib.contextmanager
+def killed(doing, index):
+    """One of two is killed while the other waits for the first, or is it."""
     with together("-c", SCRIPT, doing) as processes:
         processes[0].wait_for("working")
-        assert_told(*kill(processes, killed))
+        processes[index].send_signal(signal.SIGKILL)
+        yield
+        processes[1 - index].wait(ENDING)
+        assert_told(processes[1 - index].status, processes[1 - index].err)
+
+
+@contextlib.contextmanager
+def defect(doing):
+    """One fails while the other works, or behind a step."""
+    with together("-c", SCRIPT, doing) as processes:
+        yield
+        (status, _, err), (other_status, _, other_err) = ended(processes)
+    assert other_status == 1
+    assert "RuntimeError: a defect" in other_err
+    assert_told(status, err)
+
+
+@contextlib.contextmanager
+def failure_of_the_first():
+    """The first fails when the other has finished."""
+    with together("-c", SCRIPT, "end") as processes:
+        yield
+        results = ended(processes)
+    assert results == [(1, "working\n", "the disk is full\n"), (1, "", "")]
+
+
+@contextlib.contextmanager
+def not_shared(start, flag, message):
+    """The second has another value of a flag."""
+    with start("here", flag, program=("-c", HASTY)) as processes:
+        yield
+        (status, _, err), (other_status, _, other_err) = ended(processes)
+    assert other_status == 2
+    assert message in other_err
+    assert_told(status, err)
+
+
+def test_whatever_ends_one_process_is_told_by_it_and_ends_the_other(start):
+    with (  # all at once, as each waits for seconds for a heartbeat
+        killed("prepare", 1),
+        defect("fail"),
+        failure_of_the_first(),
+        not_shared(start, "--config.seed=1", "process 1 of 2 has another config than process 0"),
+    ):
+        pass
+
+
+@pytest.mark.long
+def test_so_it_is_in_other_places(start):
+    elsewhere = "which process 0 has written; --workdir must lie in a file system that all"
+    with (
+        killed("prepare", 0),
+        killed("evaluate", 0),
+        killed("evaluate", 1),
+        defect("stop, but fail before"),
+        not_shared(start, "--workdir=elsewhere", elsewhere),
+    ):
+        pass
 
 
 @pytest.mark.long
@@ -253,21 +296,6 @@ def test_a_value_may_take_longer_to_fetch_than_the_others_wait_at_a_time():
     with together("-c", SCRIPT, "fetch") as processes:
         results = ended(processes)
     assert results == [(0, "50000000\n", "")] * 2
-
-
-@pytest.mark.parametrize("doing", ["fail", long("stop, but fail before")])
-def test_a_defect_in_one_process_is_told_by_it_and_ends_the_other(doing):
-    with together("-c", SCRIPT, doing) as processes:
-        (status, _, err), (other_status, _, other_err) = ended(processes)
-    assert other_status == 1
-    assert "RuntimeError: a defect" in other_err
-    assert_told(status, err)
-
-
-def test_a_failure_of_the_first_when_the_other_has_finished_ends_the_other_with_the_same_status():
-    with together("-c", SCRIPT, "end") as processes:
-        results = ended(processes)
-    assert results == [(1, "working\n", "the disk is full\n"), (1, "", "")]
 
 
 @pytest.mark.long
