@@ -127,7 +127,8 @@ def get_config() -> ConfigDict:
     # "adam"; "muon": makes the update of each matrix orthogonal (Jordan et al., 2024), and leaves the rest to Adam;
     # "schedule_free": Adam with a rate that stays at its peak, evaluated with an average (Defazio et al., 2024).
     config.optimizer.name = "adam"
-    config.optimizer.factor = 1.0  # multiplies the paper's learning rate (section 5.3)
+    # Multiplies the paper's learning rate (section 5.3), which then peaks at factor / sqrt(d_model * warmup_steps).
+    config.optimizer.factor = 1.0
     config.optimizer.warmup_steps = 4000
     # Momentum; for Muon, set 0.95. Schedule-Free takes gradients at (1 - b1) parameters + b1 average.
     config.optimizer.b1 = 0.9

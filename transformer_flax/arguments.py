@@ -21,11 +21,16 @@ from transformer_flax.training.config_fields import add_fields, flatten, make_fl
 
 LANGUAGES = ("data.source_language", "data.target_language")
 # Config fields, by the names that other toolkits use for them.
-LEARNING_RATE = ("optimizer.factor", "which multiplies the paper's learning rate (section 5.3)")
+LEARNING_RATE = (
+    "optimizer.factor",
+    "which multiplies the paper's learning rate (section 5.3); the rate peaks at factor / sqrt(d_model * warmup_steps)",
+)
+BATCH_SIZE = ("data.tokens_per_batch", "the size of a training batch in tokens")
 OTHER_NAMES = {
     "lr": LEARNING_RATE,
     "learning_rate": LEARNING_RATE,
-    "batch_size": ("data.tokens_per_batch", "the size of a training batch in tokens"),
+    "batch_size": BATCH_SIZE,
+    "max_tokens": BATCH_SIZE,
     "weight_decay": ("model.dropout", "which regularises here; no optimizer has weight decay"),
     "epochs": ("steps", "the length of training; a run prints how many batches are an epoch"),
 }
@@ -219,14 +224,17 @@ def _require_known(config: ConfigDict, argv: list[str]) -> None:
 
 def _suggest(name: str, config: ConfigDict | None, names: Iterable[str] = ()) -> str:
     """Returns a text that suggests the flag or config field that a name may mean; "" if none is close."""
-    name = name.rpartition(".")[2]
+    section, _, name = name.replace("-", "_").rpartition(".")
     if config is not None and "model" in config and name in OTHER_NAMES:
         field, what = OTHER_NAMES[name]
         return f"set --config.{field}, {what}"
     spelled: dict[str, list[str]] = {known: [f"--{known}"] for known in names}
     for field in flatten(config.to_dict()) if config is not None else ():
         spelled.setdefault(field.rpartition(".")[2], []).append(f"--config.{field}")
-    near = difflib.get_close_matches(name, spelled, n=1)
+    inside = [known for known in spelled if section and f"--config.{section}.{known}" in spelled[known]]
+    if near := difflib.get_close_matches(name, inside, n=1):
+        return f"did you mean --config.{section}.{near[0]}?"
+    near = difflib.get_close_matches(name, spelled, n=1, cutoff=0.61)  # at 0.6, "steps" is close to "sides"
     return f"did you mean {' or '.join(sorted(spelled[near[0]], key=len))}?" if near else ""
 
 
@@ -249,7 +257,7 @@ def _explain(error: Exception) -> str:
 def _requirement(flag: flags.Flag) -> str:
     parser = flag.parser
     if isinstance(parser, flags.EnumParser):
-        return f"one of {', '.join(parser.enum_values)}"
+        return f"one of {', '.join(parser.enum_values)} ({flag.help})"
     if isinstance(parser, flags.BooleanParser):
         return "true or false"
     # Of the other parsers, only the one of a config section has no help text.

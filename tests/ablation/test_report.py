@@ -396,6 +396,13 @@ def test_an_effect_of_zero_lacks_the_papers_sign():
     assert "| +0.00 | -0.9 ✗ |" in text
 
 
+def test_effects_that_are_all_zero_have_no_mark():
+    text = text_of([made.result("base"), made.result("A-h1")])
+    assert "| +0.00 | -0.9 |" in text
+    assert "✓ |" not in text
+    assert "✗ |" not in text
+
+
 @pytest.mark.parametrize(("seeds", "asked"), [("", [0]), (" --seeds=3", [0, 1, 2]), (" --seeds=3,", [3])])
 def test_a_sweep_was_asked_for_the_seeds_that_its_command_means(seeds, asked):
     assert [*report._seeds_of(f"python -m sweep --rows=all{seeds} --jobs=2")] == asked

@@ -55,6 +55,11 @@ def command(monkeypatch):
         ("--learning_rate=1", "unknown flag --learning_rate; set --config.optimizer.factor, which multiplies the pa"),
         ("--batch_size=64", "unknown flag --batch_size; set --config.data.tokens_per_batch, the size of a training b"),
         ("--epochs=3", "unknown flag --epochs; set --config.steps, the length of training"),
+        ("--batch-size=64", "unknown flag --batch-size; set --config.data.tokens_per_batch, the size of a training b"),
+        ("--learning-rate=1", "unknown flag --learning-rate; set --config.optimizer.factor, which multiplies the pa"),
+        ("--config.data.max_tokens=9", "no field 'data.max_tokens'; set --config.data.tokens_per_batch, the size"),
+        ("--config.eval.every_steps=9", "no field 'eval.every_steps'; did you mean --config.eval.every?"),
+        ("--config.checkpoint.every_steps=9", "did you mean --config.checkpoint.every?"),
         ("--config.nope.field=3", "no field 'nope.field'; the config file, and those it imports, list its fields"),
         ("--config.steps.x=3", "--config.steps.x=3: this config has no field 'steps.x'; "),
         ("--config.=3", "--config.=3: this config has no field ''; "),
@@ -111,6 +116,8 @@ def test_other_kinds_of_configs_are_told_of_their_own_fields(command):
         command("--config=configs/recurrent.py", "--config.model.num_heads=4")
     with pytest.raises(UserError, match=r"did you mean --config\.vectors\.learning_rate\?"):
         command("--learning_rate=1", default="vectors.py")
+    with pytest.raises(UserError, match=r"no field 'steps'; the config file, and those it imports, list its fields"):
+        command("--config.steps=20", default="vectors.py")
 
 
 def test_other_names_are_of_fields_that_there_are():

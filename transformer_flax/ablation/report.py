@@ -332,7 +332,9 @@ def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:
     for measure in comparison.measures:
         columns += [(f"{measure.name}, {measure.unit}", lambda entry, m=measure: _difference(entry.effects[m], m))]
         if papers:
-            columns += [(f"paper's {measure.paper_name}", lambda entry, m=measure: _papers(entry.effects[m], m))]
+            found = agreement(comparison, measure)
+            marks = dict.fromkeys(found.same, " ✓") | dict.fromkeys(found.other, " ✗")
+            columns += [(f"paper's {measure.paper_name}", lambda entry, m=measure, s=marks: _papers(entry, m, s))]
         columns += [("p (corrected)", lambda entry, m=measure: _ps(entry.effects[m]))]
     return _table(
         [*columns, ("changes", lambda entry: _changes(entry, comparison))],
@@ -396,11 +398,9 @@ def _ps(effect: Effect) -> str:
     return NONE if effect.ours.p is None else f"{effect.ours.p:.2g} ({effect.corrected_p:.2g})"
 
 
-def _papers(effect: Effect, measure: Measure) -> str:
-    if effect.paper is None:
-        return NONE
-    mark = {True: " ✓", False: " ✗", None: ""}[effect.has_papers_sign]
-    return f"{effect.paper:+z.{measure.paper_digits}f}{mark}"
+def _papers(entry: Entry, measure: Measure, marks: Mapping[str, str]) -> str:
+    paper = entry.effects[measure].paper
+    return NONE if paper is None else f"{paper:+z.{measure.paper_digits}f}{marks.get(entry.variant, '')}"
 
 
 def _level(measure: Measure, mean: Estimate, digits: int) -> str:
