@@ -33,7 +33,6 @@ for name, value in {
 }.items():
     jax.config.update(f"jax_{name}", value)
     os.environ[f"JAX_{name.upper()}"] = str(value)  # for processes that tests start
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that tests start would compile all modules again
 os.environ["TRANSFORMER_FLAX_ALLOCATOR"] = "system"  # one arena for all threads would slow down compilation
 # JAX keeps millions of objects, which Python would look through again and again: a fifth of the time of the tests.
 gc.set_threshold(200_000, 20, 100)

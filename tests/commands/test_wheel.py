@@ -67,7 +67,8 @@ def test_a_wheel_trains_and_counts_in_another_folder(installed, tmp_path):
     assert "resuming" not in succeeds(installed, tmp_path, "train", *SMALL.split(), "--workdir=run")
     assert (tmp_path / "run/config.json").exists()
     (tmp_path / "mine.py").write_text("from configs.table3 import get_config\n")
-    assert '"config": "table3-A-h1"' in succeeds(installed, tmp_path, "cost", "--config=mine.py:A-h1", "--json")
+    counted = ["--config=mine.py:A-h1", "--config.model.num_layers=1", "--json"]
+    assert '"config": "table3-A-h1"' in succeeds(installed, tmp_path, "cost", *counted)
     where = "import transformer_flax; print(transformer_flax.__file__)"
     environment = os.environ | {"PYTHONPATH": str(installed)}
     found = subprocess.run([sys.executable, "-c", where], cwd=tmp_path, env=environment, capture_output=True, text=True)
