@@ -20,7 +20,7 @@ def get_config() -> ConfigDict:
     config.train_only = ""  # train only parameters whose names begin like this: "decoder,embedding"; empty: train all
     config.embedding_init = ""  # start embeddings from this folder of word vectors (docs/vectors.md); empty: at random
     config.steps = 100_000
-    config.accumulation_steps = 1  # micro-batches per update, for batches that do not fit into memory
+    config.accumulation_steps = 1  # micro-batches that a batch is divided into, if it does not fit into memory
     config.loss_chunks = 1  # compute the logits in this many parts, to save memory; the result is the same
     config.label_smoothing = 0.1
     # alpha of R-Drop: two passes, trained to agree (Liang et al., 2021: 5), so a step costs twice as much; 0: one pass

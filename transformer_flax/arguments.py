@@ -25,14 +25,28 @@ LEARNING_RATE = (
     "optimizer.factor",
     "which multiplies the paper's learning rate (section 5.3); the rate peaks at factor / sqrt(d_model * warmup_steps)",
 )
-BATCH_SIZE = ("data.tokens_per_batch", "the size of a training batch in tokens")
+BATCH_SIZE = ("data.tokens_per_batch", "the size of a training batch in tokens, over all devices and micro-batches")
+MICRO_BATCHES = ("accumulation_steps", "the micro-batches that a batch is divided into")
+LENGTH = ("steps", "the length of training; a run prints how many batches are an epoch")
+START = ("init_from", "which starts a new run from the parameters of another")
+DIRECTORY = ("name", "which names the working directory, runs/<name>, unless --workdir is given")
 OTHER_NAMES = {
     "lr": LEARNING_RATE,
     "learning_rate": LEARNING_RATE,
     "batch_size": BATCH_SIZE,
     "max_tokens": BATCH_SIZE,
+    "update_freq": MICRO_BATCHES,
+    "batch_multiplier": MICRO_BATCHES,
+    "epochs": LENGTH,
+    "max_epoch": LENGTH,
+    "max_update": LENGTH,
+    "restore_file": START,
+    "load_model": START,
+    "save_dir": DIRECTORY,
+    "model_dir": DIRECTORY,
+    "activation_dropout": ("model.ffn_dropout", "which is inside the feed-forward network"),
     "weight_decay": ("model.dropout", "which regularises here; no optimizer has weight decay"),
-    "epochs": ("steps", "the length of training; a run prints how many batches are an epoch"),
+    "fp16": ("model.dtype", "the type of the computation; by default bfloat16 where the device has it"),
 }
 
 PACKAGE = pathlib.Path(__file__).parent
@@ -118,6 +132,8 @@ def load_config(argument: str | os.PathLike[str]) -> ConfigDict:
         there = ", ".join(f"configs/{file}" for file in present)
         hint = f"did you mean 'configs/{near[0]}'?" if near else f"there are {there}"
         raise UserError(f"{argument} cannot be loaded: there is no such file; {hint}")
+    if not file.endswith(".py"):
+        raise UserError(f"{file} is no config, which is a Python file; configs/numbers.py shows one")
     try:
         get_config = runpy.run_path(file, run_name="config_file").get("get_config")
         if not callable(get_config):

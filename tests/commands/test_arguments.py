@@ -58,6 +58,12 @@ def command(monkeypatch):
         ("--batch-size=64", "unknown flag --batch-size; set --config.data.tokens_per_batch, the size of a training b"),
         ("--learning-rate=1", "unknown flag --learning-rate; set --config.optimizer.factor, which multiplies the pa"),
         ("--config.data.max_tokens=9", "no field 'data.max_tokens'; set --config.data.tokens_per_batch, the size"),
+        ("--update-freq=4", "set --config.accumulation_steps, the micro-batches that a batch is divided into"),
+        ("--max-epoch=9", "unknown flag --max-epoch; set --config.steps, the length of training"),
+        ("--restore-file=x", "set --config.init_from, which starts a new run from the parameters of another"),
+        ("--save-dir=x", "set --config.name, which names the working directory, runs/<name>, unless --workdir is g"),
+        ("--activation-dropout=0.1", "set --config.model.ffn_dropout, which is inside the feed-forward network"),
+        ("--fp16", "unknown flag --fp16; set --config.model.dtype, the type of the computation"),
         ("--config.eval.every_steps=9", "no field 'eval.every_steps'; did you mean --config.eval.every?"),
         ("--config.checkpoint.every_steps=9", "did you mean --config.checkpoint.every?"),
         ("--config.nope.field=3", "no field 'nope.field'; the config file, and those it imports, list its fields"),
@@ -83,6 +89,7 @@ def command(monkeypatch):
         # A config that cannot be loaded
         ("--config=configs/multi30.py", "there is no such file; did you mean 'configs/multi30k.py'?"),
         ("--config=configs/x.yaml", "configs/x.yaml cannot be loaded: there is no such file; there are configs/ba"),
+        ("--config=pyproject.toml", "pyproject.toml is no config, which is a Python file; configs/numbers"),
         ("--config=configs/table3.py:A-h17", "there is no row 'A-h17'; did you mean 'A-h1'?"),
         ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
         # Languages

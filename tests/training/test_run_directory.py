@@ -249,6 +249,16 @@ def test_a_misspelt_directory_is_told_the_one_beside_it(tmp_path):
         RunDirectory(tmp_path / "nmbers").load_config()
 
 
+def test_who_names_the_folder_of_a_checkpoint_is_told_how_to_name_it(tmp_path):
+    (tmp_path / "run/checkpoints/30").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"run/checkpoints/30 holds no run: it has no config\.json$"):
+        RunDirectory(tmp_path / "run/checkpoints/30").load_config()
+    (tmp_path / "run/config.json").write_text("{}")
+    for name in ("run/checkpoints/30", "run/checkpoints", "run@best"):
+        with pytest.raises(UserError, match=rf"/{name} is no run; a checkpoint of one is named as in \S+/run@STEP$"):
+            RunDirectory(tmp_path / name).load_config()
+
+
 def test_checkpoints_on_a_disk_that_is_not_mounted_are_not_taken_for_none(tmp_path):
     run = RunDirectory(tmp_path / "run")
     run.claim(small_config(), DATA, TOKENIZER)

@@ -14,6 +14,7 @@ import difflib
 import json
 import os
 import pathlib
+import re
 import socket
 import zlib
 from collections.abc import Generator, Iterable
@@ -214,6 +215,9 @@ class RunDirectory:
 
     def _load_run(self) -> dict:
         refuse_dangling(self.path)
+        part = re.fullmatch(r"(.+?)(/checkpoints.*|@[^/]*)", str(self.path))
+        if part and pathlib.Path(part[1], self.config_file.name).exists():
+            raise UserError(f"{self.path} is no run; a checkpoint of one is named as in {part[1]}@STEP")
         if not self.path.is_dir():
             beside = {path.name: str(path) for path in self.path.parent.glob("*/")}
             near = difflib.get_close_matches(self.path.name, beside, n=1)
