@@ -117,6 +117,12 @@ def test_samples_of_the_likeliest_token_alone_are_greedy_search(sampling):
         assert_equal(samples, jax.tree.map(lambda leaf: np.repeat(leaf, 3, axis=1), found))
 
 
+def test_samples_are_the_same_where_jax_prefers_float64():
+    here = draw(DRAWN, SENTENCES, LONG_RULES, FEW, Sampling())
+    with jax.enable_x64():
+        assert_equal(draw(DRAWN, np.int32(SENTENCES), LONG_RULES, FEW, Sampling()), here)
+
+
 def test_a_sample_depends_on_its_own_key_alone():
     together = draw(DRAWN, SENTENCES, LONG_RULES, FEW, Sampling())
     for sentence in range(0, BATCH, 3):

@@ -141,6 +141,18 @@ def test_every_optimizer_stands_still_at_an_update_that_is_not_finite(name):
     jax.tree.map(np.testing.assert_array_equal, stood_still, state)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_updates_are_float32_where_jax_prefers_float64(name):
+    config = base.get_config()
+    config.optimizer.name = name
+    params = {"a": {"kernel": jnp.ones((3, 4)), "bias": jnp.ones(4)}}
+    optimizer = make_optimizer(config)
+    state = optimizer.init(params)
+    with jax.enable_x64():
+        updates, _ = jax.eval_shape(lambda grads: optimizer.update(grads, state, params, finite=True), params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(updates)} == {np.dtype("float32")}
+
+
 def test_schedule_free_keeps_the_peak_of_the_papers_rate():
     config = base.get_config()
     papers = make_schedule(config)

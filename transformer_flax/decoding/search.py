@@ -197,7 +197,7 @@ def _draw(log_probs, keys, position, sampling: Sampling):
         if sampling.top_k or sampling.top_p < 1:
             logits = _truncate(logits, sampling)
         keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, position)))(keys)
-        noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:])))(keys)
+        noise = jax.vmap(jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], logits.dtype)))(keys)
         logits = logits + sampling.temperature * noise
     # The first of the largest, like argmax: on a CPU, XLA's argmax is many times slower than its max.
     ids = jnp.arange(logits.shape[-1], dtype=jnp.int32)

@@ -92,7 +92,8 @@ def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
         nu = jax.tree.map(lambda g, v: jnp.where(finite, b2 * v + (1 - b2) * g**2, v), updates, state.nu)
         mu, nu = jax.lax.optimization_barrier((mu, nu))
         rate = jnp.where(finite, learning_rate(state.count), 0)
-        m_weight, v_weight = 1 - b1**count, 1 - b2**count  # bias correction: what the weights of all gradients sum to
+        made = jnp.float32(count)
+        m_weight, v_weight = 1 - b1**made, 1 - b2**made  # bias correction: what the weights of all gradients sum to
         updates = jax.tree.map(lambda m, v: -rate * (m / m_weight) / (jnp.sqrt(v / v_weight) + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
