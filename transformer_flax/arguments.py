@@ -29,7 +29,8 @@ BATCH_SIZE = ("data.tokens_per_batch", "the size of a training batch in tokens, 
 MICRO_BATCHES = ("accumulation_steps", "the micro-batches that a batch is divided into")
 LENGTH = ("steps", "the length of training; a run prints how many batches are an epoch")
 START = ("init_from", "which starts a new run from the parameters of another")
-DIRECTORY = ("name", "which names the working directory, runs/<name>, unless --workdir is given")
+DIRECTORY = ("name", "which names the run; --workdir=DIRECTORY sets its directory")
+DTYPE = ("model.dtype", "the type of the computation; by default bfloat16 where the device has it")
 OTHER_NAMES = {
     "lr": LEARNING_RATE,
     "learning_rate": LEARNING_RATE,
@@ -46,7 +47,9 @@ OTHER_NAMES = {
     "model_dir": DIRECTORY,
     "activation_dropout": ("model.ffn_dropout", "which is inside the feed-forward network"),
     "weight_decay": ("model.dropout", "which regularises here; no optimizer has weight decay"),
-    "fp16": ("model.dtype", "the type of the computation; by default bfloat16 where the device has it"),
+    "lenpen": ("decode.alpha", "the exponent of the length penalty"),
+    "fp16": DTYPE,
+    "bf16": DTYPE,
 }
 
 PACKAGE = pathlib.Path(__file__).parent
@@ -132,8 +135,6 @@ def load_config(argument: str | os.PathLike[str]) -> ConfigDict:
         there = ", ".join(f"configs/{file}" for file in present)
         hint = f"did you mean 'configs/{near[0]}'?" if near else f"there are {there}"
         raise UserError(f"{argument} cannot be loaded: there is no such file; {hint}")
-    if not file.endswith(".py"):
-        raise UserError(f"{file} is no config, which is a Python file; configs/numbers.py shows one")
     try:
         get_config = runpy.run_path(file, run_name="config_file").get("get_config")
         if not callable(get_config):
@@ -152,7 +153,8 @@ def load_config(argument: str | os.PathLike[str]) -> ConfigDict:
         lines = [line for frame, line in frames if frame.f_code.co_filename == file]
         mistake = _reword(error) if last.f_globals.get("__name__", "").startswith("ml_collections.") else ""
         mistake = mistake or f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise UserError(f"{file}{f', line {lines[-1]}' if lines else ''}: {mistake}") from error
+        hint = "" if file.endswith(".py") else "; a config is a Python file, such as configs/numbers.py"
+        raise UserError(f"{file}{f', line {lines[-1]}' if lines else ''}: {mistake}{hint}") from error
     if not isinstance(config, ConfigDict):
         raise UserError(f"{file}: get_config returns {config!r}; it must return a ConfigDict")
     try:
@@ -241,16 +243,19 @@ def _require_known(config: ConfigDict, argv: list[str]) -> None:
 def _suggest(name: str, config: ConfigDict | None, names: Iterable[str] = ()) -> str:
     """Returns a text that suggests the flag or config field that a name may mean; "" if none is close."""
     section, _, name = name.replace("-", "_").rpartition(".")
-    if config is not None and "model" in config and name in OTHER_NAMES:
-        field, what = OTHER_NAMES[name]
-        return f"set --config.{field}, {what}"
+    fields = flatten(config.to_dict()) if config is not None else {}
     spelled: dict[str, list[str]] = {known: [f"--{known}"] for known in names}
-    for field in flatten(config.to_dict()) if config is not None else ():
+    for field in fields:
         spelled.setdefault(field.rpartition(".")[2], []).append(f"--config.{field}")
     inside = [known for known in spelled if section and f"--config.{section}.{known}" in spelled[known]]
-    if near := difflib.get_close_matches(name, inside, n=1):
+    other, what = OTHER_NAMES.get(name, ("", ""))
+    if other in fields and name not in inside:
+        return f"set --config.{other}, {what}"
+    # A field that is named like this is meant, wherever it is; then one in the section that is named.
+    near = difflib.get_close_matches(name, inside, n=1) if name in inside or name not in spelled else []
+    if near:
         return f"did you mean --config.{section}.{near[0]}?"
-    near = difflib.get_close_matches(name, spelled, n=1, cutoff=0.61)  # at 0.6, "steps" is close to "sides"
+    near = difflib.get_close_matches(name, spelled, n=1, cutoff=0.61)  # at 0.6, "sides" is close to "steps"
     return f"did you mean {' or '.join(sorted(spelled[near[0]], key=len))}?" if near else ""
 
 
@@ -273,7 +278,7 @@ def _explain(error: Exception) -> str:
 def _requirement(flag: flags.Flag) -> str:
     parser = flag.parser
     if isinstance(parser, flags.EnumParser):
-        return f"one of {', '.join(parser.enum_values)} ({flag.help})"
+        return f"one of {', '.join(parser.enum_values)} ({flag.help.partition(': ')[2]})"
     if isinstance(parser, flags.BooleanParser):
         return "true or false"
     # Of the other parsers, only the one of a config section has no help text.

@@ -24,7 +24,7 @@ def command(monkeypatch):
         flags.DEFINE_integer("beam_size", 4, "", flag_values=flags.FLAGS, lower_bound=1)
         flags.DEFINE_list("heads", None, "", flag_values=flags.FLAGS)
         flags.DEFINE(SeedsParser(), "seeds", None, "", flag_values=flags.FLAGS)
-        flags.DEFINE_enum("split", "test", ["valid", "test"], "", flag_values=flags.FLAGS)
+        flags.DEFINE_enum("split", "test", ["valid", "test"], "split of the data", flag_values=flags.FLAGS)
         flags.DEFINE_bool("profile", False, "", flag_values=flags.FLAGS)
         parse(sys.argv)
         return config()
@@ -61,11 +61,15 @@ def command(monkeypatch):
         ("--update-freq=4", "set --config.accumulation_steps, the micro-batches that a batch is divided into"),
         ("--max-epoch=9", "unknown flag --max-epoch; set --config.steps, the length of training"),
         ("--restore-file=x", "set --config.init_from, which starts a new run from the parameters of another"),
-        ("--save-dir=x", "set --config.name, which names the working directory, runs/<name>, unless --workdir is g"),
+        ("--save-dir=x", "set --config.name, which names the run; --workdir=DIRECTORY sets its directory"),
+        ("--lenpen=1", "set --config.decode.alpha, the exponent of the length penalty"),
         ("--activation-dropout=0.1", "set --config.model.ffn_dropout, which is inside the feed-forward network"),
         ("--fp16", "unknown flag --fp16; set --config.model.dtype, the type of the computation"),
         ("--config.eval.every_steps=9", "no field 'eval.every_steps'; did you mean --config.eval.every?"),
         ("--config.checkpoint.every_steps=9", "did you mean --config.checkpoint.every?"),
+        ("--config.optimizer.steps=9", "did you mean --config.steps?"),
+        ("--config.data.num_layers=9", "did you mean --config.model.num_layers?"),
+        ("--config.decode.batch-size=4", "did you mean --config.decode.batch_size?"),
         ("--config.nope.field=3", "no field 'nope.field'; the config file, and those it imports, list its fields"),
         ("--config.steps.x=3", "--config.steps.x=3: this config has no field 'steps.x'; "),
         ("--config.=3", "--config.=3: this config has no field ''; "),
@@ -83,13 +87,15 @@ def command(monkeypatch):
         *((f"--seeds={wrong}", f"--seeds={wrong}: it must be a number of seeds, at most 1,000, or a list of different")
           for wrong in ("0", "-2", "2,2", "1,-1", "1,,", "three", "1.0", "1234567890", "1,4294967296")),
         ("--split=dev", "--split=dev: it must be one of valid, test"),
+        ("--split=dev", "--split=dev: it must be one of valid, test (split of the data)"),
         ("--profile=x", "--profile=x: it must be true or false"),
         ("--beam_size", "Missing value for flag --beam_size"),
         ("--config", "Missing value for flag --config"),
         # A config that cannot be loaded
         ("--config=configs/multi30.py", "there is no such file; did you mean 'configs/multi30k.py'?"),
         ("--config=configs/x.yaml", "configs/x.yaml cannot be loaded: there is no such file; there are configs/ba"),
-        ("--config=pyproject.toml", "pyproject.toml is no config, which is a Python file; configs/numbers"),
+        ("--config=README.md", "README.md: SyntaxError: "),
+        ("--config=README.md", "; a config is a Python file, such as configs/numbers.py"),
         ("--config=configs/table3.py:A-h17", "there is no row 'A-h17'; did you mean 'A-h1'?"),
         ("--config=configs/numbers.py:A-h1", "takes no argument behind a colon"),
         # Languages
@@ -125,6 +131,8 @@ def test_other_kinds_of_configs_are_told_of_their_own_fields(command):
         command("--learning_rate=1", default="vectors.py")
     with pytest.raises(UserError, match=r"no field 'steps'; the config file, and those it imports, list its fields"):
         command("--config.steps=20", default="vectors.py")
+    with pytest.raises(UserError, match=r"no field 'model\.activation_dropout'; the config file, and those it imports"):
+        command("--config=configs/recurrent.py", "--config.model.activation_dropout=0.1")
 
 
 def test_other_names_are_of_fields_that_there_are():

@@ -268,25 +268,25 @@ def not_shared(start, flag, message):
     assert_told(status, err)
 
 
-def test_whatever_ends_one_process_is_told_by_it_and_ends_the_other(start):
-    with (  # all at once, as each waits for seconds for a heartbeat
-        killed("prepare", 1),
+def test_the_end_of_one_process_ends_the_other(start):
+    with (  # all at once, as each waits for seconds for a heartbeat; the last is the first to be waited for
         defect("fail"),
         failure_of_the_first(),
         not_shared(start, "--config.seed=1", "process 1 of 2 has another config than process 0"),
+        killed("prepare", 1),
     ):
         pass
 
 
 @pytest.mark.long
-def test_so_it_is_in_other_places(start):
+def test_the_end_of_one_process_ends_the_other_in_other_places(start):
     elsewhere = "which process 0 has written; --workdir must lie in a file system that all"
     with (
+        defect("stop, but fail before"),
+        not_shared(start, "--workdir=elsewhere", elsewhere),
         killed("prepare", 0),
         killed("evaluate", 0),
         killed("evaluate", 1),
-        defect("stop, but fail before"),
-        not_shared(start, "--workdir=elsewhere", elsewhere),
     ):
         pass
 

@@ -257,6 +257,10 @@ def test_who_names_the_folder_of_a_checkpoint_is_told_how_to_name_it(tmp_path):
     for name in ("run/checkpoints/30", "run/checkpoints", "run@best"):
         with pytest.raises(UserError, match=rf"/{name} is no run; a checkpoint of one is named as in \S+/run@STEP$"):
             RunDirectory(tmp_path / name).load_config()
+    (tmp_path / "run@copy").mkdir()
+    (tmp_path / "run@copy/config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"run@copy/config\.json "):  # which is read
+        RunDirectory(tmp_path / "run@copy").load_config()
 
 
 def test_checkpoints_on_a_disk_that_is_not_mounted_are_not_taken_for_none(tmp_path):

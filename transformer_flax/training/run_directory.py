@@ -216,7 +216,7 @@ class RunDirectory:
     def _load_run(self) -> dict:
         refuse_dangling(self.path)
         part = re.fullmatch(r"(.+?)(/checkpoints.*|@[^/]*)", str(self.path))
-        if part and pathlib.Path(part[1], self.config_file.name).exists():
+        if part and not self.config_file.exists() and pathlib.Path(part[1], self.config_file.name).exists():
             raise UserError(f"{self.path} is no run; a checkpoint of one is named as in {part[1]}@STEP")
         if not self.path.is_dir():
             beside = {path.name: str(path) for path in self.path.parent.glob("*/")}
