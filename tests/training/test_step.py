@@ -128,6 +128,17 @@ def test_a_loss_that_is_not_finite_is_left_out_though_its_gradient_is_finite():
     assert (float(state.params["w"]), int(state.skipped), float(metrics.grad_norm)) == (10, 1, 1)
 
 
+def test_a_gradient_that_is_not_finite_is_left_out_though_its_loss_is_finite():
+    def loss_fn(params, batch, key):
+        return {"loss": jnp.sqrt(params["w"] - 10) + jnp.sum(batch)}, {"loss": jnp.float32(batch.size)}
+
+    optimizer = optax.sgd(1.0)
+    step = jax.jit(make_train_step(loss_fn, optimizer))
+    state, metrics = step(TrainState.create(0, {"w": jnp.float32(10)}, optimizer), jnp.array([3.0]))
+    assert (float(metrics.sums["loss"]), float(metrics.grad_norm)) == (3, np.inf)
+    assert (float(state.params["w"]), int(state.skipped)) == (10, 1)
+
+
 def test_the_keys_of_a_seed_and_step_stay_the_same_whatever_was_left_out():
     # Others would change what a run learns when a later version resumes or repeats it.
     state = TrainState.create(3, {}, optax.sgd(1.0)).replace(step=jnp.int32(5), skipped=jnp.int32(2))
