@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import signal
+import time
 import types
 from unittest import mock
 
@@ -232,8 +233,9 @@ def killed(doing, index):
     with together("-c", SCRIPT, doing) as processes:
         processes[0].wait_for("working")
         processes[index].send_signal(signal.SIGKILL)
+        deadline = time.monotonic() + ENDING
         yield
-        processes[1 - index].wait(ENDING)
+        processes[1 - index].wait(deadline - time.monotonic())
         assert_told(processes[1 - index].status, processes[1 - index].err)
 
 
@@ -241,8 +243,9 @@ def killed(doing, index):
 def defect(doing):
     """One fails while the other works, or behind a step."""
     with together("-c", SCRIPT, doing) as processes:
+        began = time.monotonic()
         yield
-        (status, _, err), (other_status, _, other_err) = ended(processes)
+        (status, _, err), (other_status, _, other_err) = ended(processes, began)
     assert other_status == 1
     assert "RuntimeError: a defect" in other_err
     assert_told(status, err)
@@ -252,8 +255,9 @@ def defect(doing):
 def failure_of_the_first():
     """The first fails when the other has finished."""
     with together("-c", SCRIPT, "end") as processes:
+        began = time.monotonic()
         yield
-        results = ended(processes)
+        results = ended(processes, began)
     assert results == [(1, "working\n", "the disk is full\n"), (1, "", "")]
 
 
@@ -261,15 +265,16 @@ def failure_of_the_first():
 def not_shared(start, flag, message):
     """The second has another value of a flag."""
     with start("here", flag, program=("-c", HASTY)) as processes:
+        began = time.monotonic()
         yield
-        (status, _, err), (other_status, _, other_err) = ended(processes)
+        (status, _, err), (other_status, _, other_err) = ended(processes, began)
     assert other_status == 2
     assert message in other_err
     assert_told(status, err)
 
 
 def test_the_end_of_one_process_ends_the_other(start):
-    with (  # all at once, as each waits for seconds for a heartbeat; the last is the first to be waited for
+    with (  # each begins here, and asserts behind `pass`, the last first: so all wait at once for a heartbeat
         defect("fail"),
         failure_of_the_first(),
         not_shared(start, "--config.seed=1", "process 1 of 2 has another config than process 0"),

@@ -29,9 +29,12 @@ def together(*command, second: Sequence[str] = ()) -> Generator[list[Forked]]:
         yield processes
 
 
-def ended(processes: list[Forked]) -> list[tuple[int | None, str, str]]:
-    """Waits for each to end; returns its exit status, standard output and standard error, without Gloo's greetings."""
-    deadline = time.monotonic() + PATIENCE
+def ended(processes: list[Forked], began: float | None = None) -> list[tuple[int | None, str, str]]:
+    """Waits for each to end; returns its exit status, standard output and standard error, without Gloo's greetings.
+
+    They may take PATIENCE, from `began` if other processes are waited for in the meantime.
+    """
+    deadline = (time.monotonic() if began is None else began) + PATIENCE
     results = []
     for process in processes:
         process.wait(deadline - time.monotonic())
