@@ -5,7 +5,7 @@ import dataclasses
 import math
 import operator
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from transformer_flax.ablation import statistics, table3
@@ -38,6 +38,10 @@ class Measure:
     def resolution(self) -> float:
         """The smallest difference that a table shows."""
         return 10.0**-self.digits
+
+    def values(self, runs: Iterable[Result]) -> list[float]:
+        """Returns the values of runs at the end of their training."""
+        return [self.of(run.scores["valid"]) for run in runs]
 
 
 def _perplexity(loss: float) -> float:
@@ -94,7 +98,8 @@ class Entry:
     row: table3.PaperRow | None  # None: beyond table 3, the user's own variant, or base without the paper's rows
     runs: tuple[Result, ...]  # in the order of seeds; at least one
     means: dict[Measure, Estimate]
-    effects: dict[Measure, Effect]  # empty for base, or if there is no base
+    # Empty for base, if there is no base, and for another validation text than base's.
+    effects: dict[Measure, Effect] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +111,7 @@ class Comparison:
     results: list[Result]
     # In the same order. If no other row was run, base counts as a row only if it is the paper's base.
     entries: list[Entry]
-    score: Measure
+    measures: tuple[Measure, Measure]  # log-perplexity, and the score beside it
     base: Entry | None
     other_changes: list[str]  # rows that do not change this base as they change the paper's
     of_other_text: list[str]  # variants that have no effects, as their validation text is not base's
@@ -138,8 +143,8 @@ class Comparison:
         return [entry for entry in self.entries if not entry.row]
 
     @property
-    def measures(self) -> tuple[Measure, Measure]:
-        return _perplexity_beside(self.score), self.score
+    def score(self) -> Measure:
+        return self.measures[1]
 
     def short_name(self, field: str) -> str:
         """Returns a field's name without its section, unless the config has several fields of that name."""
@@ -152,7 +157,7 @@ def compare(
 ) -> Comparison:
     """Compares every variant with base.
 
-    Base is the variant "base", or else a variant that changes nothing, as in a grid. If a run has several results, the
+    Base is the first variant that changes nothing: "base", or else one of a grid. If a run has several results, the
     last one counts. A finished run whose perplexity is not finite counts as failed. `asked` are seeds that all
     variants should have, beside those with results.
 
@@ -163,51 +168,38 @@ def compare(
     if not last:
         raise UserError("there are no results to report yet; let a run of the sweep finish first")
     kept = sorted(last.values(), key=_order)
-    runs: dict[str, list[Result]] = {}
+    runs: dict[str, list[Result]] = {result.variant: [] for result in kept}  # the finished ones
     for result in kept:
         if result.finished:
-            runs.setdefault(result.variant, []).append(result)
+            runs[result.variant].append(result)
     score = score or _choose_score([result for result in kept if result.finished])
-    measures = _perplexity_beside(score), score
-    unchanged = [v for v, of_variant in runs.items() if of_variant[0].row == "base" and not of_variant[0].changes]
-    base = "base" if "base" in runs else next(iter(unchanged), None)
-    other = [v for v in runs if v in table3.ROWS and not table3.is_papers_change(table3.ROWS[v], config)]
-    values = {
-        measure: {v: [measure.of(run.scores["valid"]) for run in each] for v, each in runs.items()}
-        for measure in measures
-    }
-    of_other_text = [v for v, each in runs.items() if base and _has_other_text(each[0], runs[base][0], score)]
-    effects = {}
-    for measure in measures:
-        comparable = {v: each for v, each in values[measure].items() if v not in of_other_text}
-        effects[measure] = _effects(measure, comparable, base, other)
-    variants = list(dict.fromkeys(result.variant for result in kept))
-    of_table3 = set(variants) & table3.ROWS.keys() - {"base"}
+    measures = (LOG_PERPLEXITY_OF_TEXTS if score is ACCURACY else LOG_PERPLEXITY), score
+    of_table3 = runs.keys() & table3.ROWS.keys() - {"base"}
     papers = table3.ROWS if of_table3 or table3.is_papers_base(config) else {}
     entries = [
-        Entry(
-            variant,
-            papers.get(variant),
-            tuple(runs[variant]),
-            {measure: statistics.mean(values[measure][variant]) for measure in measures},
-            {measure: effects[measure][variant] for measure in measures if variant in effects[measure]},
-        )
-        for variant in runs
+        Entry(variant, papers.get(variant), tuple(own), {each: statistics.mean(each.values(own)) for each in measures})
+        for variant, own in runs.items()
+        if own
     ]
+    base = next((each for each in entries if each.runs[0].row == "base" and not each.runs[0].changes), None)
+    of_other_text = [each.variant for each in entries if base and _has_other_text(each.runs[0], base.runs[0], score)]
+    if base:
+        compared = [each for each in entries if each is not base and each.variant not in of_other_text]
+        for measure in measures:
+            _add_effects(measure, compared, base, config)
     seeds = sorted({*asked, *(result.seed for result in kept)})
     possible = [name for name, row in table3.ROWS.items() if row.changes.keys() <= config.keys()]  # not of other kinds
-    missing_rows = [name for name in possible if name not in variants]
     return Comparison(
         config=config,
         results=kept,
         entries=entries,
-        score=score,
-        base=next((entry for entry in entries if entry.variant == base), None),
-        other_changes=other,
+        measures=measures,
+        base=base,
+        other_changes=[each.variant for each in entries if each.row and not table3.is_papers_change(each.row, config)],
         of_other_text=of_other_text,
-        missing_rows=missing_rows if of_table3 else [],
+        missing_rows=[name for name in possible if name not in runs] if of_table3 else [],
         seeds=seeds,
-        missing_seeds={v: missing for v in variants if (missing := [seed for seed in seeds if (v, seed) not in last])},
+        missing_seeds={v: missing for v in runs if (missing := [seed for seed in seeds if (v, seed) not in last])},
     )
 
 
@@ -246,25 +238,15 @@ def _choose_score(finished: Sequence[Result]) -> Measure:
     return BLEU if any(each["bleu"] for each in scores) and not single_words else EXACT_MATCH
 
 
-def _perplexity_beside(score: Measure) -> Measure:
-    return LOG_PERPLEXITY_OF_TEXTS if score is ACCURACY else LOG_PERPLEXITY
-
-
-def _effects(
-    measure: Measure, values: Mapping[str, Sequence[float]], base: str | None, other: Collection[str]
-) -> dict[str, Effect]:
-    """Returns the effect of each variant. The p-values are corrected for the number of variants."""
-    if base is None:
-        return {}
-    ours = {variant: statistics.difference(values[variant], values[base]) for variant in values if variant != base}
-    ps = {variant: each.p for variant, each in ours.items() if each.p is not None}
-    corrected = dict(zip(ps, statistics.holm(list(ps.values())), strict=True))
-    papers = {
-        variant: measure.of_paper(table3.ROWS[variant]) - measure.of_paper(table3.ROWS["base"])
-        for variant in ours
-        if variant in table3.ROWS and variant not in other
-    }
-    return {variant: Effect(each, corrected.get(variant), papers.get(variant)) for variant, each in ours.items()}
+def _add_effects(measure: Measure, entries: Sequence[Entry], base: Entry, config: Mapping[str, Any]) -> None:
+    """Adds the effect of each entry in a measure. The p-values are corrected for the number of entries."""
+    differences = [statistics.difference(measure.values(entry.runs), measure.values(base.runs)) for entry in entries]
+    corrected = iter(statistics.holm([each.p for each in differences if each.p is not None]))
+    for entry, ours in zip(entries, differences, strict=True):
+        paper = None
+        if entry.row and table3.is_papers_change(entry.row, config):
+            paper = measure.of_paper(entry.row) - measure.of_paper(table3.ROWS["base"])
+        entry.effects[measure] = Effect(ours, None if ours.p is None else next(corrected), paper)
 
 
 @dataclasses.dataclass(frozen=True)
