@@ -186,7 +186,8 @@ def test_a_signal_to_all_processes_of_a_sweep_loses_no_step(tmp_path, says, fate
     launcher.submit([job])
     launcher.poll()
     wait_for(job.log, "begun")
-    os.kill(launcher._running[0].popen.pid, signal.SIGTERM)  # as a container's stop does
+    [(_, process)] = launcher._running.values()
+    os.kill(process.pid, signal.SIGTERM)  # as a container's stop does
     wait_for(job.log, "ending")
     assert launcher.stop() == fate
     assert "saved" in job.log.read_text()

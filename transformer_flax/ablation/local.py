@@ -11,7 +11,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import IO
+from typing import IO, Any
 
 from transformer_flax.ablation.results import output_of
 from transformer_flax.ablation.trials import Job
@@ -52,7 +52,7 @@ class Local:
         self.at_a_time = len(slots)
         self._lock: IO | None = None  # each process keeps the file open, so the last to end releases it
         self._waiting: list[Job] = []
-        self._running: list[_Process] = []
+        self._running: dict[Job, tuple[Slot, LoggedProcess]] = {}
 
     def left_behind(self) -> str:
         """Names what an earlier sweep, for example a killed one, still trains in the directory; empty if nothing."""
@@ -65,39 +65,37 @@ class Local:
 
     def started(self) -> list[Job]:
         """Returns the jobs that are being trained."""
-        return [process.job for process in self._running]
+        return list(self._running)
 
     def poll(self) -> list[tuple[Job, str]]:
         """Returns the jobs that have ended since the last call, each with its error, or ""."""
-        ended = [process for process in self._running if process.popen.poll() is not None]
-        for process in ended:
-            self._running.remove(process)
-            self._free.append(process.slot)
+        ended = []
+        for job, (slot, process) in [*self._running.items()]:
+            if process.poll() is not None:
+                del self._running[job]
+                self._free.append(slot)
+                ended.append((job, process.problem()))
         while self._free and self._waiting:
             self._start(self._waiting.pop(0), self._free.pop(0))
-        return [(process.job, process.problem()) for process in ended]
+        return ended
 
     def stop(self) -> str:
         """Stops the jobs, which save their step. Returns a message that names the runs that are not saved."""
-        for process in self._running:
-            process.popen.send_signal(signal.SIGTERM)
-        failed = [process for process in self._running if process.popen.wait() not in {0} | STOPPED]
+        for _, process in self._running.values():
+            process.send_signal(signal.SIGTERM)
+        failed = {job: process for job, (_, process) in self._running.items() if process.wait() not in {0} | STOPPED}
         if self._lock:
             self._lock.close()
-        lost = "; ".join(f"{process.job}: {process.problem()}" for process in failed)
+        lost = "; ".join(f"{job}: {process.problem()}" for job, process in failed.items())
         return f"its runs are saved but for {lost}" if lost else "its runs are saved"
 
     def _start(self, job: Job, slot: Slot) -> None:
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("ab") as log, warnings.catch_warnings():
+        with warnings.catch_warnings():
             # The warning is about forking beside JAX's threads. `_die_with` makes this safe.
             warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called", category=RuntimeWarning)
-            start = log.tell()
-            popen = subprocess.Popen(
+            process = LoggedProcess(
                 self._command(job),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                job.log,
                 env=os.environ | slot.environment,
                 pass_fds=[self._lock.fileno()] if self._lock else [],
                 process_group=0,  # Ctrl-C reaches only the sweep, which signals its processes once
@@ -105,22 +103,23 @@ class Local:
             )
         if slot.cpus:
             with contextlib.suppress(ProcessLookupError):  # the process has ended
-                os.sched_setaffinity(popen.pid, slot.cpus)  # before Python has started any threads
-        self._running.append(_Process(job, slot, popen, start))
+                os.sched_setaffinity(process.pid, slot.cpus)  # before Python has started any threads
+        self._running[job] = slot, process
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Process:
-    """A job that is being trained."""
+class LoggedProcess(subprocess.Popen):
+    """A process that appends its output to a log. `options` are those of Popen."""
 
-    job: Job
-    slot: Slot
-    popen: subprocess.Popen
-    start: int  # byte of the log at which this process begins; earlier processes wrote before
+    def __init__(self, command: list[str], log: pathlib.Path, **options: Any):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        with log.open("ab") as output:
+            self._start = output.tell()  # earlier processes wrote before
+            super().__init__(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, **options)
 
     def problem(self) -> str:
-        """Explains in one line what went wrong."""
-        return explain(self.popen.returncode, last_of(self.job.log, self.start))
+        """Explains in one line what went wrong; empty if nothing did."""
+        return explain(self.returncode, last_of(self._log, self._start))
 
 
 def _die_with(parent: int) -> Callable[[], None]:

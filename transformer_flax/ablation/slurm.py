@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
-from transformer_flax.ablation.local import JOBS_LOCK, LEFT, STOPPED, explain, last_of
+from transformer_flax.ablation.local import JOBS_LOCK, LEFT, STOPPED, LoggedProcess
 from transformer_flax.ablation.results import SLURM
 from transformer_flax.ablation.trials import Job
 from transformer_flax.console import counted
@@ -194,12 +194,8 @@ class Training:
 
     def __call__(self) -> int:
         """Trains, prints the error if there is one, and returns the exit status."""
-        log = pathlib.Path(self.log)
-        log.parent.mkdir(parents=True, exist_ok=True)
         signal.signal(signal.SIGTERM, self._stop)
-        with log.open("ab") as output:
-            start = output.tell()
-            process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        process = LoggedProcess(self.command, pathlib.Path(self.log))
         self._pid = process.pid
         if self._stopped:  # the signal came before the process started
             self._stop()
@@ -208,7 +204,7 @@ class Training:
         until = time.monotonic() + PATIENCE
         while (self._stopped or status in STOPPED) and status and time.monotonic() < until:
             time.sleep(1)  # Slurm will kill or requeue the job, as it has announced
-        if problem := explain(status, last_of(log, start)):
+        if problem := process.problem():
             print(f"{PROBLEM}{problem}", file=sys.stderr)
         return status
 
