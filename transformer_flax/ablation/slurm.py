@@ -33,7 +33,6 @@ REQUEUES = 1_000  # most requeues after a time limit; a trial may need many
 WARNING = 90  # seconds before the time limit at which Slurm signals a run, which then saves its step
 PATIENCE = 600  # seconds that a job waits for Slurm to requeue it after a signal has stopped its run
 PROBLEM = "training error: "  # begins the line in which a job prints its error
-NO_ANSWER = "squeue does not answer, so running jobs cannot be found; try again when it does"
 OWN_OPTIONS = ("job-name", "J")  # the sweep finds its jobs by their name
 
 logger = logging.getLogger(__name__)
@@ -71,7 +70,8 @@ class Slurm:
         if "%" in str(folder):
             raise UserError(f"Slurm replaces what follows a % in a path: {folder.parent}; choose another --workdir")
         self.at_a_time, self._command, self._workdir = at_a_time, command, workdir
-        self._name = _job_name(workdir)
+        self._queue = Queue(workdir)
+        self._name = self._queue.name
         self._executor = submitit.SlurmExecutor(folder, max_num_timeout=REQUEUES)
         self._executor.update_parameters(  # options that are None are left out
             job_name=self._name,
@@ -80,17 +80,12 @@ class Slurm:
             signal_delay_s=WARNING,
             additional_parameters={"requeue": True} | options,
         )
-        self._queued: dict[Job, Any] = {}  # submitit's jobs
+        self._submitted: dict[Job, Any] = {}  # submitit's jobs
         self._missing: list[Job] = []  # jobs that were not in the queue at the last poll
-        self._states: dict[str, str] | None = None  # states of the sweep's jobs, by number; None until Slurm answers
-        self._asked = -float("inf")
 
     def left_behind(self) -> str:
-        self._ask()
-        if self._states is None:
-            raise UserError(NO_ANSWER)
-        if self._states:
-            return _describe(self._states, self._name)
+        if jobs := self._queue.left_behind():
+            return jobs
         with (self._workdir / JOBS_LOCK).open("a") as lock:  # held by what a local sweep has left
             return "" if try_lock(lock) else LEFT
 
@@ -104,31 +99,57 @@ class Slurm:
                 submitted = [self._executor.submit(Training(self._command(job), str(job.log))) for job in jobs]
         except submitit.core.utils.FailedJobError as error:  # the output of sbatch
             raise UserError(f"Slurm rejects the jobs: {' '.join(str(error).split())}") from error
-        self._queued = dict(zip(jobs, submitted, strict=True))
+        self._submitted = dict(zip(jobs, submitted, strict=True))
 
     def started(self) -> list[Job]:
-        states = self._states or {}
-        return [job for job, submitted in self._queued.items() if states.get(submitted.job_id) == "RUNNING"]
+        return [job for job, known in self._submitted.items() if self._queue.states.get(known.job_id) == "RUNNING"]
 
     def poll(self) -> list[tuple[Job, str]]:
-        if not self._ask():
+        if not self._queue.ask():
             return []
-        missing = [job for job, submitted in self._queued.items() if submitted.job_id not in (self._states or {})]
+        missing = [job for job, known in self._submitted.items() if known.job_id not in self._queue.states]
         ended = [job for job in missing if job in self._missing]  # a requeued job may be missing for a moment
         self._missing = missing
-        return [(job, _problem(self._queued.pop(job).stderr() or "")) for job in ended]
+        return [(job, _problem(self._submitted.pop(job).stderr() or "")) for job in ended]
 
     def stop(self) -> str:
         return f"its jobs continue in Slurm, and the same command waits for them; scancel --name={self._name} ends them"
 
-    def _ask(self) -> bool:
-        """Asks Slurm for the states of the sweep's jobs, at most every POLL seconds; returns whether it answered."""
+
+class Queue:
+    """The jobs of a sweep in Slurm's queue, which the sweep finds by their name."""
+
+    def __init__(self, workdir: pathlib.Path):
+        folder = (workdir / SLURM).resolve()
+        readable = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)
+        self.name = f"{readable}-{zlib.crc32(str(folder).encode()):08x}"
+        self.states: dict[str, str] = {}  # by the job's number
+        self._has_answered = False
+        self._asked = -float("inf")
+
+    def ask(self) -> bool:
+        """Updates the states, at most every POLL seconds; returns whether Slurm has answered now."""
         if time.monotonic() - self._asked < POLL:
             return False
         self._asked = time.monotonic()
-        if (states := _ask_queue(self._name)) is not None:
-            self._states = states
-        return states is not None
+        command = ["squeue", "--noheader", "--array", "--me", "--format=%i %T %j"]
+        try:
+            lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        except subprocess.CalledProcessError as error:
+            logger.warning("squeue fails: %s", error.stderr.strip())
+            return False
+        jobs = [line.split(maxsplit=2) for line in lines]
+        self.states = {number: state for number, state, *names in jobs if names == [self.name]}
+        self._has_answered = True
+        return True
+
+    def left_behind(self) -> str:
+        """Names the jobs that an earlier sweep has left; empty if there are none."""
+        self.ask()
+        if not self._has_answered:
+            raise UserError("squeue does not answer, so running jobs cannot be found; try again when it does")
+        many = counted(len(self.states), "Slurm job")
+        return f"{many} of an earlier sweep (scancel --name={self.name} ends them)" if self.states else ""
 
 
 def require_no_jobs(workdir: pathlib.Path) -> None:
@@ -136,36 +157,8 @@ def require_no_jobs(workdir: pathlib.Path) -> None:
 
     A machine without squeue cannot know.
     """
-    if not (workdir / SLURM).exists() or shutil.which("squeue") is None:
-        return
-    name = _job_name(workdir)
-    states = _ask_queue(name)
-    if states is None:
-        raise UserError(NO_ANSWER)
-    if states:
-        raise UserError(f"{workdir} is used by {_describe(states, name)}; wait for them with --launcher=slurm")
-
-
-def _job_name(workdir: pathlib.Path) -> str:
-    folder = (workdir / SLURM).resolve()
-    name = re.sub(r"[^\w.-]", "_", folder.parent.name, flags=re.ASCII)
-    return f"{name}-{zlib.crc32(str(folder).encode()):08x}"
-
-
-def _describe(states: dict[str, str], name: str) -> str:
-    return f"{counted(len(states), 'Slurm job')} of an earlier sweep (scancel --name={name} ends them)"
-
-
-def _ask_queue(name: str) -> dict[str, str] | None:
-    """Returns the states of the jobs of this name, by number; None if Slurm does not answer."""
-    command = ["squeue", "--noheader", "--array", "--me", "--format=%i %T %j"]
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    except subprocess.CalledProcessError as error:
-        logger.warning("squeue fails: %s", error.stderr.strip())
-        return None
-    jobs = [line.split(maxsplit=2) for line in lines]
-    return {number: state for number, state, *names in jobs if names == [name]}
+    if (workdir / SLURM).exists() and shutil.which("squeue") and (jobs := Queue(workdir).left_behind()):
+        raise UserError(f"{workdir} is used by {jobs}; wait for them with --launcher=slurm")
 
 
 def _problem(stderr: str) -> str:
