@@ -5,7 +5,7 @@ import html
 import json
 import pathlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import markdown_it
@@ -43,7 +43,7 @@ LEARNED = {
 NONE = "—"  # an empty cell
 SEEDS = r" --seeds[= ]([0-9,]+)"  # in a command
 LEFT_COLUMNS = ("row", "variant", "field", "changes")  # columns aligned to the left
-Column = tuple[str, Callable[[Any], str]]  # the column's name; item -> text of the cell
+Cell = tuple[str, str]  # the name of its column, and its text
 PICTURES = {  # captions by the names of `figures.draw`
     "differences": "Difference of each variant from base",
     "agreement": "Agreement with the paper over the steps",
@@ -80,8 +80,7 @@ def write(head: Mapping[str, Any], results: Iterable[Result], folder: pathlib.Pa
             write_whole(folder / f"{name}.png", pictures[name].png)
         else:
             (folder / f"{name}.png").unlink(missing_ok=True)
-    svgs = {f"{name}.png": picture.svg for name, picture in pictures.items()}
-    write_whole(folder / "index.html", _page(_title(comparison, head), markdown, svgs))
+    write_whole(folder / "index.html", _page(_title(comparison, head), markdown, pictures))
     write_whole(folder / "report.md", markdown)
     return folder / "report.md"
 
@@ -94,14 +93,12 @@ def _title(comparison: Comparison, head: Mapping[str, Any]) -> str:
     return f"A sweep{of} on {head['name']}"
 
 
-def _page(title: str, markdown: str, svgs: Mapping[str, bytes]) -> str:
+def _page(title: str, markdown: str, pictures: Mapping[str, figures.Picture]) -> str:
     """Renders Markdown as an HTML page, with an SVG in place of each image. The Markdown can add no scripts."""
-    renderer = markdown_it.MarkdownIt("commonmark", {"html": False}).enable("table")
-    tokens = renderer.parse(markdown)
-    for child in [child for token in tokens for child in token.children or [] if child.type == "image"]:
-        svg = base64.b64encode(svgs[str(child.attrs["src"])]).decode()
-        child.attrs["src"] = f"data:image/svg+xml;base64,{svg}"
-    body = renderer.renderer.render(tokens, renderer.options, {})
+    body = markdown_it.MarkdownIt("commonmark", {"html": False}).enable("table").render(markdown)
+    for name, picture in pictures.items():  # the quotes of other text are escaped
+        svg = base64.b64encode(picture.svg).decode()
+        body = body.replace(f'src="{name}.png"', f'src="data:image/svg+xml;base64,{svg}"')
     return TEMPLATE.read_text("utf-8").replace("{{TITLE}}", html.escape(title)).replace("{{BODY}}", body)
 
 
@@ -296,20 +293,18 @@ def _methods(comparison: Comparison) -> str:
 
 
 def _swept(head: Mapping[str, Any], *, beside_paper: bool) -> list[str]:
-    config = head["config"]
-    sizes: list[Column] = [
-        ("field", lambda field: f"`{field}`"),
-        ("here", lambda field: f"{config[field]:,}"),
-        ("the paper", lambda field: f"{table3.PAPER_BASE[field]:,}"),
+    config, sessions = head["config"], head["sessions"]
+    sizes = [
+        [("field", f"`{field}`"), ("here", f"{config[field]:,}"), ("the paper", f"{papers:,}")]
+        for field, papers in table3.PAPER_BASE.items()
+        if field in config  # other kinds of models lack some
     ]
-    fields = [field for field in table3.PAPER_BASE if field in config]  # other kinds of models lack some
-    sessions = head["sessions"]
     commands = dict.fromkeys(session["command"] for session in sessions)
     made = list(dict.fromkeys(map(_made, sessions)))
     return [
         _code("\n".join(commands)),
         *(made if len(made) == 1 else ["It ran in several sessions:", "\n".join(f"- {how}" for how in made)]),
-        *(["The base, beside the paper's:", _table(sizes, fields)] if beside_paper else []),
+        *(["The base, beside the paper's:", _table(sizes)] if beside_paper else []),
         "The whole config of the base:",
         _code("\n".join(f"{field} = {json.dumps(value, ensure_ascii=False)}" for field, value in config.items())),
     ]
@@ -327,43 +322,47 @@ def _code(text: str) -> str:
 
 def effects_table(entries: Sequence[Entry], comparison: Comparison) -> str:
     """Returns a table of each variant's effect in both measures, beside the paper's effect for rows of table 3."""
-    papers = any(entry.row for entry in entries)
-    columns = [_name_column(entries)]
-    for measure in comparison.measures:
-        columns += [(f"{measure.name}, {measure.unit}", lambda entry, m=measure: _difference(entry.effects[m], m))]
-        if papers:
-            found = agreement(comparison, measure)
-            marks = dict.fromkeys(found.same, " ✓") | dict.fromkeys(found.other, " ✗")
-            columns += [(f"paper's {measure.paper_name}", lambda entry, m=measure, s=marks: _papers(entry, m, s))]
-        columns += [("p (corrected)", lambda entry, m=measure: _ps(entry.effects[m]))]
-    return _table(
-        [*columns, ("changes", lambda entry: _changes(entry, comparison))],
-        [entry for entry in entries if entry.effects],
-    )
+    agreements = {measure: agreement(comparison, measure) for measure in comparison.measures}
+    rows = []
+    for entry in entries:
+        if not entry.effects:
+            continue
+        row = [_name(entry)]
+        for measure, found in agreements.items():
+            effect = entry.effects[measure]
+            row.append((f"{measure.name}, {measure.unit}", _difference(effect, measure)))
+            if entry.row:
+                mark = " ✓" if entry.variant in found.same else " ✗" if entry.variant in found.other else ""
+                paper = NONE if effect.paper is None else f"{effect.paper:+z.{measure.paper_digits}f}{mark}"
+                row.append((f"paper's {measure.paper_name}", paper))
+            p = NONE if effect.ours.p is None else f"{effect.ours.p:.2g} ({effect.corrected_p:.2g})"
+            row.append(("p (corrected)", p))
+        changes = entry.runs[0].changes.items()
+        text = ", ".join(f"{comparison.short_name(field)} {value}" for field, value in changes)
+        rows.append([*row, ("changes", as_text(text))])
+    return _table(rows)
 
 
 def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
     """Returns a table of each variant's scores and costs, beside the paper's for rows of table 3."""
     perplexity, score = comparison.measures
-    ours: list[Column] = [
-        (perplexity.level_name, lambda entry: _level(perplexity, entry.means[perplexity], 3)),
-        (score.level_name, lambda entry: _level(score, entry.means[score], score.digits)),
-        ("parameters, millions", lambda entry: f"{entry.runs[0].parameters / 1e6:.3g}"),
-    ]
-    papers: list[Column] = [
-        ("paper's perplexity", lambda entry: f"{entry.row.perplexity:.2f}"),
-        ("paper's BLEU", lambda entry: f"{entry.row.bleu:.1f}"),
-        ("paper's parameters", lambda entry: str(entry.row.parameters or "")),
-    ]
-    if any(entry.row for entry in entries):
-        ours = [column for pair in zip(ours, papers, strict=True) for column in pair]
-    costs: list[Column] = [
-        ("seeds", lambda entry: str(len(entry.runs))),
-        ("steps", lambda entry: " to ".join(f"{steps:,}" for steps in _extremes([run.steps for run in entry.runs]))),
-        ("minutes", lambda entry: f"{np.mean([run.seconds for run in entry.runs]) / 60:.1f}"),
-        ("FLOPs", lambda entry: _flops(float(np.mean([run.flops for run in entry.runs])))),
-    ]
-    return _table([_name_column(entries), *ours, *costs], entries)
+    rows = []
+    for entry in entries:
+        runs, paper = entry.runs, entry.row
+        cells: list[tuple[str, str | None]] = [  # None: there is no such column
+            (perplexity.level_name, _level(perplexity, entry.means[perplexity], 3)),
+            ("paper's perplexity", f"{paper.perplexity:.2f}" if paper else None),
+            (score.level_name, _level(score, entry.means[score], score.digits)),
+            ("paper's BLEU", f"{paper.bleu:.1f}" if paper else None),
+            ("parameters, millions", f"{runs[0].parameters / 1e6:.3g}"),
+            ("paper's parameters", str(paper.parameters or "") if paper else None),
+            ("seeds", str(len(runs))),
+            ("steps", " to ".join(f"{steps:,}" for steps in _extremes([run.steps for run in runs]))),
+            ("minutes", f"{np.mean([run.seconds for run in runs]) / 60:.1f}"),
+            ("FLOPs", _flops(float(np.mean([run.flops for run in runs])))),
+        ]
+        rows.append([_name(entry), *((name, text) for name, text in cells if text is not None)])
+    return _table(rows)
 
 
 def _extremes(numbers: Sequence[int]) -> list[int]:
@@ -371,15 +370,16 @@ def _extremes(numbers: Sequence[int]) -> list[int]:
     return sorted({min(numbers), max(numbers)})
 
 
-def _name_column(entries: Sequence[Entry]) -> Column:
-    return "row" if any(entry.row for entry in entries) else "variant", lambda entry: as_text(entry.variant)
+def _name(entry: Entry) -> Cell:
+    return "row" if entry.row else "variant", as_text(entry.variant)
 
 
-def _table(columns: Sequence[Column], items: Sequence[Any]) -> str:
-    """Returns a Markdown table with a line for each item. Numbers are aligned to the right."""
-    align = ["---" if name in LEFT_COLUMNS else "---:" for name, _ in columns]
-    rows = [[cell(item) for _, cell in columns] for item in items]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in ([name for name, _ in columns], align, *rows))
+def _table(rows: Sequence[Sequence[Cell]]) -> str:
+    """Returns a Markdown table of rows with the same columns. Numbers are aligned to the right."""
+    names = [name for name, _ in rows[0]]
+    align = ["---" if name in LEFT_COLUMNS else "---:" for name in names]
+    lines = [names, align, *([text for _, text in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def as_text(text: str) -> str:
@@ -394,15 +394,6 @@ def _difference(effect: Effect, measure: Measure) -> str:
     return f"**{text}**" if effect.significant else text
 
 
-def _ps(effect: Effect) -> str:
-    return NONE if effect.ours.p is None else f"{effect.ours.p:.2g} ({effect.corrected_p:.2g})"
-
-
-def _papers(entry: Entry, measure: Measure, marks: Mapping[str, str]) -> str:
-    paper = entry.effects[measure].paper
-    return NONE if paper is None else f"{paper:+z.{measure.paper_digits}f}{marks.get(entry.variant, '')}"
-
-
 def _level(measure: Measure, mean: Estimate, digits: int) -> str:
     text = f"{measure.level(mean.value):.{digits}f}"
     if mean.interval is None:
@@ -413,8 +404,3 @@ def _level(measure: Measure, mean: Estimate, digits: int) -> str:
 
 def _flops(flops: float) -> str:
     return f"{flops:.2e}".replace("e+", "e") if flops else NONE
-
-
-def _changes(entry: Entry, comparison: Comparison) -> str:
-    changes = entry.runs[0].changes
-    return as_text(", ".join(f"{comparison.short_name(field)} {value}" for field, value in changes.items()))
