@@ -63,10 +63,8 @@ JOBS = flags.DEFINE_integer(
 VECTORIZE = flags.DEFINE_bool("vectorize_seeds", False, "train all seeds of a variant together, in one program")
 LAUNCHER = flags.DEFINE_enum("launcher", "local", ["local", "slurm"], "train on this machine, or as jobs of Slurm")
 PARTITION = flags.DEFINE_string("partition", None, "Slurm partition; default: the cluster's")
-TIME_LIMIT = flags.DEFINE_integer(
-    "time_limit", None, "minutes of a Slurm job; a run that needs more is requeued; default: 1440", 3
-)
-DEVICES = flags.DEFINE_integer("devices", None, "GPUs of a Slurm job; default: 0", 0)
+TIME_LIMIT = flags.DEFINE_integer("time_limit", 1440, "minutes of a Slurm job; a run that needs more is requeued", 3)
+DEVICES = flags.DEFINE_integer("devices", 0, "GPUs of a Slurm job", 0)
 SBATCH = flags.DEFINE_multi_string("sbatch", [], "another option of Slurm's sbatch, such as account=lab")
 DRY_RUN = flags.DEFINE_bool("dry_run", False, "show the runs with their expected cost and commands, train nothing")
 REPORT_ONLY = flags.DEFINE_bool("report_only", False, "write the report of --workdir again, train nothing")
@@ -150,7 +148,7 @@ def _launcher(factory: "TrialFactory", trials: "Sequence[Trial]") -> "Local | Sl
         factory.workdir,
         factory.command,
         at_a_time=JOBS.value or MOST_AT_A_TIME,
-        time=TIME_LIMIT.value or 24 * 60,
+        time=TIME_LIMIT.value,
         partition=PARTITION.value or None,
         gpus_per_node=DEVICES.value or None,
         options=options,

@@ -96,8 +96,8 @@ def differences(comparison: Comparison) -> Figure | None:
             _dumbbell(axes, y, effect, _colour(entry, comparison), scale)
         better = "more" if measure.more_is_better else "less"
         axes.set(title=f"{measure.name}, difference from base", xlabel=f"{measure.unit} ({better} is better)")
-        points = [0.0, *(e.ours.value for e in effects), *(e.paper / scale for e in effects if e.paper is not None)]
-        axes.set_xlim(_limits(measure, points, [effect.ours.interval for effect in effects]))
+        papers = [effect.paper / scale for effect in effects if effect.paper is not None]
+        axes.set_xlim(_limits(measure, [effect.ours for effect in effects], [0.0, *papers]))
         axes.xaxis.set_major_locator(ticker.MaxNLocator(9, steps=(1, 2, 5, 10)))
         axes.set_yticks(range(len(entries)), [entry.variant for entry in entries])
         axes.grid(axis="y", visible=False)
@@ -139,8 +139,7 @@ def scores(comparison: Comparison) -> Figure | None:
             if entry.row:
                 paper.plot(entry.row.perplexity, entry.row.bleu, marker, color=colour, alpha=0.8)
     for name, measure in (("x", perplexity), ("y", score)):
-        means = [entry.means[measure] for entry in comparison.entries]
-        limits = _limits(measure, [mean.value for mean in means], [mean.interval for mean in means])
+        limits = _limits(measure, [entry.means[measure] for entry in comparison.entries])
         getattr(axes, f"set_{name}lim")(*map(measure.level, limits))
     for axes in figure.axes:
         axes.set(xlabel="perplexity", xscale="log")
@@ -259,16 +258,15 @@ def _papers_scale(measure: Measure, effects: Sequence[Effect]) -> float:
     return 1 if measure.name == measure.paper_name or not paper else paper / max(ours, measure.resolution)
 
 
-def _limits(
-    measure: Measure, values: Sequence[float], intervals: Sequence[tuple[float, float] | None]
-) -> tuple[float, float]:
-    """Returns the ends of an axis. Intervals reach beyond the values by at most half of what these are apart.
+def _limits(measure: Measure, estimates: Sequence[Estimate], others: Sequence[float] = ()) -> tuple[float, float]:
+    """Returns the ends of an axis. Intervals reach beyond all values by at most half of what these are apart.
 
     Otherwise two seeds that differ much, whose interval is huge, would move all points into one.
     """
+    values = [*others, *(estimate.value for estimate in estimates)]
     spread = max(max(values) - min(values), measure.resolution)
     low, high = min(values) - spread / 2, max(values) + spread / 2
-    ends = [*values, *(min(max(end, low), high) for interval in intervals if interval for end in interval)]
+    ends = [*values, *(min(max(end, low), high) for estimate in estimates for end in estimate.interval or ())]
     margin = max(0.05 * (max(ends) - min(ends)), measure.resolution)
     return min(ends) - margin, max(ends) + margin
 
