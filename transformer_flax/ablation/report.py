@@ -199,18 +199,14 @@ def _missing(comparison: Comparison, head: Mapping[str, Any]) -> list[str]:
         lines.append(f"- of table 3, not run: {', '.join(comparison.missing_rows)}")
     if not lines:
         return []
+    seeds = ",".join(map(str, comparison.seeds))
+    command = re.sub(SEEDS, "", head["sessions"][-1]["command"])
     return [
         "## What is missing",
         "\n".join(lines),
         "This command resumes the sweep if its `--workdir` holds `results.jsonl`. Add rows that it does not name:",
-        _code(_resuming(head["sessions"][-1]["command"], comparison)),
+        _code(f"{command} --seeds={seeds}{'' if ',' in seeds else ','}"),
     ]
-
-
-def _resuming(command: str, comparison: Comparison) -> str:
-    """Returns a sweep's command with all seeds of the comparison, instead of its own."""
-    seeds = ",".join(map(str, comparison.seeds))
-    return f"{re.sub(SEEDS, '', command)} --seeds={seeds}{'' if ',' in seeds else ','}"
 
 
 def _seeds_of(command: str) -> Iterable[int]:
@@ -349,6 +345,7 @@ def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
     rows = []
     for entry in entries:
         runs, paper = entry.runs, entry.row
+        flops = np.mean([run.flops for run in runs])
         cells: list[tuple[str, str | None]] = [  # None: there is no such column
             (perplexity.level_name, _level(perplexity, entry.means[perplexity], 3)),
             ("paper's perplexity", f"{paper.perplexity:.2f}" if paper else None),
@@ -359,7 +356,7 @@ def levels_table(entries: Sequence[Entry], comparison: Comparison) -> str:
             ("seeds", str(len(runs))),
             ("steps", " to ".join(f"{steps:,}" for steps in _extremes([run.steps for run in runs]))),
             ("minutes", f"{np.mean([run.seconds for run in runs]) / 60:.1f}"),
-            ("FLOPs", _flops(float(np.mean([run.flops for run in runs])))),
+            ("FLOPs", f"{flops:.2e}".replace("e+", "e") if flops else NONE),
         ]
         rows.append([_name(entry), *((name, text) for name, text in cells if text is not None)])
     return _table(rows)
@@ -400,7 +397,3 @@ def _level(measure: Measure, mean: Estimate, digits: int) -> str:
         return text
     low, high = map(measure.level, mean.interval)
     return f"{text} [{low:.{digits}f}, {high:.{digits}f}]"
-
-
-def _flops(flops: float) -> str:
-    return f"{flops:.2e}".replace("e+", "e") if flops else NONE
