@@ -90,14 +90,12 @@ class Journal:
     """
 
     def __init__(self, file: pathlib.Path, head: dict[str, Any]):
+        if not file.exists():
+            JsonLines(file, [head]).close()
+        self.head, results = read(file)
+        require_same_base(self.head["config"], head["config"], file)
+        self._lines = JsonLines(file, read_json_lines(file))
         self._session = _session(head)
-        if file.exists():
-            self.head, results = read(file)
-            require_same_base(self.head["config"], head["config"], file)
-            self._lines = JsonLines(file, read_json_lines(file))
-        else:
-            self.head, results = head | {"sessions": [self._session]}, []
-            self._lines = JsonLines(file, [head])
         self.results = {result.key: result for result in results}  # the last result of each variant and seed
 
     def begin(self) -> None:
