@@ -157,9 +157,8 @@ class _Sweep:
         """Adds the results of a job that has ended."""
         self._jobs.remove(job)
         for trial in job.trials:
-            why = problem
             try:
-                result = self._result(trial)
+                result, why = self._result(trial), problem
             except UserError as error:
                 result, why = None, str(error)
             if result is None:
