@@ -69,15 +69,13 @@ class Local:
 
     def poll(self) -> list[tuple[Job, str]]:
         """Returns the jobs that have ended since the last call, each with its error, or ""."""
-        ended = []
-        for job, (slot, process) in [*self._running.items()]:
-            if process.poll() is not None:
-                del self._running[job]
-                self._free.append(slot)
-                ended.append((job, process.problem()))
+        ended = {job: process for job, (_, process) in self._running.items() if process.poll() is not None}
+        for job in ended:
+            slot, _ = self._running.pop(job)
+            self._free.append(slot)
         while self._free and self._waiting:
             self._start(self._waiting.pop(0), self._free.pop(0))
-        return ended
+        return [(job, process.problem()) for job, process in ended.items()]
 
     def stop(self) -> str:
         """Stops the jobs, which save their step. Returns a message that names the runs that are not saved."""
