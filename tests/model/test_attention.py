@@ -10,13 +10,14 @@ from tests.conftest import TINY
 from transformer_flax.errors import UserError
 from transformer_flax.model.attention import (
     MultiHeadAttention,
+    ancestor_mask,
     attend_fused,
+    attend_to_cache,
     attention_weights,
     causal_mask,
     has_cudnn,
     padding_mask,
 )
-from transformer_flax.model.cached_attention import CachedAttention, ancestor_mask, attend_to_cache
 from transformer_flax.model.scores import Dot
 
 B, Q, M = 2, 4, 5
@@ -195,7 +196,7 @@ def test_only_a_cpu_looks_up_by_sums_of_products_for_which_it_copies_the_cache(
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
 def test_a_step_writes_slices_of_the_cache_and_scatters_nothing(platform):
-    attention, length = CachedAttention(TINY, to_itself=True), 7
+    attention, length = MultiHeadAttention(TINY, to_itself=True), 7
     params = {"params": attention_params(TINY)}
     _, cache = attention.apply(params, B, Q, length, method="init_cache", mutable=["cache"])
 

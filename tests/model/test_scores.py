@@ -10,8 +10,7 @@ import pytest
 from tests.conftest import TINY
 from tests.model.parameters import random_params
 from tests.model.sentences import SOURCE, TARGET, compiled, logits_of
-from transformer_flax.model.attention import MultiHeadAttention, attention_weights, causal_mask
-from transformer_flax.model.cached_attention import attend_to_cache
+from transformer_flax.model.attention import MultiHeadAttention, attend_to_cache, attention_weights, causal_mask
 from transformer_flax.model.scores import Additive, Dot
 from transformer_flax.model.transformer import Transformer
 

@@ -4,6 +4,6 @@ To read it beside the paper, begin with `transformer` (figure 1), `layers` (its 
 (section 3.2) and `positions` (section 3.5).
 
 The other files can wait. `config` has the sizes, and `dropout` is that of section 5.4. `stack` applies N layers.
-`residuals` has other residual connections than the paper's. `cached_attention` decodes step by step. `local_attention`
-is for section 4. `linear` computes products. `registry` makes models, and `flops` counts their cost.
+`residuals` has other residual connections than the paper's. `local_attention` is for section 4. `linear` computes
+products. `registry` makes models, and `flops` counts their cost.
 """

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from transformer_flax.model.attention import MultiHeadAttention
-from transformer_flax.model.cached_attention import CachedAttention
 from transformer_flax.model.config import LayerConfig, ModelConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.linear import Dense, product, wide_einsum, xavier
@@ -113,15 +112,14 @@ class DecoderLayer(nn.Module):
     """A layer of the decoder (section 3.1; figure 1, right).
 
     It consists of masked self-attention, attention to the memory (the encoder output), and feed-forward.
-    `CachedAttention` is `MultiHeadAttention` that can also decode one position at a time.
     """
 
     config: LayerConfig
     residual: Callable[[LayerConfig], nn.Module]  # `AddAndNorm`, unless `choose_start` has another
 
     def setup(self):
-        self.self_attention = CachedAttention(self.config, to_itself=True)
-        self.cross_attention = CachedAttention(self.config)
+        self.self_attention = MultiHeadAttention(self.config, to_itself=True)
+        self.cross_attention = MultiHeadAttention(self.config)
         self.feed_forward = FeedForward(self.config)
         self.after_self_attention = self.residual(self.config)
         self.after_cross_attention = self.residual(self.config)

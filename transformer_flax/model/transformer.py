@@ -8,8 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from transformer_flax.model.attention import causal_mask, padding_mask, segment_mask
-from transformer_flax.model.cached_attention import ancestor_mask
+from transformer_flax.model.attention import ancestor_mask, causal_mask, padding_mask, segment_mask
 from transformer_flax.model.config import TransformerConfig
 from transformer_flax.model.dropout import Dropout
 from transformer_flax.model.layers import DecoderLayer, Embedding, EncoderLayer, embeddings, to_logits
