@@ -82,19 +82,15 @@ class LayerConfig(ModelConfig):
                 "scaled_dot or dot with rotary positions, as only products depend on the distance alone",
             )
         if self.attention_implementation == "cudnn":
-            self.require("dtype", self.dtype == "bfloat16", "bfloat16 for cuDNN's attention")
-            self.require(
-                "attention_dropout", self.attention_dropout == 0, "0 for cuDNN's attention, which keeps no weights"
-            )
-            self.require("compatibility", self.compatibility != "additive", "scaled_dot or dot for cuDNN's attention")
-            self.require("positions", self.positions != "relative", "anything but relative for cuDNN's attention")
-            self.require(
-                "d_k", self.d_k % 8 == 0 and self.d_k <= 256, "a multiple of 8 up to 256 for cuDNN's attention"
-            )
-            blocks = "0, or at least 4 with an even half, for cuDNN's attention, which takes no blocks of odd width"
-            half = self.neighbourhood // 2
+            here, half = "for cuDNN's attention", self.neighbourhood // 2
+            self.require("dtype", self.dtype == "bfloat16", f"bfloat16 {here}")
+            self.require("attention_dropout", self.attention_dropout == 0, f"0 {here}, which keeps no weights")
+            self.require("compatibility", self.compatibility != "additive", f"scaled_dot or dot {here}")
+            self.require("positions", self.positions != "relative", f"anything but relative {here}")
+            self.require("d_k", self.d_k % 8 == 0 and self.d_k <= 256, f"a multiple of 8 up to 256 {here}")
+            blocks = f"0, or at least 4 with an even half, {here}, which takes no blocks of odd width"
             self.require("neighbourhood", self.neighbourhood == 0 or (half >= 2 and half % 2 == 0), blocks)
-            self.require("d_v", self.d_v == self.d_k, f"{self.d_k}, d_k, for cuDNN's attention")
+            self.require("d_v", self.d_v == self.d_k, f"{self.d_k}, d_k, {here}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
