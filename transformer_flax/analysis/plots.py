@@ -16,7 +16,7 @@ from matplotlib.collections import LineCollection, PatchCollection
 from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from ml_collections import ConfigDict
 
 from transformer_flax.analysis.alignment import Links, word_weights
@@ -161,8 +161,7 @@ def plot_lines(
     axes.set_axis_off()
     figure.suptitle(_title(attention, kind, layer), fontsize=10, y=1 - 0.05 / height)
     axes.legend(
-        [Rectangle((0, 0), 1, 1, facecolor=colours[head]) for head in heads],
-        [f"head {head + 1}" for head in heads],
+        handles=[Patch(facecolor=colours[head], label=f"head {head + 1}") for head in heads],
         loc="lower center",
         bbox_to_anchor=(0.5, 1),
         borderaxespad=0,
@@ -187,11 +186,9 @@ def plot_lines(
         axes.add_collection(PatchCollection(stripes, facecolors=paler, edgecolors="none", zorder=0))
         for row in chosen:
             axes.add_patch(Rectangle((row + above - 0.45, 1.02), 0.9, room[0], color="0.88", zorder=0))
-    style = {"rotation": 90, "ha": "center", "fontsize": 9, "parse_math": False}
-    for number, label in enumerate(rows):
-        axes.text(number + above, 1.05, label, va="bottom", **style)
-    for number, label in enumerate(columns):
-        axes.text(number + below, -0.05, label, va="top", **style)
+    for labels, left, y, va in ((rows, above, 1.05, "bottom"), (columns, below, -0.05, "top")):
+        for number, label in enumerate(labels):
+            axes.text(number + left, y, label, va=va, ha="center", rotation=90, fontsize=9, parse_math=False)
     return save(figure, file)
 
 
