@@ -80,15 +80,13 @@ def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
     kind = find_kind(fields["kind"])
     own = {name: value for name, value in fields.items() if name != "kind"}
     known = {field.name: field for field in dataclasses.fields(kind.config) if field.name != "vocab_size"}
-    for name in sorted(own.keys() ^ known.keys()):
-        if name in known and known[name].default is not dataclasses.MISSING:  # a run from before the field existed
-            continue
-        fields_are = f"its fields are {', '.join(known)}"
-        if name in known:
-            problem, advice = "is missing for", f"{fields_are}; start from a config file of this kind"
-        else:
-            problem, advice = "is not a field of", did_you_mean(name, known) or fields_are
-        raise UserError(f"config.model.{name} {problem} kind {fields['kind']!r}; {advice}")
+    of, hint = f"kind {fields['kind']!r}", f"its fields are {', '.join(known)}"
+    for name in own:
+        if name not in known:
+            raise UserError(f"config.model.{name} is not a field of {of}; {did_you_mean(name, known) or hint}")
+    for name, field in known.items():  # a run from before a field existed has its default
+        if name not in own and field.default is dataclasses.MISSING:
+            raise UserError(f"config.model.{name} is missing for {of}; {hint}; start from a config file of this kind")
     return kind.config(vocab_size=vocab_size, **own)
 
 
