@@ -10,7 +10,7 @@ import numpy as np
 from transformer_flax.errors import UserError
 from transformer_flax.model.config import DEEP_STARTS, ModelConfig, TransformerConfig
 from transformer_flax.model.layers import LAYER_NORM_EPSILON
-from transformer_flax.model.positions import sinusoids
+from transformer_flax.model.positions import Positions
 from transformer_flax.special_tokens import BEGIN_ID, END_ID, PAD_ID
 
 SUPPORTED_POSITIONS = ("sinusoidal", "sinusoidal_concatenated", "learned")  # not those that the model gets later
@@ -57,19 +57,16 @@ def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], fold
         c.num_layers, c.num_heads, pre_norm=c.pre_norm, activation=common_spec.Activation.RELU
     )
     # With `disable_unk`, the library never outputs the unknown token. Here the unknown token is padding.
-    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = (
-        vocabulary[i] for i in (PAD_ID, BEGIN_ID, END_ID)
-    )
-    spec.config.decoder_start_token = vocabulary[BEGIN_ID]
+    spec.config.unk_token = vocabulary[PAD_ID]
+    spec.config.bos_token = spec.config.decoder_start_token = vocabulary[BEGIN_ID]
+    spec.config.eos_token = vocabulary[END_ID]
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
     spec.register_source_vocabulary([*vocabulary])
     spec.register_target_vocabulary([*vocabulary])
 
-    if c.positions == "learned":
-        positions = np.asarray(params["positions"]["table"])
-    else:
-        positions = sinusoids(NUM_POSITIONS, c.d_model, concatenated=c.positions == "sinusoidal_concatenated")
+    length = c.max_length if c.positions == "learned" else NUM_POSITIONS
+    positions = np.asarray(Positions(c).apply({"params": params.get("positions", {})}, length))
     shared = params.get("embedding")
     parts = {"source": spec.encoder.embeddings[0], "target": spec.decoder.embeddings, "output": spec.decoder.projection}
     for name, part in parts.items():
@@ -86,8 +83,8 @@ def save(config: TransformerConfig, params: Any, vocabulary: Sequence[str], fold
             if side == "decoder":
                 _set_attention(layer.attention, ours["cross_attention"], ("query",), ("key", "value"))
                 _set_norm(layer.attention.layer_norm, ours["after_cross_attention"]["norm"])
-            for linear, name in ((layer.ffn.linear_0, "w_1"), (layer.ffn.linear_1, "w_2")):
-                _set_linear(linear, [ours["feed_forward"][name]])
+            _set_linear(layer.ffn.linear_0, [ours["feed_forward"]["w_1"]])
+            _set_linear(layer.ffn.linear_1, [ours["feed_forward"]["w_2"]])
             _set_norm(layer.ffn.layer_norm, ours["after_feed_forward"]["norm"])
     spec.validate()
     spec.optimize(quantization="float32")
