@@ -274,9 +274,7 @@ def beam_search(
         parents, token = index // vocab_size, (index % vocab_size).astype(jnp.int32)
         tokens = follow(beam.tokens, parents).at[:, :, position].set(token)
         largest = jnp.maximum(penalty(beam.bounds.longest), penalty(position + 2))  # of the lengths ahead
-        # The bound of the best living hypothesis is at most the N-th best score. Once that is true for a sentence, it
-        # stays true, so its N best do not change while other sentences continue.
-        hopeless = jnp.max(log_probs, axis=1) / largest <= finished.scores[:, -1]
+        hopeless = jnp.max(log_probs, axis=1) / largest <= finished.scores[:, -1]  # stays true, as shown above
         return beam._replace(
             last=token, parents=parents, tokens=tokens, log_probs=log_probs, result=finished, done=hopeless, cache=cache
         )
