@@ -198,18 +198,16 @@ def require_only(config: ConfigDict, values: Mapping[str, Any], where: str) -> N
             raise UserError(f"config.{name} is {fields[name]!r}; it must be {only!r} {where}")
 
 
-def make_floats(config: ConfigDict, dataclass: Any = None) -> None:
+def make_floats(config: ConfigDict) -> None:
     """Converts whole numbers in float fields, so that a dropout of 0 can be set to 0.1.
 
     Fields of models other than the Transformer, unless the Transformer has them too, are left as they are.
     """
-    for field in dataclasses.fields(dataclass or _fields_of(config)):
-        value = config.get(field.name)
-        if isinstance(value, ConfigDict):
-            make_floats(value, TransformerConfig if field.name == "model" else field.type)
-        elif field.type is float and type(value) is int:
+    fields = _flat_fields(_fields_of(config)) | _flat_fields(TransformerConfig, "model.")
+    for name, value in flatten(config.to_dict()).items():
+        if type(value) is int and name in fields and fields[name].type is float:
             with config.ignore_type():
-                config[field.name] = float(value)
+                config.update_from_flattened_dict({name: float(value)})
 
 
 def complete(config: ConfigDict) -> ConfigDict:
@@ -223,7 +221,7 @@ def add_fields(config: ConfigDict) -> None:
     """Adds the fields of `added_fields` to a config."""
     added = added_fields(flatten(config.to_dict()))
     with config.unlocked():
-        for section in {name.rpartition(".")[0] for name in added} - {"", *config}:
+        for section in {_section(name) for name in added} - {"", *config}:
             config[section] = ConfigDict()
         config.update_from_flattened_dict(added)
 
@@ -237,15 +235,13 @@ def added_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     import transformer_flax.relatives  # noqa: F401 (registers its kinds)
     from transformer_flax.model.registry import KINDS
 
-    sections = {name.rpartition(".")[0] for name in config} | {""}
+    sections = {_section(name) for name in config} | {""}
     kind = KINDS.get(config.get("model.kind", "transformer"))
-    dataclass = _fields_of(sections)
-    sections |= {field.name for field in dataclasses.fields(dataclass) if _is_optional(field.type)}
-    defaults = _defaults(dataclass)
-    defaults |= {"model.kind": "transformer"} | (_defaults(kind.config, "model.") if kind else {})
-    return {
-        name: value for name, value in defaults.items() if name not in config and name.rpartition(".")[0] in sections
-    }
+    fields = _flat_fields(_fields_of(sections)) | (_flat_fields(kind.config, "model.") if kind else {})
+    defaults = {name: field.default for name, field in fields.items()} | {"model.kind": "transformer"}
+    added = {name: value for name, value in defaults.items() if value is not dataclasses.MISSING}
+    incomplete = {_section(name) for name in defaults.keys() - added.keys()} - sections
+    return {name: value for name, value in added.items() if name not in config and _section(name) not in incomplete}
 
 
 def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any], free: tuple[str, ...]) -> list[str]:
@@ -280,18 +276,15 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _is_optional(section: Any) -> bool:
-    """Returns whether a type is a section whose fields all have defaults."""
-    return dataclasses.is_dataclass(section) and dataclasses.MISSING not in [
-        f.default for f in dataclasses.fields(section)
-    ]
+def _section(name: str) -> str:
+    """Returns the section of a field, by flag names: "model.dropout" -> "model"; "" outside of any section."""
+    return name.rpartition(".")[0]
 
 
-def _defaults(dataclass: Any, prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _flat_fields(dataclass: Any, prefix: str = "") -> dict[str, dataclasses.Field]:
+    """Returns the fields of a dataclass by their flag names, as `flatten` does with their values."""
+    flat: dict[str, dataclasses.Field] = {}
     for field in dataclasses.fields(dataclass):
-        if dataclasses.is_dataclass(field.type):
-            found |= _defaults(field.type, f"{prefix}{field.name}.")
-        elif field.default is not dataclasses.MISSING:
-            found[f"{prefix}{field.name}"] = field.default
-    return found
+        name = f"{prefix}{field.name}"
+        flat |= _flat_fields(field.type, f"{name}.") if dataclasses.is_dataclass(field.type) else {name: field}
+    return flat
