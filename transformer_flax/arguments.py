@@ -20,36 +20,28 @@ from transformer_flax.errors import UserError
 from transformer_flax.training.config_fields import add_fields, flatten, make_floats, require_fields
 
 LANGUAGES = ("data.source_language", "data.target_language")
-# Config fields, by the names that other toolkits use for them.
-LEARNING_RATE = (
-    "optimizer.factor",
-    "which multiplies the paper's learning rate (section 5.3); the rate peaks at factor / sqrt(d_model * warmup_steps)",
-)
-BATCH_SIZE = ("data.tokens_per_batch", "the size of a training batch in tokens, over all devices and micro-batches")
-MICRO_BATCHES = ("accumulation_steps", "the micro-batches that a batch is divided into")
-LENGTH = ("steps", "the length of training; a run prints how many batches are an epoch")
-START = ("init_from", "which starts a new run from the parameters of another")
-DIRECTORY = ("name", "which names the run; --workdir=DIRECTORY sets its directory")
-DTYPE = ("model.dtype", "the type of the computation; by default bfloat16 where the device has it")
+# Config fields, each with what it is, by the names that other toolkits use for them.
 OTHER_NAMES = {
-    "lr": LEARNING_RATE,
-    "learning_rate": LEARNING_RATE,
-    "batch_size": BATCH_SIZE,
-    "max_tokens": BATCH_SIZE,
-    "update_freq": MICRO_BATCHES,
-    "batch_multiplier": MICRO_BATCHES,
-    "epochs": LENGTH,
-    "max_epoch": LENGTH,
-    "max_update": LENGTH,
-    "restore_file": START,
-    "load_model": START,
-    "save_dir": DIRECTORY,
-    "model_dir": DIRECTORY,
-    "activation_dropout": ("model.ffn_dropout", "which is inside the feed-forward network"),
-    "weight_decay": ("model.dropout", "which regularises here; no optimizer has weight decay"),
-    "lenpen": ("decode.alpha", "the exponent of the length penalty"),
-    "fp16": DTYPE,
-    "bf16": DTYPE,
+    ("lr", "learning_rate"): (
+        "optimizer.factor",
+        "which multiplies the paper's learning rate (section 5.3); the rate peaks at "
+        "factor / sqrt(d_model * warmup_steps)",
+    ),
+    ("batch_size", "max_tokens"): (
+        "data.tokens_per_batch",
+        "the size of a training batch in tokens, over all devices and micro-batches",
+    ),
+    ("update_freq", "batch_multiplier"): ("accumulation_steps", "the micro-batches that a batch is divided into"),
+    ("epochs", "max_epoch", "max_update"): (
+        "steps",
+        "the length of training; a run prints how many batches are an epoch",
+    ),
+    ("restore_file", "load_model"): ("init_from", "which starts a new run from the parameters of another"),
+    ("save_dir", "model_dir"): ("name", "which names the run; --workdir=DIRECTORY sets its directory"),
+    ("activation_dropout",): ("model.ffn_dropout", "which is inside the feed-forward network"),
+    ("weight_decay",): ("model.dropout", "which regularises here; no optimizer has weight decay"),
+    ("lenpen",): ("decode.alpha", "the exponent of the length penalty"),
+    ("fp16", "bf16"): ("model.dtype", "the type of the computation; by default bfloat16 where the device has it"),
 }
 
 PACKAGE = pathlib.Path(__file__).parent
@@ -248,9 +240,9 @@ def _suggest(name: str, config: ConfigDict | None, names: Iterable[str] = ()) ->
     for field in fields:
         spelled.setdefault(field.rpartition(".")[2], []).append(f"--config.{field}")
     inside = [known for known in spelled if section and f"--config.{section}.{known}" in spelled[known]]
-    other, what = OTHER_NAMES.get(name, ("", ""))
-    if other in fields and name not in inside:
-        return f"set --config.{other}, {what}"
+    for others, (field, what) in OTHER_NAMES.items():
+        if name in others and field in fields and name not in inside:
+            return f"set --config.{field}, {what}"
     # A field that is named like this is meant, wherever it is; then one in the section that is named.
     near = difflib.get_close_matches(name, inside, n=1) if name in inside or name not in spelled else []
     if near:
