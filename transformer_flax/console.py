@@ -17,14 +17,14 @@ LOGGED_SECONDS = 60
 LOGGED_WIDTH = 200  # of tables in a log, whose readers search whole lines
 
 
-class Progress:
+class Progress(rich.progress.Progress):
     """A context manager that prints lines, above progress bars if the output is a terminal.
 
     Commands whose standard output holds their results print to `stderr`.
     """
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):
-        self._console = _Console(
+        console = _Console(
             stderr=stderr,
             quiet=quiet,
             highlight=False,
@@ -34,36 +34,29 @@ class Progress:
             force_jupyter=False,
             force_terminal=False if rich.console.Console().is_jupyter else None,
         )
-        if not self._console.is_terminal:
-            self._console.width = LOGGED_WIDTH
-        self._bars = rich.progress.Progress(
+        if not console.is_terminal:
+            console.width = LOGGED_WIDTH
+        super().__init__(
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(),  # the column that shrinks on a narrow terminal
             rich.progress.MofNCompleteColumn(),
             _TimeLeft(),
             rich.progress.TextColumn("{task.fields[note]}"),
-            console=self._console,
-            disable=quiet or not self._console.is_terminal,
+            console=console,
+            disable=quiet or not console.is_terminal,
             redirect_stdout=not stderr,  # otherwise, results would be drawn into the bars
             speed_estimate_period=300,  # seconds: some bars, such as a sweep's, move once a minute
         )
         self._has_begun = self._has_warned = False
 
-    def __enter__(self) -> "Progress":
-        self._bars.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._bars.stop()
-
     @contextlib.contextmanager
     def aside(self) -> Generator[None]:
         """Context manager: hides these bars while a library shows its own, which would otherwise be torn into lines."""
-        self._bars.stop()
+        self.stop()
         try:
             yield
         finally:
-            self._bars.start()
+            self.start()
 
     def say(self, text: str) -> None:
         """Prints a line without interpreting markup."""
@@ -74,7 +67,7 @@ class Progress:
 
         Parts that do not fit into the width of a terminal follow on further lines. With `cut`, they are left out.
         """
-        width = self._console.width if self._console.is_terminal else math.inf
+        width = self.console.width if self.console.is_terminal else math.inf
         lines = [head]
         for part in parts:
             if len(lines[-1]) + len(part) + 2 <= width:
@@ -96,12 +89,12 @@ class Progress:
 
     def _writable(self, text: str) -> str:
         """Returns a text with escapes in place of letters that the output's encoding lacks."""
-        return text.encode(self._console.encoding, "backslashreplace").decode(self._console.encoding)
+        return text.encode(self.console.encoding, "backslashreplace").decode(self.console.encoding)
 
     def _print(self, what: str | rich.table.Table, **how: Any) -> None:
         """Prints. Work that has begun to show bars continues on a full disk, and without its reader, such as `tee`."""
         try:
-            self._console.print(what, **how)
+            self.console.print(what, **how)
         except OSError as error:
             if not self._has_begun:
                 raise
@@ -119,12 +112,12 @@ class Progress:
         the bar's own estimate. With `logged`, and without a terminal, a line is printed every minute.
         """
         self._has_begun = True
-        task = self._bars.add_task(escape(description), total=None, completed=start, note="")
-        due = time.monotonic() + LOGGED_SECONDS if logged and not self._console.is_terminal else math.inf
+        task = self.add_task(escape(description), total=None, completed=start, note="")
+        due = time.monotonic() + LOGGED_SECONDS if logged and not self.console.is_terminal else math.inf
 
         def update(done: int, of: int | None = None, **more: Any) -> None:
             nonlocal due
-            self._bars.update(task, completed=done, total=of, **more)
+            self.update(task, completed=done, total=of, **more)
             if (now := time.monotonic()) >= due:
                 due = now + LOGGED_SECONDS
                 self.say(f"{description}: {done:,}" + (f" of {of:,}" if of else ""))
@@ -132,7 +125,7 @@ class Progress:
         try:
             yield update
         finally:
-            self._bars.remove_task(task)
+            self.remove_task(task)
 
 
 class _Console(rich.console.Console):
