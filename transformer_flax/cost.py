@@ -16,7 +16,7 @@ from transformer_flax import cli
 from transformer_flax.arguments import define_config
 from transformer_flax.console import Progress, duration
 from transformer_flax.training.config_fields import AUTO, complete, flatten, needs_bfloat16
-from transformer_flax.training.peak_flops import PEAKS
+from transformer_flax.training.peak_flops import PEAKS, Peak
 
 if TYPE_CHECKING:
     from transformer_flax.analysis.run_cost import Cost
@@ -25,10 +25,11 @@ CONFIG = define_config("base.py")
 # TFLOP/s of devices without bfloat16: the sustained rates that the paper's table 2 assumes, and the peaks in float32 of
 # a V100 and a T4.
 OLDER = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5, "V100": 15.7, "T4": 8.1}
+DEVICES = {**{name: Peak(name, rate * 1e12, rate * 1e12) for name, rate in OLDER.items()}, **PEAKS}
 DEVICE = flags.DEFINE_enum(
     "device",
     "P100",
-    [*OLDER, *PEAKS],
+    [*DEVICES],
     "device to train on; for another one, set --peak_tflops instead; the paper used 8 P100",
 )
 NUM_DEVICES = flags.DEFINE_integer("num_devices", 8, "number of devices", 1)
@@ -79,25 +80,21 @@ def _show(name: str, cost: "Cost") -> None:
 
 
 def main() -> None:
-    if PEAK.value is not None:
-        cli.refuse_idle(["device"], "with --peak_tflops")
-    config = complete(CONFIG())
-    dtype, device = flatten(config.to_dict()).get("model.dtype"), DEVICE.value
-    if dtype == AUTO:
-        has_bfloat16 = PEAK.value or device in PEAKS or needs_bfloat16(config)
-        config.model.dtype = dtype = "bfloat16" if has_bfloat16 else "float32"
-    if PEAK.value:
-        device, peak = "device", PEAK.value * 1e12
-    elif device in OLDER:
-        peak = OLDER[device] * 1e12
+    if PEAK.value is None:
+        device, peak = DEVICE.value, DEVICES[DEVICE.value]
     else:
-        peak = PEAKS[device].bfloat16 if dtype == "bfloat16" else PEAKS[device].float32
+        cli.refuse_idle(["device"], "with --peak_tflops")
+        device, peak = "device", Peak("device", PEAK.value * 1e12, PEAK.value * 1e12)
+    config = complete(CONFIG())
+    dtype = flatten(config.to_dict()).get("model.dtype")
+    if dtype == AUTO:
+        config.model.dtype = dtype = "bfloat16" if device not in OLDER or needs_bfloat16(config) else "float32"
     from transformer_flax.analysis.run_cost import cost_of  # after the flags are checked: JAX takes seconds to import
 
     cost = cost_of(
         config,
         device=device,
-        peak=peak,
+        peak=peak.bfloat16 if dtype == "bfloat16" else peak.float32,
         num_devices=NUM_DEVICES.value,
         utilisation=UTILISATION.value,
         length=LENGTH.value,
