@@ -9,13 +9,14 @@ included), a tab, log P of each token, a tab, and the tokens. Tokens are spelt a
 \u0120 for a blank.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
 from transformer_flax import cli
 from transformer_flax.data.text_files import require_as_many
+from transformer_flax.decoding.settings import Sampling
 from transformer_flax.line_io import LineIO, open_input
 
 if TYPE_CHECKING:
@@ -46,21 +47,19 @@ def main(*files: str) -> None:
     own_settings = _own_settings()
     beside = PREFIX_FILE.value if TARGET.value is None else TARGET.value
     with IO.opened(files, beside=beside):
-        lines: Iterable[str] = IO
-        given: list[str] = []  # the lines of --target or --prefix_file
-        if beside is not None:
-            lines, given = _read_beside(beside)
+        # given: the lines of --target or --prefix_file
+        lines, given = (IO, []) if beside is None else _read_beside(beside)
         run, settings = RESTORE()
         translator = run.translator(**IO.settings | settings | own_settings)
         with IO.writing(translator, count=None if beside is None else len(given)) as (write, progress):
-            if TARGET.value is not None:
-                scores = translator.log_probabilities([*lines], given, progress=progress)
-                for target, log_probs in zip(map(translator.normalise[1], given), scores, strict=True):
-                    write(_show_scores(target, log_probs, run.tokenizer))
-            else:
+            if TARGET.value is None:
                 prefixes = PREFIX.value or "" if beside is None else given
                 for number, found in enumerate(translator.search(lines, prefixes=prefixes, progress=progress)):
                     write(_show(number, found))
+            else:
+                scores = translator.log_probabilities([*lines], given, progress=progress)
+                for target, log_probs in zip(map(translator.normalise[1], given), scores, strict=True):
+                    write(_show_scores(target, log_probs, run.tokenizer))
 
 
 def _own_settings() -> dict[str, Any]:
@@ -75,16 +74,9 @@ def _own_settings() -> dict[str, Any]:
     }.items():
         if cli.is_given(chosen):
             cli.refuse_idle(idle, f"with --{chosen}")
-    settings: dict[str, Any] = {}
-    if NBEST.value is not None:
-        settings["nbest"] = NBEST.value
-    if SAMPLE.value:
-        from transformer_flax.decoding.settings import Sampling
-
-        settings["sampling"] = Sampling(
-            temperature=TEMPERATURE.value, top_k=TOP_K.value, top_p=TOP_P.value, seed=SEED.value
-        )
-    return settings
+    sampling = Sampling(temperature=TEMPERATURE.value, top_k=TOP_K.value, top_p=TOP_P.value, seed=SEED.value)
+    given = {"nbest": NBEST.value, "sampling": sampling if SAMPLE.value else None}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _read_beside(name: str) -> tuple[list[str], list[str]]:
