@@ -43,28 +43,25 @@ logger = logging.getLogger(__name__)
 def main() -> None:
     if (SOURCE.value is None) != (REFERENCE.value is None):
         raise UserError("give both --source and --reference: a text, and its translations or labels line by line")
-    if SOURCE.value is not None:
-        cli.refuse_idle(["split"], "with --source")
     cli.require_output(TRANSLATIONS.value, SOURCE.value, REFERENCE.value)
     if CONFUSION.value is not None:
         cli.require_picture("confusion", CONFUSION.value)
-    sources, references, what = [], [], f"{SPLIT.value} split"
+    texts = None
     if SOURCE.value is not None and REFERENCE.value is not None:
-        what = SOURCE.value
-        sources, references = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(REFERENCE.value))
+        cli.refuse_idle(["split"], "with --source")
+        texts = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(REFERENCE.value))
     run, settings = RESTORE()
+    which = f"with {run.config.name}, which"
     if run.classes is None:
-        cli.refuse_idle(["confusion"], f"with {run.config.name}, which translates")
+        cli.refuse_idle(["confusion"], f"{which} translates")
     else:
-        cli.refuse_idle(["lowercase", "tokenized"], f"with {run.config.name}, which classifies")
-        labels = "python -m transformer_flax.classify prints its labels"
-        cli.refuse_idle(["translations"], f"with {run.config.name}, which classifies ({labels})")
+        cli.refuse_idle(["lowercase", "tokenized"], f"{which} classifies")
+        cli.refuse_idle(["translations"], f"{which} classifies (python -m transformer_flax.classify prints its labels)")
     for name in ("lowercase", "tokenized"):
         if run.config.data[name]:
-            cli.refuse_idle([name], f"with {run.config.name}, which has config.data.{name}=True")
-    if SOURCE.value is None:
-        with contextlib.redirect_stdout(sys.stderr):  # TFDS prints while it prepares a data set
-            sources, references = _split(run)
+            cli.refuse_idle([name], f"{which} has config.data.{name}=True")
+    sources, references = texts or _split(run)
+    what = SOURCE.value or f"{SPLIT.value} split"
     from transformer_flax.run import ClassReport
 
     with Progress(stderr=True) as progress, progress.bar("lines") as update:
@@ -88,7 +85,8 @@ def main() -> None:
 def _split(run: "Run") -> tuple[list[str], list[str]]:
     """Returns the sources and references of --split; without that split, the error names the flags of files."""
     try:
-        return run.split(SPLIT.value)
+        with contextlib.redirect_stdout(sys.stderr):  # TFDS prints while it prepares a data set
+            return run.split(SPLIT.value)
     except UserError as error:
         raise UserError(f"{error}; --source and --reference score two files instead") from error
 
@@ -110,39 +108,32 @@ def _show_translations(
     report: "Report", normalised: "TranslationScores | None", title: str, progress: Progress
 ) -> dict[str, Any]:
     """Prints a table; returns the values for JSON."""
-    rows, signatures, values = [], {}, {}
-    if normalised:
-        how = ", lower-cased" * LOWERCASE.value + ", of Moses' tokens" * TOKENIZED.value
-        rows, signatures = [[f"BLEU{how}", f"{normalised.bleu:.2f}"]], {"normalised": normalised.signature}
-        values = {"normalised_bleu": normalised.bleu, "normalised_signature": normalised.signature}
     for warning in report.warnings:
         logger.warning(warning)
-    progress.table(
-        title,
-        ["", ""],
-        [
-            ["BLEU", f"{report.bleu:.2f}"],
-            ["chrF", f"{report.chrf:.2f}"],
-            ["BLEU, tokenised as in the paper's table 2", f"{report.table2_bleu:.2f}"],
-            *rows,
-            ["exact matches, of whole lines", f"{100 * report.exact_match:.1f} %"],
-            ["perplexity of the references, per piece", f"{report.perplexity:.3f}"],
-            ["length ratio to the references, in tokens of BLEU", f"{report.length_ratio:.3f}"],
-            [
-                f"sentences per second, {counted(report.compilations, 'compilation')} included",
-                f"{report.sentences_per_second:.1f}",
-            ],
-        ],
-    )
-    for name, text in {  # whole lines, so that a signature can be copied
-        "parameters": report.params_from,
-        "BLEU": report.signature,
-        "chrF": report.chrf_signature,
-        "table 2": report.table2_signature,
-        **signatures,
-    }.items():
-        progress.say(f"{name + ':':<12}{text}")
-    return {name: value for name, value in dataclasses.asdict(report).items() if name != "translations"} | values
+    rows = {
+        "BLEU": f"{report.bleu:.2f}",
+        "chrF": f"{report.chrf:.2f}",
+        "BLEU, tokenised as in the paper's table 2": f"{report.table2_bleu:.2f}",
+    }
+    signatures = {"BLEU": report.signature, "chrF": report.chrf_signature, "table 2": report.table2_signature}
+    values = dataclasses.asdict(report)
+    del values["translations"]
+    if normalised:
+        how = ", lower-cased" * LOWERCASE.value + ", of Moses' tokens" * TOKENIZED.value
+        rows[f"BLEU{how}"] = f"{normalised.bleu:.2f}"
+        signatures["normalised"] = normalised.signature
+        values |= {"normalised_bleu": normalised.bleu, "normalised_signature": normalised.signature}
+    compiled = counted(report.compilations, "compilation")
+    rows |= {
+        "exact matches, of whole lines": f"{100 * report.exact_match:.1f} %",
+        "perplexity of the references, per piece": f"{report.perplexity:.3f}",
+        "length ratio to the references, in tokens of BLEU": f"{report.length_ratio:.3f}",
+        f"sentences per second, {compiled} included": f"{report.sentences_per_second:.1f}",
+    }
+    progress.table(title, ["", ""], [[*row] for row in rows.items()])
+    for name, text in {"parameters": report.params_from, **signatures}.items():
+        progress.say(f"{name + ':':<12}{text}")  # a whole line, so that a signature can be copied
+    return values
 
 
 def _show_labels(report: "ClassReport", title: str, progress: Progress) -> dict[str, Any]:
