@@ -103,11 +103,16 @@ class _ConfigFile(flags.ArgumentParser):
 
     def parse(self, argument: str) -> ConfigDict:
         config = load_config(argument)
-        flat = flatten(config.to_dict())
-        if any(field not in flat for field in _set_fields(sys.argv)):
+        found = {flag: re.match(r"--?(no)?config\.([^=]*)", flag) for flag in sys.argv}
+        given = {match[2]: flag for flag, match in found.items() if match}  # by field or section
+        if given.keys() - flatten(config.to_dict()).keys():
             add_fields(config)  # so that fields that the file lacks can be set too
-        _require_known(config.lock(), sys.argv)
-        return config
+        known = flatten(config.to_dict())
+        for field, flag in given.items():
+            if not any(f"{name}.".startswith(f"{field}.") for name in known):
+                hint = _suggest(field, config) or "the config file, and those it imports, list its fields"
+                raise UserError(f"{flag}: this config has no field {field!r}; {hint}")
+        return config.lock()
 
 
 def load_config(argument: str | os.PathLike[str]) -> ConfigDict:
@@ -215,21 +220,6 @@ def arrange(argv: list[str], *, default: str) -> list[str]:
             )
         arranged += [f"--config.{field}={language}" for field, language in zip(LANGUAGES, named, strict=True)]
     return arranged + arguments
-
-
-def _set_fields(argv: list[str]) -> dict[str, str]:
-    """Returns the fields that --config.FIELD=VALUE and --noconfig.FIELD set, each with its argument."""
-    found = {argument: re.match(r"--?(no)?config\.([^=]*)", argument) for argument in argv}
-    return {match[2]: argument for argument, match in found.items() if match}
-
-
-def _require_known(config: ConfigDict, argv: list[str]) -> None:
-    """Checks that a config has the fields or sections that --config.FIELD=VALUE sets."""
-    known = flatten(config.to_dict())
-    for field, argument in _set_fields(argv).items():
-        if not any(f"{name}.".startswith(f"{field}.") for name in known):
-            hint = _suggest(field, config) or "the config file, and those it imports, list its fields"
-            raise UserError(f"{argument}: this config has no field {field!r}; {hint}")
 
 
 def _suggest(name: str, config: ConfigDict | None, names: Iterable[str] = ()) -> str:
