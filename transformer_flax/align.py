@@ -36,15 +36,14 @@ PAGE = flags.DEFINE_string("page", None, "write an interactive page of all sente
 def main() -> None:
     if SOURCE.value is None:
         raise UserError("name a text to align: --source=FILE")
-    if TARGET.value is not None:
-        cli.refuse_idle((*cli.SEARCH, "batch_size", "window", "translations"), "with --target")
     if GOLD.value is not None and TARGET.value is None:
         raise UserError("--gold needs --target=FILE, the sentences whose words it links")
     layers, heads = (_numbers(flag) for flag in (LAYERS, HEADS))
-    if TARGET.value is not None:
-        sources, targets = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))
-    else:
+    if TARGET.value is None:
         sources, targets = list(read_lines(pathlib.Path(SOURCE.value))), None
+    else:
+        cli.refuse_idle((*cli.SEARCH, "batch_size", "window", "translations"), "with --target")
+        sources, targets = read_side_by_side(pathlib.Path(SOURCE.value), pathlib.Path(TARGET.value))
     for output in (PAGE.value, TRANSLATIONS.value):
         cli.require_output(output, SOURCE.value, TARGET.value, GOLD.value)
     from transformer_flax.analysis.alignment import align, error_rate, read_gold, to_pharaoh
