@@ -132,7 +132,6 @@ def run(main: Callable[..., None], *, afterwards: str = "") -> None:
     """
 
     def parse_flags(argv: list[str]) -> list[str]:
-        app.define_help_flags()
         try:
             return parse(argv)
         except UserError as error:
