@@ -17,7 +17,7 @@ import pathlib
 import re
 import socket
 import zlib
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -187,31 +187,30 @@ class RunDirectory:
         """Writes how many training pairs are used, and how many are left out for each reason."""
         self._write(self.path / "selection.json", json.dumps(counts, indent=2) + "\n")
 
-    def _outputs_file(self, what: str, split: str, step: int) -> pathlib.Path:
-        return self.path / what / (f"{step}.txt" if split == "valid" else f"{step}.{split}.txt")
-
     def save_outputs(self, what: str, split: str, step: int, outputs: list[str]) -> pathlib.Path:
         """Writes the translations or labels after a step, one per line, in the order of the split."""
-        file = self._outputs_file(what, split, step)
+        file = self.path / what / (f"{step}.txt" if split == "valid" else f"{step}.{split}.txt")
         self._write(file, "".join(f"{line}\n" for line in outputs))
         return file
 
+    def _outputs(self, what: str) -> Iterator[tuple[int, str, pathlib.Path]]:
+        """Yields the step, the split and the file of all outputs that `save_outputs` wrote."""
+        for file in (self.path / what).glob("*.txt"):
+            if name := re.fullmatch(r"(\d+)(?:\.(.+))?\.txt", file.name):
+                yield int(name[1]), name[2] or "valid", file
+
     def drop_outputs(self, what: str, step: int) -> None:
         """Deletes the translations or labels of steps after `step`, which the run will repeat."""
-        for file in (self.path / what).glob("*.txt") if is_first() else ():
-            written, _, _ = file.name.partition(".")
-            if written.isdecimal() and int(written) > step:
+        for written, _, file in self._outputs(what) if is_first() else ():
+            if written > step:
                 file.unlink()
 
     def load_translations(self, split: str) -> list[str]:
         """Reads the translations of a split after the last step at which `save_outputs` wrote them."""
-        ending = self._outputs_file("translations", split, 0).name.removeprefix("0")
-        found = [file.name.removesuffix(ending) for file in (self.path / "translations").glob(f"*{ending}")]
-        steps = [int(step) for step in found if step.isdecimal()]  # "5.test" is of another split
-        if not steps:
+        files = {step: file for step, of, file in self._outputs("translations") if of == split}
+        if not files:
             raise UserError(f"{self.path} has no translations of the {split} split")
-        text = self._outputs_file("translations", split, max(steps)).read_text("utf-8")
-        return text.removesuffix("\n").split("\n")
+        return files[max(files)].read_text("utf-8").removesuffix("\n").split("\n")
 
     def _load_run(self) -> dict:
         refuse_dangling(self.path)
