@@ -26,21 +26,20 @@ def keep_compiled(cache_dir: str) -> pathlib.Path:
 
     The cache lies in `cache_dir`, the directory of caches; "" is the default directory.
     """
-    given = jax.config.values["jax_compilation_cache_dir"]
-    if not given:
+    if not jax.config.values["jax_compilation_cache_dir"]:
         # A program for one CPU may use instructions that another CPU lacks. Machines may share a home directory.
         cpuinfo = pathlib.Path("/proc/cpuinfo")
         lines = cpuinfo.read_text().splitlines(keepends=True) if cpuinfo.exists() else []
         features = next((line for line in lines if line.startswith(("flags", "Features"))), "")  # as x86 and ARM say
         machine = f"{os.uname().machine}-{zlib.crc32(features.encode()):08x}"
-        given = str(cache_root(cache_dir) / "compiled" / machine)
-        jax.config.update("jax_compilation_cache_dir", given)
-    _remove_cut_short(pathlib.Path(str(given)))
+        jax.config.update("jax_compilation_cache_dir", str(cache_root(cache_dir) / "compiled" / machine))
+    folder = pathlib.Path(str(jax.config.values["jax_compilation_cache_dir"]))
+    _remove_cut_short(folder)
     if share()[1] > 1 and jax.default_backend() == "cpu":
         # Only the first process would find its programs. At the first step it would wait for the others, which compile,
         # and Gloo gives up after 30 seconds.
         jax.config.update("jax_enable_compilation_cache", False)
-    return pathlib.Path(str(given))
+    return folder
 
 
 def _remove_cut_short(folder: pathlib.Path) -> None:
