@@ -54,9 +54,7 @@ def load_model(
 ) -> TrainedModel:
     """Loads the model of a run or of an exported folder. Nothing in the folder is executed or unpickled.
 
-    Args:
-      average: the number of checkpoints to average, or "ema". None: what the run's final evaluation uses.
-      steps: the step or steps of the checkpoints to average instead; `choose` says what is read from them.
+    `average` and `steps` say which checkpoints of a run to use, as `choose` explains.
 
     Raises:
       UserError: the run or a checkpoint does not exist or cannot be read.
