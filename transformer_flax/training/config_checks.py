@@ -48,23 +48,14 @@ def check(config: ConfigDict) -> None:
 
     # The shapes of batches.
     if config.data.batching == "packed":
-        require(
-            "data.batching",
-            kind.segments,
-            f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart",
-        )
+        must = f"bucketed: a model of kind {config.model.kind} cannot keep several pairs in a row apart"
+        require("data.batching", kind.segments, must)
         least = config.data.rows_multiple_of * config.data.max_length
-        require(
-            "data.tokens_per_batch",
-            config.data.tokens_per_batch >= least,
-            f"at least {least:,} when packed: config.data.rows_multiple_of rows of config.data.max_length tokens",
-        )
+        must = f"at least {least:,} when packed: config.data.rows_multiple_of rows of config.data.max_length tokens"
+        require("data.tokens_per_batch", config.data.tokens_per_batch >= least, must)
     least = max(1, config.parallel.num_devices) * config.accumulation_steps * config.loss_chunks
-    require(
-        "data.rows_multiple_of",
-        config.data.rows_multiple_of % least == 0,
-        f"a multiple of {least}: of config.parallel.num_devices x accumulation_steps x loss_chunks",
-    )
+    must = f"a multiple of {least}: of config.parallel.num_devices x accumulation_steps x loss_chunks"
+    require("data.rows_multiple_of", config.data.rows_multiple_of % least == 0, must)
     if needs_bfloat16(config):
         width = "data.max_length" if config.data.batching == "packed" else "data.length_multiple_of"
         require(width, fields[width] % 2 == 0, "even for cuDNN's attention, which takes no odd widths")
@@ -72,19 +63,17 @@ def check(config: ConfigDict) -> None:
     multiple = config.data.length_multiple_of
     widest = round_up(max(config.data.max_length, config.decode.max_input_length), multiple)
     longest = max(widest, config.decode.max_input_length + extra)
-    require(
-        "model.max_length",
-        model.most_positions >= longest,
+    must = (
         f"at least {longest} with learned positions: config.data.max_length and config.decode.max_input_length, as "
-        f"multiples of {multiple} (config.data.length_multiple_of), and max_input_length + max_extra_length",
+        f"multiples of {multiple} (config.data.length_multiple_of), and max_input_length + max_extra_length"
     )
+    require("model.max_length", model.most_positions >= longest, must)
 
     # What the parameters start from, and which of them are trained.
     if config.init_from:
         require_alike(config, model)
-        require_only(
-            config, {"data.tokenizer_file": "", "embedding_init": ""}, "with config.init_from, which has its own"
-        )
+        only = {"data.tokenizer_file": "", "embedding_init": ""}
+        require_only(config, only, "with config.init_from, which has its own")
     load_embeddings(config, given)
     if config.train_only:
         are_trained(config.train_only, param_shapes(model))
@@ -99,17 +88,11 @@ def check(config: ConfigDict) -> None:
         require_only(config, {"parallel.shard_params": False}, "with pmap, which copies the parameters to each device")
 
     # Evaluations, checkpoints and logs.
-    require(
-        "eval.patience",
-        config.eval.patience == 0 or config.eval.every > 0,
-        "0 where config.eval.every is 0: patience counts evaluations during training",
-    )
+    must = "0 where config.eval.every is 0: patience counts evaluations during training"
+    require("eval.patience", config.eval.patience == 0 or config.eval.every > 0, must)
     averaged = 1 if keeps_average(config) else max(config.eval.average, config.eval.final_average)
-    require(
-        "checkpoint.keep",
-        config.checkpoint.keep >= averaged,
-        f"at least {averaged}: what config.eval.average or final_average takes must be kept",
-    )
+    must = f"at least {averaged}: what config.eval.average or final_average takes must be kept"
+    require("checkpoint.keep", config.checkpoint.keep >= averaged, must)
     if config.log.wandb:
         require_wandb()
 
