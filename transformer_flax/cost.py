@@ -52,31 +52,23 @@ def _show(name: str, cost: "Cost") -> None:
         forward = sum(cost.forward_flops.values())
         per_token = {**cost.forward_flops, "forward": forward, "backward": cost.step_flops - forward}
         per_token["forward and backward"] = cost.step_flops
-        progress.table(
-            f"floating-point operations, {cost.tokens_per_step:,} source and target tokens a step",
-            ["", "MFLOP a token", "GFLOP a step"],
-            [
-                [module, f"{flops / cost.tokens_per_step / 1e6:,.2f}", f"{flops / 1e9:,.2f}"]
-                for module, flops in per_token.items()
-            ],
-        )
+        rows = [
+            [module, f"{flops / cost.tokens_per_step / 1e6:,.2f}", f"{flops / 1e9:,.2f}"]
+            for module, flops in per_token.items()
+        ]
+        title = f"floating-point operations, {cost.tokens_per_step:,} source and target tokens a step"
+        progress.table(title, ["", "MFLOP a token", "GFLOP a step"], rows)
         memory = {**cost.memory, "all": sum(cost.memory.values())}
-        progress.table(
-            "memory on one device that holds all",
-            ["", "MB"],
-            [[what, f"{count / 1e6:,.1f}"] for what, count in memory.items() if count],
-        )
-        progress.table(
-            f"{cost.steps:,} steps on {cost.device}",
-            ["", ""],
-            [
-                ["time", f"{seconds / 86_400:,.2f} days" if seconds > 86_400 else duration(seconds)],
-                ["a step", f"{1000 * seconds / cost.steps:,.3g} ms"],
-                ["tokens a second", f"{cost.tokens_per_second:,.0f}"],
-                ["training, counted from the model", f"{cost.training_flops:.2g} FLOP"],
-                ["training, as table 2 counts it (base 3.3e18, big 2.3e19)", f"{cost.table2_flops:.2g} FLOP"],
-            ],
-        )
+        rows = [[what, f"{count / 1e6:,.1f}"] for what, count in memory.items() if count]
+        progress.table("memory on one device that holds all", ["", "MB"], rows)
+        rows = [
+            ["time", f"{seconds / 86_400:,.2f} days" if seconds > 86_400 else duration(seconds)],
+            ["a step", f"{1000 * seconds / cost.steps:,.3g} ms"],
+            ["tokens a second", f"{cost.tokens_per_second:,.0f}"],
+            ["training, counted from the model", f"{cost.training_flops:.2g} FLOP"],
+            ["training, as table 2 counts it (base 3.3e18, big 2.3e19)", f"{cost.table2_flops:.2g} FLOP"],
+        ]
+        progress.table(f"{cost.steps:,} steps on {cost.device}", ["", ""], rows)
 
 
 def main() -> None:

@@ -140,14 +140,11 @@ def _show_labels(report: "ClassReport", title: str, progress: Progress) -> dict[
     """Prints a table; returns the values for JSON."""
     columns = {"precision": report.precision, "recall": report.recall, "f1": report.f1, "texts": report.support}
     each = {name: {what: of[n].item() for what, of in columns.items()} for n, name in enumerate(report.classes)}
-    progress.table(
-        title,
-        ["class", "precision", "recall", "F1", "texts"],
-        [
-            [name, f"{of['precision']:.1%}", f"{of['recall']:.1%}", f"{of['f1']:.1%}", f"{of['texts']:,}"]
-            for name, of in each.items()
-        ],
-    )
+    rows = [
+        [name, f"{of['precision']:.1%}", f"{of['recall']:.1%}", f"{of['f1']:.1%}", f"{of['texts']:,}"]
+        for name, of in each.items()
+    ]
+    progress.table(title, ["class", "precision", "recall", "F1", "texts"], rows)
     for name, text in {
         "accuracy": f"{report.accuracy:.2%}",
         "macro-F1": f"{report.macro_f1:.2%}",
