@@ -83,9 +83,8 @@ def train() -> None:
 
             vectors = train_vectors(sides, tokenizer, chosen, config.seed, progress=show)
         vectors.save(output, config.to_dict())
-        progress.say(
-            f"{output}/ after {duration(time.perf_counter() - started)}, of {counted(len(vectors.words()), 'word')}"
-        )
+        seconds = time.perf_counter() - started
+        progress.say(f"{output}/ after {duration(seconds)}, of {counted(len(vectors.words()), 'word')}")
 
 
 def nearest(*words: str) -> None:

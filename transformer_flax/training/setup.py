@@ -95,13 +95,11 @@ def set_up_devices(config: ConfigDict, progress: Progress, note: str = "") -> Pa
     parallel = make_parallel(
         config.parallel, config.data.rows_multiple_of, config.accumulation_steps, config.loss_chunks
     )
-    processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    progress.say(
-        f"{config.name}: {_describe(model)}\n"
-        f"on {parallel.num_devices} x {jax.devices()[0].device_kind}{processes}, {config.parallel.mode}, "
-        f"{config.model.dtype}{note}\n"
-        f"compiled programs: {compiled}"
-    )
+    devices = f"{parallel.num_devices} x {jax.devices()[0].device_kind}"
+    devices += f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    progress.say(f"{config.name}: {_describe(model)}")
+    progress.say(f"on {devices}, {config.parallel.mode}, {config.model.dtype}{note}")
+    progress.say(f"compiled programs: {compiled}")
     if config.train_only:
         params = param_shapes(model)
         trained = are_trained(config.train_only, params)
@@ -313,12 +311,11 @@ def _say_sizes(run: PreparedRun, progress: Progress) -> None:
     config, train, vocab_size = run.config, run.train, run.tokenizer.vocab_size
     if run.classes:
         progress.say(f"{len(run.classes):,} classes: {run.classes}")
-    progress.say(
-        ", ".join(f"{len(corpus):,} {split}" for split, corpus in run.corpora.items())
-        + f" pairs; vocabulary {vocab_size:,}\n"
-        f"{train.batches_per_epoch:,} batches an epoch, {config.steps / train.batches_per_epoch:,.1f} epochs; "
-        "shapes (rows x tokens) " + " ".join(f"{rows}x{length}" for rows, length in train.shapes)
-    )
+    pairs = ", ".join(f"{len(corpus):,} {split}" for split, corpus in run.corpora.items())
+    progress.say(f"{pairs} pairs; vocabulary {vocab_size:,}")
+    epochs = f"{train.batches_per_epoch:,} batches an epoch, {config.steps / train.batches_per_epoch:,.1f} epochs"
+    shapes = " ".join(f"{rows}x{length}" for rows, length in train.shapes)
+    progress.say(f"{epochs}; shapes (rows x tokens) {shapes}")
     if run.embeddings:
         unseen = np.sum(run.embeddings.counts[0] == 0)
         progress.say(f"initial embeddings: {config.embedding_init}; {counted(int(unseen), 'piece')} at random")
