@@ -188,12 +188,11 @@ class Touched(NamedTuple):
 
 def touch(rows: Rows, vocab_size: int) -> Touched:
     """Finds the vectors that a batch touches."""
-    asked = [rows.words, rows.words + vocab_size, rows.noise + vocab_size]
-    sizes = [part.size for part in asked]
-    places, found = np.unique(np.concatenate([part.ravel() for part in asked]), return_inverse=True)
-    room = np.concatenate([places, np.arange(sum(sizes) - len(places)) + 2 * vocab_size]).astype(np.int32)
-    parts = np.split(found.astype(np.int32), np.cumsum(sizes)[:-1])
-    v, u, noise = (part.reshape(like.shape) for part, like in zip(parts, asked, strict=True))
+    asked = np.concatenate([rows.words, rows.words + vocab_size, rows.noise + vocab_size], axis=1)
+    places, found = np.unique(asked, return_inverse=True)
+    room = np.concatenate([places, np.arange(asked.size - len(places)) + 2 * vocab_size]).astype(np.int32)
+    length = rows.words.shape[1]
+    v, u, noise = np.split(found.astype(np.int32), [length, 2 * length], axis=1)
     return Touched(room, v, u, noise, rows.sentences, rows.reach)
 
 
