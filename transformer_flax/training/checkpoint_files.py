@@ -54,30 +54,27 @@ def load_params(directory: pathlib.Path, step: int, like: Any, *, seed: int, kin
     Raises:
       UnreadableError: the checkpoint is damaged, or of another model, step or seed.
     """
-    loaded, _ = load_parts(directory, step, {kind: like}, seed=seed, partial=True)
+    loaded, _ = load_parts(directory, step, {kind: like}, seed=seed)
     return loaded[kind]
 
 
-def load_parts(directory: pathlib.Path, step: int, like: Any, *, seed: int, partial: bool = False) -> tuple[Any, Any]:
-    """Reads a checkpoint to the first device, and checks it. Returns the state and the totals of its seal.
+def load_parts(directory: pathlib.Path, step: int, like: dict[str, Any], *, seed: int) -> tuple[dict[str, Any], Any]:
+    """Reads parts of a state to the first device, and checks them. Returns the parts and the totals of the seal.
 
-    `like` has the shapes of a state. With `partial`, it has those of some parts of a state, by name, and only these
-    parts are read. Raises an UnreadableError as `load_params` does.
+    `like` has the shapes of the parts, by name. Raises an UnreadableError as `load_params` does.
     """
-    context = _own_context()
-    context.pytree.loading.partial_load = partial
     folder = directory.resolve() / str(step)
     # Orbax then restores arrays to the first device, whichever devices the arrays were saved from.
     first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=first), like)
-    with _reading(directory, step), context:
+    with _reading(directory, step), _own_context():
         sealed = _load_seal(folder)
         fingerprints = sealed["fingerprints"]
         for name, number in {"step": step, "seed": seed}.items():  # an integer is its own fingerprint
             if fingerprints[name] != number:
                 raise UserError(f"its state is of {name} {fingerprints[name]}, not {number}")
         loaded: Any = ocp.load_checkpointables(str(folder), {"state": like})["state"]
-        for name, part in (loaded if partial else vars(loaded)).items():
+        for name, part in loaded.items():
             if int(fingerprint(part)) != fingerprints[name]:  # fails for a missing part, which is abstract
                 raise ValueError(f"its {name} are not what was saved")
     return loaded, sealed["totals"]
@@ -111,8 +108,9 @@ def _reading(directory: pathlib.Path, step: int) -> Generator[None]:
 
 
 def _own_context() -> ocp.Context:
-    """Returns settings of Orbax with which this process reads alone, whatever the other processes do."""
+    """Returns settings of Orbax with which this process reads some parts, whatever the other processes do."""
     context = ocp.Context()
+    context.pytree.loading.partial_load = True
     index, size = share()
     if size > 1:
         context.multiprocessing.active_processes = {index}

@@ -122,7 +122,8 @@ class Checkpoints:
         Raises:
           UnreadableError: the checkpoint is damaged, or of another model, step or seed.
         """
-        return load_parts(self._directory, step, like, seed=self.seed)
+        parts, totals = load_parts(self._directory, step, vars(like), seed=self.seed)
+        return like.replace(**parts), totals
 
     def put_aside(self, step: int, why: str) -> pathlib.Path:
         """Renames a checkpoint so that `steps()` leaves it out. Returns the new path, whose name contains `why`."""
