@@ -24,8 +24,7 @@ from transformer_flax.training.checkpoint_files import (
     fingerprint,
     saved_steps,
 )
-from transformer_flax.training.checkpoints import Checkpoints
-from transformer_flax.training.latest_checkpoint import resume_or_begin
+from transformer_flax.training.checkpoints import Checkpoints, resume_or_begin
 from transformer_flax.training.step import TrainState
 from transformer_flax.training.vectorized_seeds import train_seeds
 
@@ -207,8 +206,7 @@ def test_where_one_run_cannot_read_its_checkpoint_all_go_on_from_the_one_before(
         checkpoints.close()
     (tmp_path / "other/checkpoints/20" / METADATA).unlink()
     with monkeypatch.context() as several:  # processes, of which another one may be able to read it
-        for module in ("checkpoints", "latest_checkpoint"):
-            several.setattr(f"transformer_flax.training.{module}.share", lambda: (0, 2))
+        several.setattr("transformer_flax.training.checkpoints.share", lambda: (0, 2))
         with pytest.raises(UnreadableError), Progress() as progress:
             resume_or_begin(PROGRAMS, runs, progress)
         with pytest.raises(UnreadableError):

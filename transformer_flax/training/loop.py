@@ -12,11 +12,10 @@ from ml_collections import ConfigDict
 
 from transformer_flax.console import Progress
 from transformer_flax.prefetch import prefetch
-from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.checkpoints import Checkpoints, resume_or_begin
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.latest_checkpoint import resume_or_begin
 from transformer_flax.training.multihost import agreed_stop, is_first
 from transformer_flax.training.run_directory import RunDirectory
 from transformer_flax.training.setup import PreparedRun, checked_config, prepare_run, set_up_devices

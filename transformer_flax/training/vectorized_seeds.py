@@ -15,12 +15,11 @@ from ml_collections import ConfigDict
 from transformer_flax.console import Progress, counted
 from transformer_flax.errors import UserError
 from transformer_flax.training.checkpoint_files import saved_steps
-from transformer_flax.training.checkpoints import Checkpoints
+from transformer_flax.training.checkpoints import Checkpoints, common_steps, resume_or_begin
 from transformer_flax.training.compiled import Programs
 from transformer_flax.training.config_fields import require_only
 from transformer_flax.training.evaluation import Evaluation
 from transformer_flax.training.interruption import Interruption
-from transformer_flax.training.latest_checkpoint import common_steps, resume_or_begin
 from transformer_flax.training.loop import fit
 from transformer_flax.training.multihost import share
 from transformer_flax.training.run_directory import RunDirectory
