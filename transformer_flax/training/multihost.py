@@ -196,20 +196,16 @@ def from_first(make: Callable[[], Any], check: Callable[[], None] = lambda: None
     if is_first():
         try:
             value = make()
-        except UserError as error:
-            _group.set(key, {"error": str(error)})
-            raise
-        except Interrupted as interruption:
-            _group.set(key, {"stopped": [str(interruption), interruption.signal]})
+        except (UserError, Interrupted) as error:
+            _group.set(key, {"error": str(error), "signal": getattr(error, "signal", None)})
             raise
         _group.set(key, {"value": value})
         return value
     published = _group.wait_for(key, meanwhile=check)
-    if "error" in published:
-        raise UserError(published["error"])
-    if "stopped" in published:
-        raise Interrupted(*published["stopped"])
-    return published["value"]
+    if "value" in published:
+        return published["value"]
+    message, number = published["error"], published["signal"]
+    raise UserError(message) if number is None else Interrupted(message, number)
 
 
 def first_ahead(make: Callable[[], Any]) -> Any:
