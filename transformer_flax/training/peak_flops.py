@@ -1,7 +1,7 @@
 """The peak FLOPs per second of a device: from its data sheet, and measured with a large matrix product."""
 
 import functools
-import time
+import timeit
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -55,11 +55,5 @@ def measured_flops(dtype: str) -> float:
     import jax
 
     product, flops = large_product(dtype, repeats=1 if jax.default_backend() == "cpu" else 3)
-    jax.block_until_ready(product())
-
-    def seconds() -> float:
-        started = time.perf_counter()
-        jax.block_until_ready(product())
-        return time.perf_counter() - started
-
-    return flops / min(seconds() for _ in range(3))
+    jax.block_until_ready(product())  # compiles
+    return flops / min(timeit.repeat(lambda: jax.block_until_ready(product()), number=1, repeat=3))
