@@ -82,10 +82,6 @@ def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
     the barrier, XLA would compute it from the old moments, once more for each result.
     """
 
-    def init(params: Any) -> optax.ScaleByAdamState:
-        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
-        return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), mu, nu)
-
     def update(updates: Any, state: Any, params: Any = None, *, finite: Any = True, **_: Any) -> tuple[Any, Any]:
         count = state.count + finite
         mu = jax.tree.map(lambda g, m: jnp.where(finite, b1 * m + (1 - b1) * g, m), updates, state.mu)
@@ -97,7 +93,7 @@ def adam(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> 
         updates = jax.tree.map(lambda m, v: -rate * (m / m_weight) / (jnp.sqrt(v / v_weight) + eps), mu, nu)
         return updates, optax.ScaleByAdamState(count, mu, nu)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
 
 
 def muon(learning_rate: optax.Schedule, *, b1: float, b2: float, eps: float) -> optax.GradientTransformationExtraArgs:
