@@ -5,6 +5,7 @@ Orbax stores no checksums of its arrays. So a seal is stored beside each state: 
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import pathlib
@@ -175,24 +176,21 @@ def _settled_loops() -> Generator[None]:
     with _settling_lock, contextlib.ExitStack() as undone:  # one thread at a time, or the makers would stay changed
         for module in makers:
             undone.callback(setattr, module, "new_event_loop", module.new_event_loop)
-            module.new_event_loop = _settling(module.new_event_loop)
+            module.new_event_loop = functools.partial(_make_settling, module.new_event_loop)
         yield
 
 
-def _settling(new_event_loop: Callable[[], Any]) -> Callable[[], Any]:
-    def make() -> Any:
-        loop = new_event_loop()
-        close = loop.close
+def _make_settling(new_event_loop: Callable[[], Any]) -> Any:
+    loop = new_event_loop()
+    close = loop.close
 
-        def settle_and_close() -> None:
-            if not loop.is_closed():
-                loop.run_until_complete(_others())
-            close()
+    def settle_and_close() -> None:
+        if not loop.is_closed():
+            loop.run_until_complete(_others())
+        close()
 
-        loop.close = settle_and_close
-        return loop
-
-    return make
+    loop.close = settle_and_close
+    return loop
 
 
 async def _others() -> None:
