@@ -79,6 +79,8 @@ class SeedsTrainer:
         self._trainers, first = trainers, trainers[0]
         self.start, self.progress, self.interruption = first.start, first.progress, first.interruption
         self.run = first.run  # `fit` needs only its config, its directory and the shapes of its batches
+        self.seconds_left = first.seconds_left
+        self.out_of_patience = first.out_of_patience  # never, as `check_seeds` allows no patience
         self.programs, self._parallel = first.programs, first.programs.parallel.behind_seeds()
         self.train_step = first.programs.steps.seeds_step
 
@@ -96,9 +98,6 @@ class SeedsTrainer:
     def add_time(self, step: int, seconds: float) -> None:
         for trainer in self._trainers:
             trainer.add_time(step, seconds)
-
-    def seconds_left(self, step: int) -> float | None:
-        return self._trainers[0].seconds_left(step)
 
     def log(self, metrics: Metrics, step: int) -> None:
         self._each(Trainer.log, jax.device_get(metrics), step)
@@ -125,9 +124,6 @@ class SeedsTrainer:
     def require_saved(self, state: TrainState, step: int) -> None:
         del state, step  # without config.eval.patience, a run ends at a step that was saved
         self._wait()
-
-    def out_of_patience(self, step: int) -> bool:
-        return self._trainers[0].out_of_patience(step)  # never, as `check_seeds` allows no patience
 
     def evaluate(self, state: TrainState, step: int, *, last: bool = False) -> list[dict[str, Evaluation]]:
         return self._each(Trainer.evaluate, state, step, last=last)
