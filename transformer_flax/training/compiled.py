@@ -19,13 +19,7 @@ from transformer_flax.training.config_checks import model_config
 from transformer_flax.training.evaluation import Evaluator, Task
 from transformer_flax.training.fine_tuning import are_trained, with_embeddings
 from transformer_flax.training.loss import make_loss
-from transformer_flax.training.optimizer import (
-    depends_on_steps,
-    keeps_average,
-    make_average,
-    make_optimizer,
-    make_schedule,
-)
+from transformer_flax.training.optimizer import depends_on_steps, make_average, make_optimizer, make_schedule
 from transformer_flax.training.setup import PreparedRun
 from transformer_flax.training.sharding import Parallel
 from transformer_flax.training.step import TrainState, init_key, make_eval_step, make_train_step
@@ -60,7 +54,7 @@ class Steps:
     """
 
     def __init__(self, config: FrozenConfigDict, model: nn.Module, parallel: Parallel):
-        self.optimizer = make_optimizer(config)
+        self.optimizer, self.average = make_optimizer(config), make_average(config)
         self.traced: collections.Counter[str] = collections.Counter()  # how often each step was compiled, by name
         loss_fn = parallel.gathering(make_loss(config, model))
         # Adam does not change a parameter whose gradient was always zero, and XLA computes nothing for this gradient.
@@ -69,7 +63,7 @@ class Steps:
             loss_fn,
             self.optimizer,
             accumulation_steps=config.accumulation_steps,
-            average=make_average(config),
+            average=self.average,
             axis_name=parallel.axis_name,
             trained=lambda tree: jax.tree.map(lambda x, keep: x if keep else jnp.zeros_like(x), tree, trained),
         )
@@ -120,4 +114,4 @@ class Programs:
         else:
             deviation = getattr(self.model.config, "embedding_deviation", 1.0)
             params = with_embeddings(init_params(self.model.config, init_key(seed)), self._run.embeddings, deviation)
-        return TrainState.create(seed, params, self.steps.optimizer, keep_ema=keeps_average(self._run.config))
+        return TrainState.create(seed, params, self.steps.optimizer, keep_ema=self.steps.average is not None)
