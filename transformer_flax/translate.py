@@ -90,9 +90,8 @@ def _read_beside(name: str) -> tuple[list[str], list[str]]:
 
 def _show(number: int, translations: Sequence["Translation"]) -> str:
     if NBEST.value is not None:
-        return "\n".join(
-            f"{number} ||| {t.text} ||| log_prob= {t.log_prob:.4f} ||| {t.score:.4f}" for t in translations
-        )
+        lines = [f"{number} ||| {t.text} ||| log_prob= {t.log_prob:.4f} ||| {t.score:.4f}" for t in translations]
+        return "\n".join(lines)
     best = translations[0]
     return f"{best.score:.4f}\t{best.text}" if SCORES.value else best.text
 

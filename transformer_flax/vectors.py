@@ -56,9 +56,9 @@ def train() -> None:
     config = complete(config)
     check_text(config)
     labelled = config.data.source == "tsv"
-    if chosen.sides != "source" and (labelled or config.data.source_language == config.data.target_language):
-        where = "for texts with labels" if labelled else "for texts of one language"
-        raise UserError(f"config.vectors.sides is {chosen.sides!r}; it must be 'source' {where}")
+    if labelled or config.data.source_language == config.data.target_language:
+        where = "with labels" if labelled else "of one language"
+        chosen.require("sides", chosen.sides == "source", f"'source' for texts {where}")
     require_free(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryDirectory(dir=output.parent).cleanup()  # an unwritable folder raises an error before the training
