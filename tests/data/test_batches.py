@@ -350,6 +350,27 @@ def test_the_order_of_pairs_within_a_bucket_is_not_that_of_the_corpus():
     assert pairs_in(batch) != sorted(pairs_in(batch))
 
 
+def test_pairs_that_move_up_are_spread_over_their_new_bucket():
+    lengths = [5] * 3 + [30] * 37  # rows for 24 of 5 tokens, so the three move up to ten batches of 4 rows
+    batches = make(corpus=corpus_of(lengths, lengths), indices=np.arange(40), num_buckets=2, tokens_per_batch=4 * 30)
+    for number in range(3):
+        assert len([batch for batch in epoch(batches, number) if {0, 1, 2} & {*pairs_in(batch)}]) > 1
+
+
+@kinds
+def test_the_first_batch_of_every_shape_is_the_first_that_has_it(kind):
+    batches = make(kind)
+    shapes = shapes_of(epoch(batches))
+    assert batches.first_of_each_shape() == [k for k, shape in enumerate(shapes) if shape not in shapes[:k]]
+
+
+def test_packed_rows_hold_sentences_of_more_than_255_tokens():
+    lengths = [300, 256, 255, 44]
+    own = {"corpus": corpus_of(lengths, lengths), "indices": np.arange(4)}
+    batches = make(PackedBatches, width=300, tokens_per_batch=600, **own)
+    assert sorted(np.sum(batch["source"] != PAD_ID) for batch in epoch(batches)) == [255, 600]
+
+
 # Cutting and leaving out
 
 

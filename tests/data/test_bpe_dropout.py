@@ -119,6 +119,7 @@ def test_batches_of_an_epoch_have_its_pieces_in_shapes_that_are_the_same_for_all
         for side in ("source", "target"):
             np.testing.assert_array_equal(batch[side], np.concatenate([half[side] for half in halves]))
             assert (batch[side] != PAD_ID).sum() == batches.lengths(k)[side].sum()
+        assert batches.corpus_of(k).source.key == dropout.epoch(0, k // batches.batches_per_epoch).source.key
         text = batch["source"][batch["source"] != PAD_ID]
         sentences = [tokenizer.decode(ids) for ids in np.split(text, np.flatnonzero(text == END_ID) + 1)[:-1]]
         assert sentences == [LINES[i] for i in batches.pairs(k)]

@@ -313,6 +313,8 @@ def counted_step(tokens, parents, position, cache):
         (0.8, 1.0, 4, 1, 1),
         # The third best is (2 log 0.2 + log 0.8) / 3 = -1.15, which -0.20 n passes with n = 6.
         (0.8, 1.0, 8, 3, 6),
+        # Where a sentence has room for fewer outputs than are asked for, nothing lives on after the last of them.
+        (0.8, 1.0, 2, 3, 2),
         # Where shortness is favoured, the next place has the largest penalty: 2 log 0.6 = -1.02 is below
         # log 0.4 = -0.92.
         (0.4, -1.0, 8, 1, 1),

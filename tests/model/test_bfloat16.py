@@ -8,9 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from tests.conftest import TINY, long
+from tests.conftest import TINY, VARIANTS, long
+from tests.model.sentences import SOURCE, TARGET
 from tests.relatives.rivals import CONVOLUTIONAL, RECURRENT
-from transformer_flax.model.registry import init_params, kind_of, make_model
+from transformer_flax.model.registry import init_params, kind_of, make_model, param_shapes
 from transformer_flax.relatives.classifier import ClassifierConfig
 from transformer_flax.special_tokens import NUM_SPECIAL
 from transformer_flax.training.loss import classification_loss, translation_loss
@@ -101,3 +102,14 @@ def test_every_product_under_bfloat16_is_one_of_bfloat16_backwards_too(config):
     assert products
     classes = "x3xf32>"  # the classifier's last layer, with its few columns, is float32 throughout
     assert {product for product in products if product.count("xbf16>") < 2 and classes not in product} == set()
+
+
+@pytest.mark.parametrize(
+    "config", [VARIANTS["t_fixup"], dataclasses.replace(TINY, scan_layers=True)], ids=["t_fixup", "scanned"]
+)
+def test_what_layers_hand_on_has_the_type_that_the_model_computes_in(config):
+    # A residual connection without LayerNorm keeps the type of the embeddings, and a loop over layers allows no other.
+    config = dataclasses.replace(config, dtype="bfloat16")
+    features = functools.partial(make_model(config).apply, method="features")
+    y, embedding = jax.eval_shape(features, {"params": param_shapes(config)}, SOURCE, TARGET)
+    assert (y.dtype, embedding.dtype) == ("bfloat16", "float32")
