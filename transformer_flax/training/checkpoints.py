@@ -4,6 +4,7 @@ Several processes write a checkpoint together. Each process reads the checkpoint
 decides whether a config may resume a run.
 """
 
+import concurrent.futures
 import contextlib
 import functools
 import itertools
@@ -37,7 +38,8 @@ class Checkpoints:
     def __init__(self, directory: pathlib.Path, *, every: int, keep: int, seed: int):
         self.workdir, self._directory = directory.parent, directory.resolve()
         self._every, self._keep, self.seed = every, keep, seed
-        self._under_way: ocp.AsyncResponse | None = None
+        self._watcher = concurrent.futures.ThreadPoolExecutor(1)
+        self._under_way: concurrent.futures.Future | None = None
         from_first(self._clear)
 
     def _clear(self) -> None:
@@ -100,24 +102,22 @@ class Checkpoints:
         context.array.saving.enable_write_sharding_file = False  # up to a quarter of the time, and nothing reads it
         with self._explaining(), context:
             # Orbax holds the values when this call returns, so the next step may overwrite the buffers of the state.
-            self._under_way = ocp.save_checkpointables_async(
+            response = ocp.save_checkpointables_async(
                 str(self._directory / str(state.step)), {"state": state}, custom_metadata=seal(vars(state), totals)
             )
+        self._under_way = self._watcher.submit(response.result)
 
     def check(self) -> None:
         """Checks whether the current write has failed, without waiting for the write."""
-        with self._explaining(), contextlib.suppress(TimeoutError):  # it is still being written
-            if self._under_way:
-                self._under_way.result(timeout=0)
+        if self._under_way is not None and self._under_way.done():
+            self.wait()
 
     def wait(self) -> None:
         """Waits until the current checkpoint is written."""
-        with self._explaining():
-            if self._under_way:
-                self._under_way.result()
-        self._under_way = None
-
-    close = wait  # for contextlib.closing
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            with self._explaining():
+                under_way.result()
 
     def restore(self, like: TrainState, step: int) -> tuple[TrainState, Any]:
         """Restores the state of a step to the first device, with the totals that were saved beside the state.
@@ -171,12 +171,18 @@ class Checkpoints:
                     return True
         return False
 
+    def close(self) -> None:
+        """Waits until the current checkpoint is written."""
+        try:
+            self.wait()
+        finally:
+            self._watcher.shutdown()
+
     @contextlib.contextmanager
     def _explaining(self) -> Generator[None]:
         try:
             yield
         except Exception as error:  # the storage raises errors of many types
-            self._under_way = None
             self._require_directory()
             if share()[1] == 1:  # of several processes, another one may still be writing
                 self._clear()  # the incomplete checkpoint takes disk space
