@@ -57,12 +57,12 @@ def rows_that_fit(lengths: Any, tokens_per_batch: int, multiple_of: int) -> Any:
     return tokens_per_batch // lengths // multiple_of * multiple_of
 
 
-class PlannedBatch(NamedTuple):
-    """A batch over all shares."""
+class Plan(NamedTuple):
+    """The batches of an epoch in order, over all shares."""
 
-    shape: tuple[int, int]  # (rows, length)
-    # Returns the indices of the batch's pairs, row by row, and the number of pairs in each row that is not empty.
-    look_up: Callable[[], tuple[np.ndarray, np.ndarray]]
+    batches: list[tuple[tuple[int, int], np.ndarray]]  # the shape (rows, length) of each, and what `look_up` takes
+    # Returns the indices of a batch's pairs, row by row, and the number of pairs in each row that is not empty.
+    look_up: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -99,8 +99,7 @@ class Batches(abc.ABC):
 
     def __getitem__(self, k: int) -> Batch:
         """Returns this host's share of batch k."""
-        (rows, width), look_up = self._planned(k)
-        pairs, sizes = look_up()
+        (rows, width), pairs, sizes = self._find(k)
         i, n = self.share
         mine = slice(rows * i // n, rows * (i + 1) // n)
         others, sizes = sizes[: mine.start].sum(), sizes[mine]  # `others`: the pairs of the shares before
@@ -127,23 +126,23 @@ class Batches(abc.ABC):
 
     @functools.cached_property
     def batches_per_epoch(self) -> int:
-        return len(self._epoch(0))
+        return len(self._epoch(0).batches)
 
     @functools.cached_property
     def shapes(self) -> list[tuple[int, int]]:
         """The (rows, length) of every shape, over all shares, the shortest first."""
-        return sorted({batch.shape for batch in self._epoch(0)}, key=lambda shape: shape[1])
+        return sorted({shape for shape, _ in self._epoch(0).batches}, key=lambda shape: shape[1])
 
     def first_of_each_shape(self) -> list[int]:
         """Returns the number k of the first batch of every shape."""
         first: dict[tuple[int, int], int] = {}
-        for k, batch in enumerate(self._epoch(0)):
-            first.setdefault(batch.shape, k)
+        for k, (shape, _) in enumerate(self._epoch(0).batches):
+            first.setdefault(shape, k)
         return [*first.values()]
 
     def pairs(self, k: int) -> np.ndarray:
         """Returns the indices of the pairs in batch k, over all shares, row by row."""
-        pairs, _ = self._planned(k).look_up()
+        _, pairs, _ = self._find(k)
         return pairs
 
     def lengths(self, k: int) -> dict[str, np.ndarray]:
@@ -155,17 +154,20 @@ class Batches(abc.ABC):
         """Returns the pairs with the spellings of batch k's epoch."""
         return self.text(k // self.batches_per_epoch) if self.text else self.corpus
 
-    def _planned(self, k: int) -> PlannedBatch:
+    def _find(self, k: int) -> tuple[tuple[int, int], np.ndarray, np.ndarray]:
+        """Returns the shape of batch k, and what the plan's `look_up` returns."""
         epoch, position = divmod(k, self.batches_per_epoch)
-        return self._epoch(epoch)[position]
+        plan = self._epoch(epoch)
+        shape, part = plan.batches[position]
+        return shape, *plan.look_up(part)
 
     @abc.abstractmethod
     def _group(self, indices: np.ndarray) -> None:
         """Groups the pairs by their lengths, in the same way for all epochs."""
 
     @abc.abstractmethod
-    def _plan(self, epoch: int) -> list[PlannedBatch]:
-        """Returns the batches of an epoch in order."""
+    def _plan(self, epoch: int) -> Plan:
+        """Plans an epoch."""
 
     def _lengths(self, side: str, indices: np.ndarray, dtype: Any = np.int32) -> np.ndarray:
         """Returns the tokens of one side of these pairs, cut: [len(indices)]."""
@@ -206,19 +208,20 @@ class BucketedBatches(Batches):
         buckets = zip([0, *self.edges[:-1]], self.edges, strict=True)
         self._members = [indices[(above < lengths) & (lengths <= edge)] for above, edge in buckets]
 
-    def _plan(self, epoch: int) -> list[PlannedBatch]:
+    def _plan(self, epoch: int) -> Plan:
         rng = np.random.default_rng((self.seed, epoch))
         batches, carried = [], np.empty(0, np.int32)
-        for members, rows, width in zip(self._members, self.rows.tolist(), self.edges.tolist(), strict=True):
+        shapes = [*zip(self.rows.tolist(), self.edges.tolist(), strict=True)]
+        for members, shape in zip(self._members, shapes, strict=True):
             pool = rng.permutation(np.concatenate([carried, members]))
+            rows, _ = shape
             full = len(pool) // rows * rows
-            for pairs in pool[:full].reshape(-1, rows):
-                batches.append(PlannedBatch((rows, width), functools.partial(_one_a_row, pairs)))
+            batches += [(shape, pairs) for pairs in pool[:full].reshape(-1, rows)]
             carried = pool[full:]
         if len(carried):  # fewer than fill a batch of the last bucket
-            batches.append(PlannedBatch((rows, width), functools.partial(_one_a_row, carried)))
+            batches.append((shapes[-1], carried))
         order = np.random.default_rng((self.data_seed, epoch)).permutation(len(batches))
-        return [batches[i] for i in order]
+        return Plan([batches[i] for i in order], _one_a_row)
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
@@ -236,13 +239,13 @@ class PackedBatches(Batches):
         packing = pack(source, target, self.width)
         self._packing = dataclasses.replace(packing, members=indices[packing.members])
 
-    def _plan(self, epoch: int) -> list[PlannedBatch]:
+    def _plan(self, epoch: int) -> Plan:
         rng = np.random.default_rng((self.seed, epoch))
         members = self._packing.shuffled(rng)
         order = rng.permutation(np.arange(len(self._packing), dtype=np.int32))
-        batches = (order[start : start + self._shape[0]] for start in range(0, len(order), self._shape[0]))
-        look_up = functools.partial(self._packing.look_up, members)
-        return [PlannedBatch(self._shape, functools.partial(look_up, rows)) for rows in batches]
+        rows, _ = self._shape
+        batches = [(self._shape, order[start : start + rows]) for start in range(0, len(order), rows)]
+        return Plan(batches, functools.partial(self._packing.look_up, members))
 
 
 def training_batches(

@@ -81,12 +81,12 @@ def make_config(vocab_size: int, fields: Mapping[str, Any]) -> ModelConfig:
     own = {name: value for name, value in fields.items() if name != "kind"}
     known = {field.name: field for field in dataclasses.fields(kind.config) if field.name != "vocab_size"}
     of, hint = f"kind {fields['kind']!r}", f"its fields are {', '.join(known)}"
-    for name in own:
-        if name not in known:
-            raise UserError(f"config.model.{name} is not a field of {of}; {did_you_mean(name, known) or hint}")
     for name, field in known.items():  # a run from before a field existed has its default
         if name not in own and field.default is dataclasses.MISSING:
             raise UserError(f"config.model.{name} is missing for {of}; {hint}; start from a config file of this kind")
+    for name in own:
+        if name not in known:
+            raise UserError(f"config.model.{name} is not a field of {of}; {did_you_mean(name, known) or hint}")
     return kind.config(vocab_size=vocab_size, **own)
 
 

@@ -54,7 +54,8 @@ def load_model(
 ) -> TrainedModel:
     """Loads the model of a run or of an exported folder. Nothing in the folder is executed or unpickled.
 
-    `average` and `steps` say which checkpoints of a run to use, as `choose` explains.
+    `average` and `steps` say which checkpoints of a run to use (`choose` in `averaging`). Without them, they are those
+    of the run's final evaluation.
 
     Raises:
       UserError: the run or a checkpoint does not exist or cannot be read.
