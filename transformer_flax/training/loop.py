@@ -1,5 +1,6 @@
 """Trains a run: its preparation, and the loop from the first step to the last."""
 
+import concurrent.futures
 import contextlib
 import os
 import time
@@ -151,12 +152,16 @@ def _compile_ahead(trainer: "Trainer | SeedsTrainer", state: TrainState) -> None
 
     For a large model, each program takes a minute of one core. A CPU's compiler uses all cores for one program.
     """
-    first = trainer.run.train.first_of_each_shape()
-    with trainer.progress.bar("compiling") as update:
+    with (
+        trainer.progress.bar("compiling") as update,
+        concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        first = trainer.run.train.first_of_each_shape()
         lowered = [trainer.train_step.lower(state, trainer.batch(k + 1)) for k in first]
-        programs = prefetch(jax.stages.Lowered.compile, lowered, threads=os.cpu_count() or 1)
-        for done, _ in enumerate(programs, start=1):
-            update(done, len(lowered))
+        programs = [pool.submit(each.compile) for each in lowered]
+        for done, program in enumerate(concurrent.futures.as_completed(programs), start=1):
+            program.result()
+            update(done, len(programs))
 
 
 def _evaluates_after(step: int, config: ConfigDict) -> bool:
